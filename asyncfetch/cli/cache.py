@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from asyncfetch.cache.disk import DIRECTORY_VARIABLE, Folder, default_directory, verify
-from asyncfetch.cli.terminal import LineProgress, format_bytes, parse_bytes
+from asyncfetch.cli.terminal import format_bytes, parse_bytes, progress
 from asyncfetch.config.checks import absolute_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 __all__ = ["commands"]
+
+WAITING = "waiting for others at it"
 
 commands = typer.Typer(
     help="The disk tier: what it holds, whether that is right, and less of it.", no_args_is_help=True
@@ -54,8 +55,8 @@ def path(directory: DirectoryOption = None, as_json: JsonOption = False) -> None
 def stats(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
     """Show what it holds."""
     with _open(directory) as folder:
-        with _progress(hidden=as_json) as progress:
-            survey = folder.survey(progress)
+        with progress(WAITING, hidden=as_json) as show:
+            survey = folder.survey(show)
         free_bytes = folder.free_bytes()
         if as_json:
             _print_json({"directory": str(folder.directory), **asdict(survey), "free_bytes": free_bytes})
@@ -76,12 +77,12 @@ def stats(directory: DirectoryOption = None, as_json: JsonOption = False) -> Non
 def verify_files(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
     """Read everything and delete what isn't what was written. Exits with 1 if there was any."""
     files = read_bytes = damaged = cost_bytes = 0
-    with _open(directory) as folder, _progress(hidden=as_json) as progress:
+    with _open(directory) as folder, progress(WAITING, hidden=as_json) as show:
         total_bytes = max(1, folder.used_bytes())
         for file, is_right in verify(folder):
             files, read_bytes, damaged = files + 1, read_bytes + file.piece.size_bytes, damaged + (not is_right)
             cost_bytes += file.cost_bytes
-            progress("reading", cost_bytes / total_bytes)
+            show("reading", cost_bytes / total_bytes)
         where = str(folder.directory)
     if as_json:
         _print_json({"directory": where, "files": files, "read_bytes": read_bytes, "damaged": damaged})
@@ -123,21 +124,9 @@ def _open(directory: str | None) -> Iterator[Folder]:
         folder.close()
 
 
-@contextmanager
-def _progress(*, hidden: bool) -> Iterator[Callable[[str, float], None]]:
-    """Show on stderr what is being done and the share of it, as long as it lasts: a million files take minutes."""
-    console = Console(stderr=True)
-    if hidden or not console.is_interactive:
-        yield (lambda _doing, _share: None) if hidden else LineProgress().say
-        return
-    with Progress(console=console, transient=True, refresh_per_second=2) as progress:
-        task = progress.add_task("waiting for others at it", total=1)
-        yield lambda doing, share: progress.update(task, description=doing, completed=share)
-
-
 def _prune(folder: Folder, max_bytes: int, *, as_json: bool) -> None:
-    with _progress(hidden=as_json) as progress:
-        removed = folder.prune(max_bytes, progress)
+    with progress(WAITING, hidden=as_json) as show:
+        removed = folder.prune(max_bytes, show)
     used_bytes = folder.used_bytes()
     if as_json:
         _print_json({"directory": str(folder.directory), **asdict(removed), "used_bytes": used_bytes})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import zlib
+from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads it
@@ -17,14 +19,16 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncfetch.cli.files import CaFile, fetch_config
-from asyncfetch.cli.terminal import LineProgress, format_bytes
+from asyncfetch.cli.terminal import format_bytes, progress
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, FetchError
+from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot import DatasetSummary, FileSizes, LeRobotDataset
@@ -35,6 +39,9 @@ __all__ = ["check", "frames", "info"]
 WORLD_SIZES = (1, 8, 64)
 CHECKED_AT_ONCE = 64
 """Episodes whose videos' indexes are compared at a time."""
+MOST_STILL = 0.5
+"""Part of an episode's pictures that may be just the one before: some are where all is at rest, most where a camera
+hung."""
 THUMBNAIL_PX = 160
 """Width of a picture on a sheet, at most."""
 
@@ -148,9 +155,11 @@ def check(
 async def _check(source: str, config: StreamConfig, *, deep: bool) -> list[Finding]:
     from asyncfetch.lerobot import open_dataset  # which loads what reads datasets
 
-    async with open_dataset(source, config=config) as dataset:
-        findings = [*_metadata_findings(dataset), *await _video_findings(dataset)]
-        return findings + (await _sample_findings(dataset) if deep else [])
+    with progress("metadata") as show:
+        async with open_dataset(source, config=config) as dataset:
+            findings = [*_metadata_findings(dataset), *await _row_findings(dataset, show)]
+            findings += await _video_findings(dataset, show)
+            return findings + (await _sample_findings(dataset, show) if deep else [])
 
 
 def _metadata_findings(dataset: LeRobotDataset) -> Iterator[Finding]:
@@ -161,6 +170,9 @@ def _metadata_findings(dataset: LeRobotDataset) -> Iterator[Finding]:
     ]
     if missing:
         yield Finding("missing statistics", None, ", ".join(missing))
+    for task, count in Counter(dataset.tasks.values()).items():
+        if count > 1:
+            yield Finding("duplicate task", None, f"{count} numbers mean {task!r:.80}")
     ends = table.starts + table.lengths
     for position in np.flatnonzero(table.starts[1:] != ends[:-1]).tolist():
         before, after = int(ends[position]), int(table.starts[position + 1])
@@ -171,7 +183,60 @@ def _metadata_findings(dataset: LeRobotDataset) -> Iterator[Finding]:
         yield Finding("empty episode", int(table.indices[episode]), "it has no frames")
 
 
-async def _video_findings(dataset: LeRobotDataset) -> list[Finding]:
+async def _row_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> list[Finding]:
+    """Return findings about the tables: rows that aren't there or there twice, timestamps, episodes like others."""
+    keys = ["frame_index", "timestamp"]
+    keys += [
+        key for key, feature in dataset.features.items() if feature.kind == "value" and key not in DEFAULT_FEATURES
+    ]
+    indices, done, found = list(dataset.episodes.indices), 0, list[Finding]()
+    seen: dict[bytes, int] = {}
+    pieces = [indices[start : start + CHECKED_AT_ONCE] for start in range(0, len(indices), CHECKED_AT_ONCE)]
+    while pieces:
+        piece = pieces.pop(0)
+        try:
+            rows = [batch async for batch in dataset.columns(keys, episodes=piece)]
+        except (DatasetError, FetchError) as error:
+            if len(piece) > 1:  # of which episode it is
+                pieces[:0] = [[episode] for episode in piece]
+                continue
+            found.append(Finding(type(error).__name__, piece[0], str(error)))
+        else:
+            found += _rows_of(dataset, piece, rows, seen)
+        done += len(piece)
+        show("rows", done / len(indices), f"{done:,}/{len(indices):,} episodes")
+    return found
+
+
+def _rows_of(
+    dataset: LeRobotDataset, episodes: Sequence[int], batches: list[pa.RecordBatch], seen: dict[bytes, int]
+) -> Iterator[Finding]:
+    """Yield findings about rows that are there; ``seen`` has the episode of each content."""
+    import pyarrow as pa
+
+    if not batches:
+        return
+    rows, start = pa.Table.from_batches(batches), 0
+    tolerance_seconds = dataset.config.tolerance_seconds
+    for episode in episodes:
+        length = dataset.episodes[episode].length
+        own, start = rows.slice(start, length), start + length
+        if not length:
+            continue
+        due = own["frame_index"].to_numpy() / dataset.fps
+        seconds = own["timestamp"].to_numpy()
+        off = np.flatnonzero(~(np.abs(seconds - due) <= tolerance_seconds))
+        if len(off):
+            yield Finding("timestamps off the grid", episode, f"frame {off[0]} is at {seconds[off[0]]:g} s")
+        content = own.drop_columns(["frame_index", "timestamp"])
+        if content.num_columns:
+            digest = hashlib.sha256(repr(content.combine_chunks().to_pydict()).encode()).digest()
+            first = seen.setdefault(digest, episode)
+            if first != episode:
+                yield Finding("duplicate episode", episode, f"its {length} rows are those of episode {first}")
+
+
+async def _video_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> list[Finding]:
     """Return findings about what the videos' indexes say: nothing is decoded."""
 
     async def look(episode: int) -> Finding | None:
@@ -181,32 +246,39 @@ async def _video_findings(dataset: LeRobotDataset) -> list[Finding]:
             return Finding(type(error).__name__, episode, str(error))
         return None
 
-    indices, found, tenths = list(dataset.episodes.indices), list[Finding | None](), LineProgress()
+    indices, found = list(dataset.episodes.indices), list[Finding | None]()
     for start in range(0, len(indices), CHECKED_AT_ONCE):
         found += await gather(*(partial(look, episode) for episode in indices[start : start + CHECKED_AT_ONCE]))
-        tenths.say("videos' indexes", len(found) / len(indices))
+        show("videos' indexes", len(found) / len(indices), f"{len(found):,}/{len(indices):,} episodes")
     return [finding for finding in found if finding is not None]
 
 
-async def _sample_findings(dataset: LeRobotDataset) -> list[Finding]:
+async def _sample_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> list[Finding]:
     """Return findings about every frame, fetched and decoded."""
     from asyncfetch.stream import Stream
 
-    stream, off_grid, tenths = Stream(dataset, shuffle=False), dict[int, str](), LineProgress()
-    tolerance_seconds = dataset.config.tolerance_seconds
+    stream, number = Stream(dataset, shuffle=False), 0
+    latest: dict[str, Any] = {}
+    still: Counter[tuple[int, str]] = Counter()
     async with stream.samples() as samples:
-        number = 0
         async for sample in samples:
             number += 1
-            tenths.say("frames", number / dataset.num_frames)
-            episode, seconds = int(sample["episode_index"]), float(sample["timestamp"])
-            if abs(seconds - int(sample["frame_index"]) / dataset.fps) > tolerance_seconds:
-                off_grid.setdefault(episode, f"frame {int(sample['frame_index'])} is at {seconds:g} s")
+            show("frames", number / dataset.num_frames, f"{number:,}/{dataset.num_frames:,}")
+            episode = int(sample["episode_index"])
+            for camera in dataset.cameras:
+                if latest.get("episode_index") == episode and bool((sample[camera] == latest[camera]).all()):
+                    still[episode, camera] += 1
+            latest = {"episode_index": episode, **{camera: sample[camera] for camera in dataset.cameras}}
     bad = [
         Finding("bad data", each.episode, f"{each.samples} frames: {each.cause}")
         for each in stream.quarantine.episodes()
     ]
-    return bad + [Finding("timestamps off the grid", episode, first) for episode, first in off_grid.items()]
+    lengths = dict(zip(dataset.episodes.indices, dataset.episodes.lengths.tolist(), strict=True))
+    return bad + [
+        Finding("duplicate frames", episode, f"{count} of {lengths[episode]} pictures of {camera} are the one before")
+        for (episode, camera), count in still.items()
+        if count > lengths[episode] * MOST_STILL
+    ]
 
 
 def frames(

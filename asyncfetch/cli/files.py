@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
+import anyio.to_thread
 import typer
 
-from asyncfetch.cli.terminal import LineProgress, format_bytes
+from asyncfetch.cli.terminal import format_bytes, progress
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ConfigError, NotFound
+from asyncfetch.errors import ConfigError, FetchError, NotFound, redact_url
 from asyncfetch.fetch import Fetcher
+from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
     from asyncfetch.ranges import ObjectInfo
 
 __all__ = ["CaFile", "cp", "fetch_config", "ls"]
 
 COPIED_AT_ONCE = 8
 """Files, each of which is read in parts side by side."""
+PIECE_BYTES = 16 * 1024 * 1024
+"""Bytes read, and told as progress, at a time."""
 
 CaFile = Annotated[
     str | None, typer.Option(help="PEM file of the authorities to trust. [default: the system's]", show_default=False)
@@ -58,47 +66,174 @@ def cp(
     source: Annotated[str, typer.Argument(help="The file, or with -r the directory, to read: any url.")],
     destination: Annotated[str, typer.Argument(help="The file or directory, local or s3://, to write.")],
     recursive: Recursive = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Copy what is there with the same size, too.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Copy what is there already, too.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare contents by reading both, where the store tells no checksum.")
+    ] = False,
     ca_file: CaFile = None,
 ) -> None:
-    """Copy files, each whole or not at all. Called again, it goes on after those that are there."""
-    copied, kept = anyio.run(
-        partial(_copy, recursive=recursive, overwrite=overwrite), source, destination, fetch_config(ca_file)
-    )
-    told = f", {kept:,} were there" if kept else ""
-    typer.echo(f"{destination}: {len(copied):,} files, {format_bytes(sum(file.size for file in copied))}{told}")
+    """Copy files, each whole or not at all. Called again, it goes on after those that are there.
+
+    A file is right if its size is, and its checksum where the source's store tells one (S3, the Hub) and the copy is
+    local. What is there and isn't right is copied anew.
+    """
+    copying = _Copying(destination, overwrite=overwrite, verify=verify)
+    anyio.run(copying.run, source, fetch_config(ca_file), recursive)
+    typer.echo(copying.told())
 
 
-async def _copy(
-    source: str, destination: str, config: FetchConfig, *, recursive: bool, overwrite: bool
-) -> tuple[list[ObjectInfo], int]:
-    async with Fetcher(config) as fetcher:
+class _Copying:
+    """What is copied, what was there, and how it was compared."""
+
+    def __init__(self, destination: str, *, overwrite: bool, verify: bool) -> None:
+        self._destination, self._overwrite, self._verify = destination, overwrite, verify
+        self._copied = self._copied_bytes = self._kept = 0
+        self._by_content = 0
+        """Files whose content was compared, by a checksum or byte by byte."""
+        self._tags_are_checksums = True
+
+    def told(self) -> str:
+        """Return what was done, in a line."""
+        files = self._copied + self._kept
+        kept = f", {self._kept:,} were there" if self._kept else ""
+        by_size = f", {files - self._by_content:,} by size" if files > self._by_content else ""
+        return (
+            f"{self._destination}: {self._copied:,} files copied, {format_bytes(self._copied_bytes)}{kept}; compared "
+            f"{self._by_content:,} by content{by_size}"
+        )
+
+    async def run(self, source: str, config: FetchConfig, recursive: bool) -> None:
+        """Copy a file, or all below a directory."""
+        with progress("copied") as show:
+            async with Fetcher(config) as self._fetcher:
+                files, places = await self._pairs(source, recursive=recursive)
+                all_bytes, done_bytes = max(1, sum(file.size for file in files)), 0
+                limiter = anyio.CapacityLimiter(COPIED_AT_ONCE)
+
+                def count(nbytes: int) -> None:
+                    nonlocal done_bytes
+                    done_bytes += nbytes
+                    share = min(done_bytes / all_bytes, 0.99)  # all of it is when the last file is in its place
+                    show("copied", share, f"{self._copied + self._kept}/{len(files)} files")
+
+                async def copy(file: ObjectInfo, place: str) -> None:
+                    async with limiter:
+                        await self._bring(file, place, count)
+
+                await gather(*(partial(copy, *pair) for pair in zip(files, places, strict=True)))
+
+    async def _pairs(self, source: str, *, recursive: bool) -> tuple[list[ObjectInfo], list[str]]:
         if recursive:
-            files = await fetcher.listdir(source, recursive=True)
-            root = source.rstrip("/") + "/"
-            places = [f"{destination.rstrip('/')}/{_below(file.url, root)}" for file in files]
-        else:
-            files = [await fetcher.stat(source)]
-            name = source.partition("?")[0].rstrip("/").rpartition("/")[2]
-            places = [destination + name if destination.endswith("/") else destination]
-        copied: list[ObjectInfo] = []
-        kept, done_bytes, all_bytes = 0, 0, sum(file.size for file in files)
-        tenths, limiter = LineProgress(), anyio.CapacityLimiter(COPIED_AT_ONCE)
+            files = await self._fetcher.listdir(source, recursive=True)
+            root, below = source.rstrip("/") + "/", self._destination.rstrip("/")
+            return files, [f"{below}/{_below(file.url, root)}" for file in files]
+        name = source.partition("?")[0].rstrip("/").rpartition("/")[2]
+        place = self._destination + name if self._destination.endswith("/") else self._destination
+        return [await self._fetcher.stat(source)], [place]
 
-        async def copy(file: ObjectInfo, place: str) -> None:
-            nonlocal kept, done_bytes
-            async with limiter:
-                if not overwrite and await _has(fetcher, place, file.size):
-                    kept += 1
-                else:
-                    copied.append(await fetcher.download(file.url, place))
-                done_bytes += file.size
-                tenths.say("copied", done_bytes / max(1, all_bytes), f"{len(copied) + kept}/{len(files)} files")
+    async def _bring(self, file: ObjectInfo, place: str, count: Callable[[int], None]) -> None:
+        if not self._overwrite and await self._is_there(file, place):
+            self._kept += 1
+            count(file.size)
+            return
+        algorithm, due = await self._told(file) or ("sha256" if self._verify else "", "")
+        digest = _Digest(algorithm, file.size)
 
-        async with anyio.create_task_group() as group:
-            for file, place in zip(files, places, strict=True):
-                group.start_soon(copy, file, place)
-        return copied, kept
+        async def pieces() -> AsyncIterator[memoryview]:
+            async for piece in self._pieces(file.url, file.size):
+                await digest.add(piece)
+                yield piece
+                count(len(piece))
+
+        await self._fetcher.put(place, pieces())
+        if self._verify and await self._digest(place, file.size, algorithm) != digest.text():
+            raise FetchError(f"the copy at {redact_url(place)} isn't what was read: copy it again", url=file.url)
+        if due and digest.text() != due and not await self._is_no_checksum(file, algorithm, digest.text()):
+            message = f"what was read has the {algorithm} {digest.text()}, but the store says {due}: copy it again"
+            raise FetchError(message, url=file.url)
+        self._copied += 1
+        self._copied_bytes += file.size
+        self._by_content += bool(algorithm)
+        count(0)
+
+    async def _is_no_checksum(self, file: ObjectInfo, algorithm: str, read: str) -> bool:
+        """Return whether the store's tag means something else, as S3's does of what a key of the KMS encrypts.
+
+        Then a second reading gives the same as the first one.
+        """
+        if file.url.startswith("s3://") and await self._digest(file.url, file.size, algorithm) == read:
+            self._tags_are_checksums = False
+        return not self._tags_are_checksums
+
+    async def _is_there(self, file: ObjectInfo, place: str) -> bool:
+        try:
+            size = (await self._fetcher.stat(place)).size
+        except NotFound:
+            return False
+        if size != file.size:
+            return False
+        told = await self._told(file)
+        if told is not None and (self._verify or not place.startswith("s3://")):
+            self._by_content += (same := await self._digest(place, size, told[0]) == told[1])
+            return same
+        if self._verify:
+            same = await self._digest(place, size, "sha256") == await self._digest(file.url, size, "sha256")
+            self._by_content += same
+            return same
+        return True
+
+    async def _told(self, file: ObjectInfo) -> tuple[str, str] | None:
+        """Return the algorithm and the checksum that the store tells; some listings lack it."""
+        if not self._tags_are_checksums:
+            return None
+        if file.etag is None and file.url.startswith(("s3://", "hf://")):
+            file = await self._fetcher.stat(file.url)
+        return _checksum(file)
+
+    async def _digest(self, url: str, size: int, algorithm: str) -> str:
+        digest = _Digest(algorithm, size)
+        async for piece in self._pieces(url, size):
+            await digest.add(piece)
+        return digest.text()
+
+    async def _pieces(self, url: str, size: int) -> AsyncIterator[memoryview]:
+        for start in range(0, size, PIECE_BYTES):
+            yield await self._fetcher.fetch(url, start, min(start + PIECE_BYTES, size))
+
+
+def _checksum(file: ObjectInfo) -> tuple[str, str] | None:
+    """Return the algorithm and the checksum that the store tells by its entity tag; None where it tells none.
+
+    S3's is the MD5 of what was put by one request, unless it is encrypted by a key of the KMS; the Hub's is the SHA-256
+    of a large file, and Git's name of a small one.
+    """
+    tag = (file.etag or "").strip('"')
+    if not re.fullmatch(r"[0-9a-f]+", tag):
+        return None
+    if file.url.startswith("s3://") and len(tag) == len(hashlib.md5(usedforsecurity=False).hexdigest()):
+        return "md5", tag
+    if file.url.startswith("hf://") and not file.url.startswith("hf://buckets/"):
+        return {64: ("sha256", tag), 40: ("git", tag)}.get(len(tag))
+    return None
+
+
+class _Digest:
+    """A checksum of pieces that come one after the other; of no algorithm it is empty."""
+
+    def __init__(self, algorithm: str, size: int) -> None:
+        self._hash = None
+        if algorithm:
+            name = "sha1" if algorithm == "git" else algorithm
+            self._hash = hashlib.new(name, b"blob %d\0" % size if algorithm == "git" else b"", usedforsecurity=False)
+
+    async def add(self, piece: memoryview) -> None:
+        """Take the next piece, in a thread."""
+        if self._hash is not None:
+            await anyio.to_thread.run_sync(self._hash.update, piece)
+
+    def text(self) -> str:
+        """Return it in hexadecimal digits."""
+        return "" if self._hash is None else self._hash.hexdigest()
 
 
 def _below(url: str, root: str) -> str:
@@ -106,10 +241,3 @@ def _below(url: str, root: str) -> str:
     if below == url or ".." in below.split("/"):
         raise ConfigError(f"the listing names {url!r}, which isn't below {root!r}: nothing was copied")
     return below
-
-
-async def _has(fetcher: Fetcher, place: str, size: int) -> bool:
-    try:
-        return (await fetcher.stat(place)).size == size
-    except NotFound:
-        return False

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import anyio
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from asyncfetch.cli.terminal import LineProgress, format_bytes, parse_bytes
+from asyncfetch.cli.files import CaFile, fetch_config
+from asyncfetch.cli.terminal import format_bytes, parse_bytes, progress
 from asyncfetch.merge import merge_datasets
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ def merge(
     data_file_max_bytes: Annotated[str, typer.Option(help="Length of a file of rows, such as 100MiB.")] = "100MiB",
     video_file_max_bytes: Annotated[str, typer.Option(help="Length of a video, such as 200MiB.")] = "200MiB",
     files_per_chunk: Annotated[int, typer.Option(help="Files in a chunk directory, at most 1000.")] = 1000,
+    ca_file: CaFile = None,
 ) -> None:
     """Join LeRobot v3 datasets to one: checked first, every file written once, videos copied as they are."""
     if len(paths) < 2:
@@ -50,25 +50,20 @@ def merge(
         data_file_max_bytes=parse_bytes(data_file_max_bytes),
         video_file_max_bytes=parse_bytes(video_file_max_bytes),
         files_per_chunk=files_per_chunk,
+        fetch=fetch_config(ca_file),
     )
     print_report(run_with_bar(call))
 
 
 def run_with_bar(call: Callable[..., Awaitable[T]]) -> T:
     """Return what the call gives; how far it is, is shown meanwhile."""
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.fields[files]}"))
-    console = Console(stderr=True)
-    tenths = None if console.is_interactive else LineProgress()
-    with Progress(*columns, console=console, transient=True, disable=tenths is not None) as bar:
-        task = bar.add_task("merge", total=None, files="")
+    with progress("written") as show:
 
-        def show(now: MergeProgress) -> None:
-            files = f"{now.files_done}/{now.files_total} files"
-            bar.update(task, completed=now.bytes_done, total=now.bytes_total, files=files)
-            if tenths is not None and now.bytes_total:
-                tenths.say("written", now.bytes_done / now.bytes_total, files)
+        def tell(now: MergeProgress) -> None:
+            if now.bytes_total:
+                show("written", now.bytes_done / now.bytes_total, f"{now.files_done}/{now.files_total} files")
 
-        return anyio.run(partial(call, progress=show))
+        return anyio.run(partial(call, progress=tell))
 
 
 def print_report(report: MergeReport) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.merge import print_report, run_with_bar
 from asyncfetch.errors import ConfigError
 from asyncfetch.merge import convert_dataset, select_episodes, split_dataset
@@ -37,10 +38,13 @@ def select(
     workers: Workers = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
+    ca_file: CaFile = None,
 ) -> None:
     """Write some of a dataset's episodes as a dataset, videos copied as they are."""
     call = partial(select_episodes, source, destination, parse_episodes(episodes))
-    print_report(run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run)))
+    print_report(
+        run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file)))
+    )
 
 
 def split(
@@ -55,13 +59,16 @@ def split(
     workers: Workers = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
+    ca_file: CaFile = None,
 ) -> None:
     """Write parts of a dataset as datasets, each in a directory of its name in the destination."""
     shares = dict(map(parse_share, parts))
     if len(shares) < len(parts):
         raise ConfigError(f"two parts have the same name: {' '.join(parts)}")
     call = partial(split_dataset, source, shares, destination, seed=seed)
-    for report in run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run)).values():
+    for report in run_with_bar(
+        partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
+    ).values():
         print_report(report)
 
 
@@ -71,10 +78,13 @@ def convert(
     workers: Workers = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
+    ca_file: CaFile = None,
 ) -> None:
     """Write a LeRobot v2.0 or v2.1 dataset as one of v3, videos copied as they are."""
     call = partial(convert_dataset, source, destination)
-    print_report(run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run)))
+    print_report(
+        run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file)))
+    )
 
 
 def parse_episodes(text: str) -> list[int]:

@@ -1,14 +1,22 @@
-"""Input and output that all commands have alike: sizes, and how far a command is where no terminal shows a bar."""
+"""Input and output that all commands have alike: sizes, and how far a command is."""
 
 from __future__ import annotations
 
 import math
 import re
 import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from asyncfetch.errors import ConfigError
 
-__all__ = ["LineProgress", "format_bytes", "parse_bytes"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["LineProgress", "format_bytes", "parse_bytes", "progress"]
 
 _PREFIXES = "KMGTPE"
 _SIZE = re.compile(r"(?i)\s*(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})\s*(?:([KMGTPE])(i?))?B?\s*")
@@ -45,11 +53,51 @@ class LineProgress:
     """Says it on stderr, a line for each tenth of the way."""
 
     def __init__(self) -> None:
-        self._said: tuple[str, int] = ("", 0)
+        self._said: tuple[str, int] = ("", -1)
 
     def say(self, doing: str, share: float, more: str = "") -> None:
         """Say the share that is done of what is being done, which has a way of its own, and what stands after that."""
         now = doing, int(10 * share)
-        if now != self._said and now[1] and sys.stderr is not None:
-            print(f"{doing}: {10 * now[1]} %{more and f', {more}'}", file=sys.stderr)
+        if now != self._said and sys.stderr is not None:
+            print(f"{doing}: {10 * now[1]} %{more and f', {more}'}", file=sys.stderr, flush=True)
         self._said = now
+
+
+@contextmanager
+def progress(doing: str, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
+    """Show on stderr how far a command is: from its begin on, and 100 % where it ends well.
+
+    A bar where that is a terminal, else a line for each tenth of the way. It gives a function of what is being done,
+    the share of that which is done, and, if need be, what stands after it.
+
+    Args:
+        doing: What is done first, in a word or two.
+        hidden: Show nothing.
+    """
+    console = Console(stderr=True)
+    latest = [doing, ""]
+    if hidden or not console.is_interactive:
+        say = (lambda *_: None) if hidden else LineProgress().say
+
+        def show(now: str, share: float, more: str = "") -> None:
+            latest[:] = now, more
+            say(now, share, more)
+
+        show(doing, 0.0)
+        yield show
+        show(latest[0], 1.0, latest[1])
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[more]}"),
+    )
+    with Progress(*columns, console=console, refresh_per_second=4, expand=True) as bar:
+        task = bar.add_task(doing, total=1.0, more="")
+
+        def draw(now: str, share: float, more: str = "") -> None:
+            bar.update(task, description=now, completed=share, more=more)
+
+        yield draw
+        bar.update(task, completed=1.0)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import av
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from asyncfetch.cli.app import app
-from asyncfetch.testing import Keys, RangeServer, S3Server, write_dataset
+from asyncfetch.testing import HubServer, Keys, RangeServer, S3Server, write_dataset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from numpy.typing import NDArray
     from typer.testing import Result
 
     from asyncfetch.testing import DatasetTruth
@@ -47,19 +50,69 @@ def test_a_whole_dataset_passes(truth: DatasetTruth) -> None:
         assert (done.exit_code, done.stdout) == (0, "nothing found\n"), done.output
 
 
+def rewrite(truth: DatasetTruth, change: Callable[[pa.Table], pa.Table]) -> None:
+    [rows] = (truth.root / "data").rglob("*.parquet")
+    pq.write_table(change(pq.read_table(rows)), rows)
+
+
+def with_column(table: pa.Table, name: str, values: NDArray[Any]) -> pa.Table:
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+
+
+def findings(truth: DatasetTruth, *options: str) -> dict[tuple[str, int | None], str]:
+    done = run("check", truth.root, "--json", *options)
+    assert done.exit_code == 1, done.output
+    return {(one["what"], one["episode"]): one["details"] for one in json.loads(done.stdout)["findings"]}
+
+
 def test_what_is_missing_or_off_is_found_by_episode(truth: DatasetTruth) -> None:
     (truth.root / "meta" / "stats.json").unlink()
-    [rows] = (truth.root / "data").rglob("*.parquet")
-    table = pq.read_table(rows)
-    place = table.schema.get_field_index("timestamp")
-    seconds = table["timestamp"].to_numpy().copy()
-    seconds[5] += 0.01
-    pq.write_table(table.set_column(place, table.schema.field(place), pa.array(seconds)), rows)
-    done = run("check", truth.root, "--deep", "--json")
-    assert done.exit_code == 1
-    found = {finding["what"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert "action" in found["missing statistics"]["details"]
-    assert found["timestamps off the grid"]["episode"] == 1
+
+    def late(table: pa.Table) -> pa.Table:
+        seconds = table["timestamp"].to_numpy().copy()
+        seconds[5] += 0.01
+        return with_column(table, "timestamp", seconds)
+
+    rewrite(truth, late)
+    found = findings(truth)
+    assert set(found) == {("missing statistics", None), ("timestamps off the grid", 1)}
+    assert "action" in found["missing statistics", None]
+
+
+def test_rows_and_episodes_that_are_there_twice_are_found(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path / "two", episodes=(4, 4, 6), codec="h264", width=96, height=64)
+
+    def doubled(table: pa.Table) -> pa.Table:
+        columns = table.to_pydict()
+        for key in ("observation.state", "action", "next.reward", "task_index"):
+            columns[key][4:8] = columns[key][0:4]
+        table = pa.table(columns, table.schema)
+        return pa.concat_tables([table, table.slice(12, 1)])
+
+    rewrite(truth, doubled)
+    found = findings(truth)
+    assert found.pop(("duplicate episode", 1)) == "its 4 rows are those of episode 0"
+    assert "2 rows have its episode_index and index 12; it should be one" in found.pop(("DatasetError", 2))
+    assert not found
+
+
+def test_a_camera_that_hung_is_found_by_decoding(tmp_path: Path) -> None:
+    truth = write_dataset(
+        tmp_path / "two", episodes=(4, 6), codec="h264", width=96, height=64, episodes_per_video_file=1
+    )
+    video = truth.root / "videos" / truth.cameras[0] / "chunk-000" / "file-001.mp4"
+    with av.open(video, "w") as container:
+        stream = container.add_stream("libx264", rate=30, options={"g": "100", "bf": "0"})
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for _ in range(6):
+            picture = av.VideoFrame.from_ndarray(np.full((64, 96, 3), 99, np.uint8), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    assert run("check", truth.root).exit_code == 0
+    [(what, details)] = findings(truth, "--deep").items()
+    assert what == ("duplicate frames", 1)
+    assert details == f"5 of 6 pictures of {truth.cameras[0]} are the one before"
 
 
 def test_a_video_that_lacks_frames_is_found_without_decoding(truth: DatasetTruth) -> None:
@@ -87,14 +140,51 @@ def test_files_are_listed_and_copied_and_gone_on_with(truth: DatasetTruth, tmp_p
     assert len(told) == len(files)
     copied = run("cp", "-r", truth.root, tmp_path / "two")
     assert copied.exit_code == 0, copied.output
-    assert f"{len(files)} files" in copied.stdout
-    assert "copied: 100 %" in copied.stderr
+    assert f"{len(files)} files copied" in copied.stdout
+    assert copied.stderr.splitlines()[0] == "copied: 0 %"
+    assert copied.stderr.splitlines()[-1] == f"copied: 100 %, {len(files)}/{len(files)} files"
     for file in files:
         assert (tmp_path / "two" / file).read_bytes() == (truth.root / file).read_bytes()
     (tmp_path / "two" / "meta" / "info.json").unlink()
     again = run("cp", "-r", truth.root, tmp_path / "two")
-    assert again.stdout.startswith(f"{tmp_path / 'two'}: 1 files, ")
+    assert again.stdout.startswith(f"{tmp_path / 'two'}: 1 files copied, ")
     assert f", {len(files) - 1} were there" in again.stdout
+
+
+def test_what_is_there_is_compared_by_size_or_by_content(truth: DatasetTruth, tmp_path: Path) -> None:
+    place, info = tmp_path / "two", truth.root / "meta" / "info.json"
+    run("cp", "-r", truth.root, place)
+    changed = place / "meta" / "info.json"
+    changed.write_bytes(bytes(info.stat().st_size))
+    by_size = run("cp", "-r", truth.root, place)
+    assert by_size.stdout.startswith(f"{place}: 0 files copied, 0 B")
+    assert "compared 0 by content" in by_size.stdout
+    by_content = run("cp", "-r", truth.root, place, "--verify")
+    assert by_content.stdout.startswith(f"{place}: 1 files copied")
+    assert "by size" not in by_content.stdout
+    assert changed.read_bytes() == info.read_bytes()
+
+
+def test_the_checksum_that_a_store_tells_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3's MD5; the Hub's SHA-256 of large files and Git's name of small ones."""
+    with S3Server({"robots/a": b"one", "robots/b": b"two"}) as s3, HubServer() as hub:
+        hub.push("datasets/org/name", {"a": b"one", "b": b"two"})
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", Keys().access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", Keys().secret_key)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for number, (source, ca_file) in enumerate([
+            ("s3://robots", s3.ca_file),
+            ("hf://datasets/org/name", hub.ca_file),
+        ]):
+            place = tmp_path / str(number)
+            done = run("cp", "-r", source, place, "--ca-file", ca_file)
+            assert done.stdout == f"{place}: 2 files copied, 6 B; compared 2 by content\n", done.output
+            (place / "a").write_bytes(b"won")
+            again = run("cp", "-r", source, place, "--ca-file", ca_file)
+            assert again.stdout == f"{place}: 1 files copied, 3 B, 1 were there; compared 2 by content\n", again.output
+            assert (place / "a").read_bytes() == b"one"
 
 
 def test_a_file_of_a_server_and_a_bucket(truth: DatasetTruth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
