@@ -29,11 +29,22 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its panels cut the names of options where a terminal is narrow
 )
-app.add_typer(cache_commands, name="cache")
-for command in (info, check, frames, bench, ls, cp, merge, select, split, convert, env):
-    app.command()(command)
-app.command(context_settings=OPTIONS_ARE_THEIRS)(run)
+# In the list of commands each has a line, also of 60 columns.
+app.command(short_help="What is in a dataset.")(info)
+app.command(short_help="What is broken or odd in a dataset.")(check)
+app.command(short_help="Draw an episode's pictures.")(frames)
+app.command(short_help="How fast a dataset streams here, and why.")(bench)
+app.command(short_help="List a directory.")(ls)
+app.command(short_help="Copy files.")(cp)
+app.command(short_help="Join datasets to one.")(merge)
+app.command(short_help="Write some episodes as a dataset.")(select)
+app.command(short_help="Write parts of a dataset as datasets.")(split)
+app.command(short_help="Make a dataset of v2.0 or v2.1 one of v3.")(convert)
+app.command(short_help="What is installed, and what decodes.")(env)
+app.command(short_help="Run a command of LeRobot's.", context_settings=OPTIONS_ARE_THEIRS)(run)
+app.add_typer(cache_commands, name="cache", short_help="Look after a disk cache.")
 
 
 def _say_version(asked: bool) -> None:

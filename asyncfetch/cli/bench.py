@@ -15,6 +15,7 @@ import anyio
 import typer
 from rich.console import Console
 
+from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.errors import MissingDependency
 
 if TYPE_CHECKING:
@@ -86,14 +87,14 @@ def bench(
     source: Annotated[str, typer.Argument(metavar="URL", help="The dataset, a directory or url.")],
     seconds: Annotated[float, typer.Option(min=1.0, help="To stream for, cold start included.")] = 20.0,
     num_workers: Annotated[int, typer.Option(min=0, help="Loader workers; 0 streams in this process.")] = 0,
-    ca_file: Annotated[str | None, typer.Option(help="Authorities to trust instead of the system's.")] = None,
+    ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw samples over time.")] = None,
 ) -> None:
     """Stream a dataset for a while, and say how fast that is, what binds, and what to set."""
-    from asyncfetch.config import FetchConfig, StreamConfig  # which loads what a config checks
+    from asyncfetch.config import StreamConfig  # which loads what a config checks
 
-    config = StreamConfig(fetch=FetchConfig(ca_file=ca_file))
+    config = StreamConfig(fetch=fetch_config(ca_file))
     console = Console(stderr=True)
     with console.status("opening") as status:
 

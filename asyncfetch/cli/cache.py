@@ -26,7 +26,9 @@ __all__ = ["commands"]
 WAITING = "waiting for others at it"
 
 commands = typer.Typer(
-    help="The disk tier: what it holds, whether that is right, and less of it.", no_args_is_help=True
+    help="The disk tier: what it holds, whether that is right, and less of it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 DirectoryOption = Annotated[
@@ -41,7 +43,7 @@ DirectoryOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")]
 
 
-@commands.command()
+@commands.command(short_help="Say where the tier is.")
 def path(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
     """Say where the tier is, or would be."""
     where = _resolve(directory)
@@ -73,7 +75,7 @@ def stats(directory: DirectoryOption = None, as_json: JsonOption = False) -> Non
         })
 
 
-@commands.command(name="verify")
+@commands.command(name="verify", short_help="Read all, delete what is damaged.")
 def verify_files(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
     """Read everything and delete what isn't what was written. Exits with 1 if there was any."""
     files = read_bytes = damaged = cost_bytes = 0
@@ -92,7 +94,7 @@ def verify_files(directory: DirectoryOption = None, as_json: JsonOption = False)
         raise typer.Exit(1)
 
 
-@commands.command()
+@commands.command(short_help="Delete what was used longest ago.")
 def prune(
     max_bytes: Annotated[str, typer.Option("--max-bytes", help="What to leave: 10GiB, 500MB or a number of bytes.")],
     directory: DirectoryOption = None,

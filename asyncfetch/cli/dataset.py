@@ -45,7 +45,7 @@ hung."""
 THUMBNAIL_PX = 160
 """Width of a picture on a sheet, at most."""
 
-Source = Annotated[str, typer.Argument(help="The dataset, a directory or url.")]
+Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset, a directory or url.")]
 
 
 def info(
@@ -83,7 +83,9 @@ def info(
         if key not in videos:
             typer.echo(f"  {key}: {feature.dtype} {'x'.join(map(str, feature.shape))}")
     typer.echo(f"{len(told.tasks):,} tasks: {'; '.join(told.tasks[:5])}{'; ...' if len(told.tasks) > 5 else ''}")
-    table = Table("ranks", "fetched an epoch", "of each byte", "largest rank", "requests", title="clips")
+    table = Table(
+        "ranks", "fetched an epoch", "of each byte", "largest rank", "requests", title="clips of a shuffled epoch"
+    )
     for plan in plans:
         times = plan.fetched_bytes / max(1, plan.least_bytes)
         table.add_row(

@@ -22,7 +22,7 @@ MAX_EPISODES = 10_000_000
 """That can be named, and are held as a list: 0.4 GB of it."""
 _RANGE = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?")
 
-Source = Annotated[str, typer.Argument(help="The dataset, a directory or url.")]
+Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset, a directory or url.")]
 Destination = Annotated[str, typer.Argument(help="The directory or s3:// prefix to write.")]
 Workers = Annotated[
     int | None, typer.Option(help="Pieces of work at a time. [default: one a processor]", show_default=False)
