@@ -238,6 +238,11 @@ MISTAKES: dict[str, tuple[Callable[[World], object], type[BaseException], list[s
         ["make it of the dataset's URL"],
     ),
     "a lambda under spawn": (spawned_lambda, af.UsageError, ["lambda", "spawn", "at a module's top"]),
+    "a store for a directory": (
+        lambda world: af.CachePool(af.DirectoryStore(world.root)),  # type: ignore[arg-type]
+        af.ConfigError,
+        ["a directory must be a path", "'/scratch/files'", "DirectoryStore"],
+    ),
 }
 
 

@@ -173,6 +173,8 @@ def absolute_directory(directory: str | os.PathLike[str]) -> Path:
     """Return where it is, without asking the disk; ConfigError for a name that no directory can have."""
     try:
         path = Path(directory).expanduser().absolute()
+    except TypeError:
+        raise ConfigError(f"a directory must be a path, such as '/scratch/files', not {directory!r:.80}") from None
     except RuntimeError as error:
         raise ConfigError(f"the directory {os.fspath(directory)!r} begins with a user who has no home here") from error
     if not os.fspath(directory) or "\0" in str(path):
