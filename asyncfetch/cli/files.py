@@ -174,7 +174,8 @@ class _Copying:
             return False
         told = await self._told(file)
         if told is not None and (self._verify or not place.startswith("s3://")):
-            self._by_content += (same := await self._digest(place, size, told[0]) == told[1])
+            same = await self._digest(place, size, told[0]) == told[1]
+            self._by_content += same
             return same
         if self._verify:
             same = await self._digest(place, size, "sha256") == await self._digest(file.url, size, "sha256")

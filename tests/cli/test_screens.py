@@ -86,7 +86,11 @@ CACHE_COMMANDS = "path stats verify prune clear"
 @pytest.mark.parametrize("columns", [80, 60])
 def test_help_fits_and_cuts_no_word(columns: int) -> None:
     runner = CliRunner()
-    pages = [[], *([name] for name in COMMANDS.split()), *(["cache", name] for name in CACHE_COMMANDS.split())]
+    pages: list[list[str]] = [
+        [],
+        *([name] for name in COMMANDS.split()),
+        *(["cache", name] for name in CACHE_COMMANDS.split()),
+    ]
     for page in pages:
         shown = runner.invoke(app, [*page, "-h"], terminal_width=columns).output
         assert max(map(len, shown.splitlines())) <= columns, shown
