@@ -1,15 +1,18 @@
 """How long LeRobot's trainer waits for its data: its own streaming beside ours, by the ``data_s`` of its own log.
 
-    .venv-peers/bin/python -m bench.trainer                    a tiny ACT on a CPU; ten minutes
-    .venv-peers/bin/python -m bench.trainer --device cuda --width 640
+    .venv-peers/bin/python -m bench.trainer                             an ACT on states; twenty minutes
+    .venv-peers/bin/python -m bench.trainer --pictures --width 96       one that sees the pictures: long steps on a CPU
+    .venv-peers/bin/python -m bench.trainer --pictures --width 640 --device cuda
 
 ``.ci/peers`` makes that environment. Each way is ``lerobot-train --dataset.streaming=true`` in a process of its own, by
-turns, from one Hub on loopback whose CDN speaks TLS and sends 4 MiB/s a stream after 50 ms. The first step's wait is
-shown apart: LeRobot fills its shuffle buffer in it, we our pool, and a worker starts. Of the other steps, and of all,
-the share is ``data_s`` over ``data_s`` and ``updt_s``. The trainer's own conversion of pictures to float32 is in
-``data_s``, whoever reads them. LeRobot's streaming needs a worker, and gives all samples once more for every other
-one. It looks for a frame by its index in all of the dataset, and so finds it in a camera's first file alone: there is
-one here.
+turns, from one Hub on loopback whose CDN speaks TLS and sends 4 MiB/s a stream after 50 ms. On a CPU an ACT's step
+takes most of its time in the pictures, many times a GPU's. So by default the policy's inputs are the states alone,
+which makes its step about as short as a GPU's. Every picture is fetched, decoded and handed over all the same, made
+smaller by LeRobot's own ``image_transforms``. The first step's wait is shown apart: LeRobot fills its shuffle buffer in
+it, we our pool, and a worker starts. Of the other steps, and of all, the share is ``data_s`` over ``data_s`` and
+``updt_s``. The trainer's own conversion of pictures to float32 is in ``data_s``, whoever reads them. LeRobot's
+streaming needs a worker, and gives all samples once more for every other one. It looks for a frame by its index in all
+of the dataset, and so finds it in a camera's first file alone: there is one here.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -40,6 +44,10 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 RATE_BYTES, FIRST_BYTE_SECONDS = 4 * MIB, 0.05
 EPISODES, LENGTH = 24, 100
+TEXTURE = 10.0
+"""Grey levels of grain: at a width of 320 a frame has 6 kB."""
+ENVIRONMENT = "observation.environment_state"
+"""A feature that ACT can take in place of pictures: here a copy of the robot's state."""
 WAYS = {
     "LeRobot, 1 worker": ([str(Path(sys.executable).with_name("lerobot-train"))], 1),
     "asyncfetch, 1 worker": ([sys.executable, "-m", "asyncfetch", "run", "lerobot-train"], 1),
@@ -48,9 +56,17 @@ WAYS = {
 """Commands and loader workers."""
 TINY_ACT = [
     *("--policy.type=act", "--policy.push_to_hub=false", "--policy.pretrained_backbone_weights=null"),
-    *("--policy.dim_model=16", "--policy.n_heads=2", "--policy.dim_feedforward=16", "--policy.n_encoder_layers=1"),
-    *("--policy.n_decoder_layers=1", "--policy.use_vae=false", "--policy.chunk_size=4", "--policy.n_action_steps=4"),
+    *("--policy.dim_model=64", "--policy.n_heads=4", "--policy.dim_feedforward=256", "--policy.n_encoder_layers=2"),
+    *("--policy.n_decoder_layers=1", "--policy.chunk_size=20", "--policy.n_action_steps=20"),
 ]
+ON_STATES = [
+    "--policy.input_features="
+    + json.dumps({ENVIRONMENT: {"type": "ENV", "shape": [6]}, "observation.state": {"type": "STATE", "shape": [6]}}),
+    *("--dataset.image_transforms.enable=true", "--dataset.image_transforms.max_num_transforms=1"),
+    "--dataset.image_transforms.tfs="
+    + json.dumps({"small": {"weight": 1.0, "type": "Resize", "kwargs": {"size": [64, 64]}}}),
+]
+"""The trainer makes floats of all pictures, which is no wait for data: of small ones that takes little."""
 _STEP = re.compile(r"step:\d+ .*updt_s:([\d.]+) data_s:([\d.]+)")
 
 
@@ -60,6 +76,8 @@ class Run:
 
     first_seconds: float
     """The first step's wait for data."""
+    step_seconds: float
+    """Of the other steps, without the wait; the median."""
     share: float
     """Of the time of the other steps, waiting for data."""
     whole_share: float
@@ -69,7 +87,8 @@ class Run:
     def of(cls, log: str) -> Run:
         """Of a log with a line for each step."""
         steps = [(float(update), float(data)) for update, data in _STEP.findall(log)]
-        return cls(steps[0][1], _share(steps[1:]), _share(steps))
+        step_seconds = statistics.median(update for update, _ in steps[1:])
+        return cls(steps[0][1], step_seconds, _share(steps[1:]), _share(steps))
 
 
 def _share(steps: Sequence[tuple[float, float]]) -> float:
@@ -83,14 +102,14 @@ class Row:
 
     way: str
     first_seconds: tuple[float, float, float]
+    step_seconds: tuple[float, float, float]
     share: tuple[float, float, float]
     whole_share: tuple[float, float, float]
 
     @classmethod
     def of(cls, way: str, runs: Sequence[Run]) -> Row:
         """Of these repeats."""
-        first, share, whole = zip(*((run.first_seconds, run.share, run.whole_share) for run in runs), strict=True)
-        return cls(way, _spread(first), _spread(share), _spread(whole))
+        return cls(way, *(_spread([getattr(run, field.name) for run in runs]) for field in fields(Run)))
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float]:
@@ -111,11 +130,22 @@ def trainer_dataset(width: int) -> Path:
             codec="h264",
             gop=2,
             episodes_per_video_file=EPISODES,
-            texture=4.4,
+            texture=TEXTURE,
             distinct_videos=8,
         )
+        _copy_state(making)
         making.rename(path)
     return path
+
+
+def _copy_state(root: Path) -> None:
+    for file in root.glob("data/*/*.parquet"):
+        table = pq.read_table(file)
+        pq.write_table(table.append_column(ENVIRONMENT, table["observation.state"]), file)
+    info, stats = (json.loads((root / f"meta/{name}.json").read_text()) for name in ("info", "stats"))
+    for described, file in ((info["features"], "info"), (stats, "stats")):
+        described[ENVIRONMENT] = described["observation.state"]
+        (root / f"meta/{file}.json").write_text(json.dumps(info if file == "info" else stats))
 
 
 def train(way: str, hub: HubServer, root: Path, *, arguments: Sequence[str]) -> Run:
@@ -142,10 +172,11 @@ def train(way: str, hub: HubServer, root: Path, *, arguments: Sequence[str]) -> 
 
 def show(rows: Sequence[Row], title: str) -> None:
     """For people."""
-    table = Table("", "first data_s", "data_s / step, after it", "of the whole run", title=title)
+    table = Table("", "first data_s", "updt_s", "data_s / step, after it", "of the whole run", title=title)
     for row in rows:
         shares = ["{:.1%} ({:.1%}-{:.1%})".format(*share) for share in (row.share, row.whole_share)]
-        table.add_row(row.way, "{:.1f} s ({:.1f}-{:.1f})".format(*row.first_seconds), *shares)
+        seconds = ["{:.2f} s ({:.2f}-{:.2f})".format(*each) for each in (row.first_seconds, row.step_seconds)]
+        table.add_row(row.way, *seconds, *shares)
     Console().print(table)
 
 
@@ -153,17 +184,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument(
-        "--width", type=int, default=96, help="of pictures; a CPU's step takes most of its time in them"
-    )
+    parser.add_argument("--width", type=int, default=320, help="of pictures (default: 320)")
+    parser.add_argument("--pictures", action="store_true", help="have the policy see them")
     parser.add_argument("--device", default="cpu", help="that trains (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     chosen = parser.parse_args(arguments)
     root = trainer_dataset(chosen.width)
     pace = Fault.slow(first_byte_seconds=FIRST_BYTE_SECONDS, bytes_per_second=RATE_BYTES)
     asked = [f"--policy.device={chosen.device}", f"--batch_size={chosen.batch_size}", f"--steps={chosen.steps}"]
+    asked += [] if chosen.pictures else ON_STATES
     runs: dict[str, list[Run]] = {way: [] for way in WAYS}
     with HubServer(fault=lambda _: Fault.slow(first_byte_seconds=FIRST_BYTE_SECONDS), cdn_fault=lambda _: pace) as hub:
         files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -173,7 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for way in track(turns, "training", console=Console(stderr=True), transient=True):
             runs[way].append(train(way, hub, root, arguments=asked))
     rows = [Row.of(way, those) for way, those in runs.items()]
-    title = f"{chosen.device}, {chosen.steps} steps of {chosen.batch_size}, {chosen.width} pixels wide"
+    sees = "pictures" if chosen.pictures else "states"
+    title = f"ACT on {sees}, {chosen.device}, {chosen.steps} steps of {chosen.batch_size}, {chosen.width} pixels wide"
     print(json.dumps([asdict(row) for row in rows])) if chosen.json else show(rows, title)
 
 

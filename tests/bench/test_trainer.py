@@ -15,5 +15,5 @@ INFO step:3 smpl:1K ep:2 epch:0.10 loss:0.635 grdn:50.759 lr:1.0e-05 updt_s:0.90
 
 def test_the_first_wait_is_told_apart() -> None:
     run = Run.of(LOG)
-    assert [run.first_seconds, run.share, run.whole_share] == pytest.approx([4.0, 0.1, 0.6])
-    assert Row.of("a way", [run, Run(2.0, 0.2, 0.3), Run(9.0, 0.0, 0.1)]).first_seconds == (4.0, 2.0, 9.0)
+    assert [run.first_seconds, run.step_seconds, run.share, run.whole_share] == pytest.approx([4.0, 0.9, 0.1, 0.6])
+    assert Row.of("a way", [run, Run(2.0, 0.9, 0.2, 0.3), Run(9.0, 0.9, 0.0, 0.1)]).first_seconds == (4.0, 2.0, 9.0)

@@ -646,6 +646,17 @@ def test_a_run_of_two_ranks_goes_on_with_others(
     assert 63 - len(frames) < world_size  # what isn't enough for all ranks is dropped
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_where_a_long_run_is_takes_no_longer(workers: int) -> None:
+    dataset = compat.StreamingLeRobotDataset("a/b", root=DATA / "small_files")
+    loader = {"batch_size": 5, "num_workers": workers, "world_size": 2}
+    whole = -(-31 // 5) if not workers else -(-16 // 5) + -(-15 // 5)  # of 63 frames a rank has 31
+    state, later = dataset.state_at(3, **loader), dataset.state_at(1_000_000 * whole + 3, **loader)
+    assert (state.pop("epoch"), later.pop("epoch")) == (0, 1_000_000)
+    assert state == later
+    assert dataset.state_at(whole, **loader)["epoch"] == 1
+
+
 TINY_ACT = [
     *("--policy.type=act", "--policy.device=cpu", "--policy.push_to_hub=false", "--dataset.repo_id=a/b"),
     *("--policy.dim_model=16", "--policy.n_heads=2", "--policy.dim_feedforward=16", "--policy.n_encoder_layers=1"),

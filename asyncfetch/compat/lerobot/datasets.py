@@ -274,19 +274,27 @@ class StreamingLeRobotDataset(_Described, StreamDataset):
             [self._in_batches(Placement(rank, world_size, worker, workers)) for worker in range(workers)]
             for rank in range(world_size)
         ]
-        epoch = self._begun
-        while True:
-            plans = [[self.stream.planned(placement, epoch) for placement in rank] for rank in ranks]
-            left = [[-(-len(plan) // batch_size) for plan in rank] for rank in plans]
+
+        def count(samples: Sequence[Sequence[int]], epoch: int) -> tuple[list[list[int]], int]:
+            """Return how many batches each worker of each rank makes of so many samples, and each rank."""
+            left = [[-(-number // batch_size) for number in rank] for rank in samples]
             batches = {sum(rank) for rank in left}
             if len(batches) > 1:
                 raise ConfigError(
                     f"ranks have {sorted(batches)} batches of epoch {epoch}, so that no step is one place for all: "
                     'set StreamConfig(uneven_ends="drop") or "pad"'
                 )
-            if step < (count := batches.pop()) or not count:
-                break
-            step, epoch = step - count, epoch + 1
+            return left, batches.pop()
+
+        epoch = self._begun
+        plans = [[self.stream.planned(placement, epoch) for placement in rank] for rank in ranks]
+        left, batches = count([[len(plan) for plan in rank] for rank in plans], epoch)
+        if step >= batches:  # the epochs after it are whole, and as long as each other
+            _, whole = count([[self.stream.count(placement) for placement in rank] for rank in ranks], epoch + 1)
+            epochs, step = divmod(step - batches, whole) if whole else (0, 0)
+            epoch += 1 + epochs
+            plans = [[self.stream.planned(placement, epoch) for placement in rank] for rank in ranks]
+            left, _ = count([[len(plan) for plan in rank] for rank in plans], epoch)
         if not step:
             return self.stream.planned(ranks[0][0], epoch).progress.state()
         states = []
