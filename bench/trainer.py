@@ -142,10 +142,12 @@ def _copy_state(root: Path) -> None:
     for file in root.glob("data/*/*.parquet"):
         table = pq.read_table(file)
         pq.write_table(table.append_column(ENVIRONMENT, table["observation.state"]), file)
-    info, stats = (json.loads((root / f"meta/{name}.json").read_text()) for name in ("info", "stats"))
-    for described, file in ((info["features"], "info"), (stats, "stats")):
-        described[ENVIRONMENT] = described["observation.state"]
-        (root / f"meta/{file}.json").write_text(json.dumps(info if file == "info" else stats))
+    info, stats = root / "meta/info.json", root / "meta/stats.json"
+    described, known = json.loads(info.read_text()), json.loads(stats.read_text())
+    for features in (described["features"], known):
+        features[ENVIRONMENT] = features["observation.state"]
+    info.write_text(json.dumps(described))
+    stats.write_text(json.dumps(known))
 
 
 def train(way: str, hub: HubServer, root: Path, *, arguments: Sequence[str]) -> Run:
