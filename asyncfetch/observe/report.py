@@ -184,9 +184,9 @@ class _Judge:
         waits = self._waits
         if not waits.consumers:
             return Diagnosis(binds="nothing", evidence="no pass has begun in this process")
-        own = self._share(_own_seconds(waits, self._workers))
+        own = waits.least_idle_share if self._workers else self._share(waits.busy_seconds)
         if own >= (IDLE_SHARE if self._workers else TRAINER_SHARE):
-            who = "the workers stood still" if self._workers else "the consumer was busy with its own"
+            who = "all workers stood still" if self._workers else "the consumer was busy with its own"
             return Diagnosis(binds="trainer", evidence=f"{who} for {own:.0%} {self._when}; nothing to do here")
         seconds = self._seconds
         if self._workers:  # which put batches together between two samples

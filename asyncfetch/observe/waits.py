@@ -126,6 +126,9 @@ class Waits(Figures):
     """That part of it in which the consumer's thread ran or waited for a core; 0 where it is the loop's."""
     loop_busy_seconds: float = 0.0
     """Time in which the loop's thread ran or waited for a core, of all of the time."""
+    least_idle_share: float = 0.0
+    """Share of the time after its first sample in which a consumer's thread had nothing to do and waited for nothing;
+    of several the least. Workers whose batches a loader takes in turns stand still for the slowest of them."""
     by_cause: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of wait."""
     start_by_cause: Mapping[Cause, float] = field(default_factory=dict)
@@ -158,6 +161,7 @@ class Waits(Figures):
             busy_seconds=sum(one.busy_seconds for one in each),
             working_seconds=sum(one.working_seconds for one in each),
             loop_busy_seconds=sum(one.loop_busy_seconds for one in each),
+            least_idle_share=min((one.least_idle_share for one in each if one.consumers), default=0.0),
             by_cause={cause: sum(one.by_cause.get(cause, 0.0) for one in each) for cause in Cause},
             start_by_cause={cause: sum(one.start_by_cause.get(cause, 0.0) for one in each) for cause in Cause},
             longest_wait_episode=longest.longest_wait_episode,
@@ -275,13 +279,17 @@ class WaitAccount:
         is_used = figures[_STATE] != _IDLE or any(figures[_SAMPLES:])
         copy.end(max(now, figures[_SINCE]), path)
         waited, start = figures[_CAUSES:_START], figures[_START:FIGURES]
+        working_seconds = figures[_WORKING] + figures[_WORKED_SO_FAR]
+        wall_seconds = figures[_BUSY_SECONDS] + sum(waited)
+        idle_seconds, later_seconds = max(0.0, figures[_BUSY_SECONDS] - working_seconds), wall_seconds - sum(start)
         return Waits(
             consumers=int(is_used),
             samples=int(figures[_SAMPLES]),
-            wall_seconds=figures[_BUSY_SECONDS] + sum(waited),
+            wall_seconds=wall_seconds,
             busy_seconds=figures[_BUSY_SECONDS],
-            working_seconds=figures[_WORKING] + figures[_WORKED_SO_FAR],
+            working_seconds=working_seconds,
             loop_busy_seconds=figures[_LOOP_BUSY],
+            least_idle_share=idle_seconds / later_seconds if later_seconds > 0 else 0.0,
             by_cause={cause: waited[cause] for cause in Cause},
             start_by_cause={cause: start[cause] for cause in Cause},
             longest_wait_episode=int(figures[_EPISODE]) if figures[_EPISODE_SECONDS] else None,

@@ -135,6 +135,7 @@ def of(by_cause: Mapping[Cause, float], busy: float = 0.0, workers: int = 0, mea
         samples=100,
         wall_seconds=sum(parts.values()) + busy * consumers,
         busy_seconds=busy * consumers,
+        least_idle_share=busy * consumers / (sum(parts.values()) + busy * consumers),
         by_cause=parts,
         mean_bytes=mean_bytes,
         largest_bytes=2 * mean_bytes,
@@ -195,6 +196,20 @@ def test_what_it_took_to_the_first_sample_counts_in_a_short_run_alone() -> None:
     account.wait(4.1)
     account.give(7.0, [WaitStep(7.0, DECODED)], samples=1)
     assert Report.of(account.snapshot(7.0), None, StreamConfig()).verdict.binds == "decoding"
+
+
+def test_workers_that_stand_still_for_the_slowest_of_them_are_not_the_trainers() -> None:
+    slow, quick = WaitAccount(), WaitAccount()
+    for account, waited in ((slow, 0.9), (quick, 0.1)):
+        account.wait(0.0)
+        account.give(1.0, [WaitStep(1.0, DECODED)], samples=1)
+        for now in range(1, 11):
+            account.wait(now + 1.0 - waited)
+            account.give(now + 1.0, [WaitStep(now + 1.0, DECODED)], samples=1)
+    waits = Waits.together([slow.snapshot(11.0), quick.snapshot(11.0), Waits()])
+    assert waits.least_idle_share == pytest.approx(0.1)
+    assert quick.snapshot(11.0).least_idle_share == pytest.approx(0.9)
+    assert Report.of(waits, None, StreamConfig(), num_workers=2).verdict.binds == "decoding"
 
 
 async def test_a_loop_that_always_has_something_to_do_binds_where_hosts_are_waited_for() -> None:
