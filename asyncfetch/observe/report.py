@@ -319,13 +319,15 @@ class _Judge:
         most_bytes = config.max_bytes
         needed = waits.mean_bytes * (config.pool_episodes + config.prefetch_episodes) * 1.25 + waits.largest_bytes
         value = max(2 * most_bytes, ceil(needed * 8 / 5))  # clips have five eighths of it
+        # What is fetched ahead is waited for no longer: neither its index nor its first byte.
+        hidden = self._seconds.get(Cause.OPENING, 0.0) + self._seconds.get(Cause.FIRST_BYTE, 0.0)
         return Diagnosis(
             binds=cause.key,
             evidence=f"{share}: the clips of {config.pool_episodes} episodes of the pool and "
             f"{config.prefetch_episodes} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit "
             f"max_bytes={most_bytes / MIB:.0f} MiB",
             setting={"max_bytes": value},
-            gain=self._gain(seconds, 1e6),
+            gain=self._gain(seconds + hidden, 1e6),
         )
 
     def _of_disk(self, cause: Cause, seconds: float, share: str) -> Diagnosis:

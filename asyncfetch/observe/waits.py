@@ -127,8 +127,9 @@ class Waits(Figures):
     loop_busy_seconds: float = 0.0
     """Time in which the loop's thread ran or waited for a core, of all of the time."""
     least_idle_share: float = 0.0
-    """Share of the time after its first sample in which a consumer's thread had nothing to do and waited for nothing;
-    of several the least. Workers whose batches a loader takes in turns stand still for the slowest of them."""
+    """Share of the time after its first sample, or of all of a short run, in which a consumer's thread had nothing to
+    do and waited for nothing; of several the least. Workers whose batches a loader takes in turns stand still for the
+    slowest of them."""
     by_cause: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of wait."""
     start_by_cause: Mapping[Cause, float] = field(default_factory=dict)
@@ -281,7 +282,8 @@ class WaitAccount:
         waited, start = figures[_CAUSES:_START], figures[_START:FIGURES]
         working_seconds = figures[_WORKING] + figures[_WORKED_SO_FAR]
         wall_seconds = figures[_BUSY_SECONDS] + sum(waited)
-        idle_seconds, later_seconds = max(0.0, figures[_BUSY_SECONDS] - working_seconds), wall_seconds - sum(start)
+        idle_seconds = max(0.0, figures[_BUSY_SECONDS] - working_seconds)
+        told_seconds = wall_seconds - sum(start) if wall_seconds > 2 * sum(start) else wall_seconds
         return Waits(
             consumers=int(is_used),
             samples=int(figures[_SAMPLES]),
@@ -289,7 +291,7 @@ class WaitAccount:
             busy_seconds=figures[_BUSY_SECONDS],
             working_seconds=working_seconds,
             loop_busy_seconds=figures[_LOOP_BUSY],
-            least_idle_share=idle_seconds / later_seconds if later_seconds > 0 else 0.0,
+            least_idle_share=idle_seconds / told_seconds if told_seconds > 0 else 0.0,
             by_cause={cause: waited[cause] for cause in Cause},
             start_by_cause={cause: start[cause] for cause in Cause},
             longest_wait_episode=int(figures[_EPISODE]) if figures[_EPISODE_SECONDS] else None,

@@ -210,6 +210,15 @@ def test_workers_that_stand_still_for_the_slowest_of_them_are_not_the_trainers()
     assert waits.least_idle_share == pytest.approx(0.1)
     assert quick.snapshot(11.0).least_idle_share == pytest.approx(0.9)
     assert Report.of(waits, None, StreamConfig(), num_workers=2).verdict.binds == "decoding"
+    short = WaitAccount()
+    short.wait(0.0)
+    short.give(9.0, [WaitStep(9.0, DECODED)], samples=1)
+    assert short.snapshot(10.0).least_idle_share == pytest.approx(0.1)  # of a run that has hardly begun
+
+
+def test_room_lets_what_is_fetched_ahead_hide_its_first_byte() -> None:
+    report = of({Cause.ROOM: 5, Cause.FIRST_BYTE: 2, Cause.OPENING: 1, Cause.DECODING: 2}, mean_bytes=1e6)
+    assert (report.verdict.binds, report.verdict.gain) == ("room", pytest.approx(5.0, rel=1e-3))
 
 
 async def test_a_loop_that_always_has_something_to_do_binds_where_hosts_are_waited_for() -> None:
