@@ -38,7 +38,6 @@ def test_a_thread_works_while_it_runs_or_waits_for_a_core_and_not_while_it_sleep
     thread.join()
     assert seconds[0] == pytest.approx(1.0, abs=0.1)
     assert seconds[1] < 0.15
-    assert clocks[0].seconds() == 0.0  # nobody's any more
 
 
 def spin(seconds: float) -> None:
