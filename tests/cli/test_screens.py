@@ -105,13 +105,14 @@ def test_help_fits_and_cuts_no_word(columns: int) -> None:
 def test_a_screen_fits_its_terminal_and_progress_ends_with_100_percent(
     columns: int, truth: DatasetTruth, tmp_path: Path
 ) -> None:
-    for arguments, shows_progress in [
+    cases: list[tuple[list[object], bool]] = [
         (["info", "."], False),
         (["check", ".", "--deep"], True),
         (["cp", "-r", ".", tmp_path / "copy"], True),
         (["merge", ".", ".", tmp_path / "both", "--workers", "1"], True),
         (["-h"], False),
-    ]:
+    ]
+    for arguments, shows_progress in cases:
         code, written = Screen(*[truth.root if each == "." else each for each in arguments], columns=columns).end()
         lines = lines_of(written)
         assert code == 0, written
