@@ -11,6 +11,7 @@ collecting it ends the thread.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import concurrent.futures.thread  # noqa: F401 - its exit hook comes after ours, because hooks run last in, first out
 import logging
@@ -52,6 +53,8 @@ STOP_SECONDS: Final = 0.8
 """Seconds that a close, an interrupt or an early exit waits for coroutines to end; Ctrl-C is to act within a second.
 What was waited for in vain isn't waited for again: an interrupt is often followed by a close, and that by the
 interpreter's exit."""
+LATE_SECONDS: Final = 0.4
+"""And once more at the interpreter's exit, when calls in threads have ended, for what had to wait for one of those."""
 
 
 class LoopCall(Generic[T]):
@@ -113,7 +116,7 @@ class LoopCall(Generic[T]):
         """
         if self._engine.guard.in_child:
             return False  # without a look at the future, whose lock the parent may have held at the fork
-        if not self._engine.is_current_thread:
+        if not (self._future.done() or self._engine.is_current_thread):
             concurrent.futures.wait([self._future], timeout_seconds)
         return self._future.done()
 
@@ -218,12 +221,13 @@ class _LoopEngine:
         if self._loop is not None:  # else ``_serve``, which sets it before it looks whether to stop, will see that
             self.call_soon(_wake)
 
-    def join(self, timeout_seconds: float) -> bool:
+    def join(self, timeout_seconds: float, *, again: bool = False) -> bool:
         """Wait for the thread's end, at most so long, and tell whether it came.
 
-        Without a wait where somebody waited in vain before: for this, or for a call that is still running.
+        Without a wait where somebody waited in vain before, for this, or for a call that is still running; but for
+        ``again``.
         """
-        given_up = self._given_up or any(call.given_up for call in list(self.calls))
+        given_up = not again and (self._given_up or any(call.given_up for call in list(self.calls)))
         self._thread.join(0 if given_up else timeout_seconds)
         self._given_up = self._thread.is_alive()
         return not self._given_up
@@ -320,9 +324,21 @@ def _stop_at_exit() -> None:
             thread.stop()
 
 
+def _await_the_late() -> None:
+    """Wait for loops that didn't end in time because they waited for a call in a thread: those have all ended by now.
+
+    A loop's thread that came to its next line of Python only when the interpreter is gone would end amid a call of
+    torch's, which aborts the process.
+    """
+    deadline = time.monotonic() + LATE_SECONDS
+    for engine in [engine for engine in _engines if not engine.guard.in_child]:
+        engine.join(max(0.0, deadline - time.monotonic()), again=True)
+
+
 # Not ``atexit``: that comes after the interpreter has joined all threads that aren't daemons, and anyio's worker
 # threads aren't. They end with the loop they work for, so the loop must end first. concurrent.futures does the same.
 threading._register_atexit(_stop_at_exit)  # type: ignore[attr-defined]
+atexit.register(_await_the_late)
 
 
 class LoopThread:

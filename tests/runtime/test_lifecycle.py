@@ -53,6 +53,23 @@ CASES = [
     Case("iterator open at exit", "items = iterate(loop_thread, Numbers)\nnext(items)", output="left\n"),
     Case("exit code kept", "items = iterate(loop_thread, Numbers)\nnext(items)\nsys.exit(7)", 7, "left\n"),
     Case("error while open", "for item in iterate(loop_thread, Numbers):\n    raise ValueError", 1, "left\n"),
+    Case(
+        "a call in a thread that outlasts the wait for the loop",
+        """
+from asyncfetch.decode import DecodePool
+pool = DecodePool(1)
+async def work():
+    try:
+        await pool.run(time.sleep, 1.2)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(0.1)
+            print("ended", flush=True)
+loop_thread.start(work)
+time.sleep(0.2)
+""",
+        output="ended\n",
+    ),
     Case("worker thread idle at exit", "loop_thread.run(anyio.to_thread.run_sync, time.monotonic)"),
     *(
         Case(
