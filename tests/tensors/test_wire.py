@@ -126,10 +126,10 @@ def frame(shard_id: str, nbytes: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("response", "said"),
     [
-        (frame(SHARD, 3), "2 shards were asked for, the reply holds 1"),
-        (b"", "the reply holds 0"),
+        (frame(SHARD, 3), "2 shards were asked for, the response holds 1"),
+        (b"", "the response holds 0"),
         (frame(SHARD, 3) + frame(OTHER, 3) + frame(OTHER, 3), "67 bytes more"),
         (frame(OTHER, 3) + frame(SHARD, 3), "in the place of"),
         (frame(SHARD, 3) + frame(SHARD, 3), "in the place of"),
@@ -137,12 +137,12 @@ def frame(shard_id: str, nbytes: int) -> bytes:
         (frame(SHARD, 3) + frame(OTHER, 3)[:-30], "at least 64"),
     ],
 )
-def test_a_reply_of_too_few_too_many_or_others_is_refused(reply: bytes, said: str) -> None:
+def test_a_response_of_too_few_too_many_or_others_is_refused(response: bytes, said: str) -> None:
     with pytest.raises(TensorError, match=said):
-        split_frames(memoryview(reply), [SHARD, OTHER])
+        split_frames(memoryview(response), [SHARD, OTHER])
 
 
-def test_a_reply_says_what_is_missing() -> None:
+def test_a_response_says_what_is_missing() -> None:
     body = memoryview(missing(SHARD) + frame(OTHER, 5))
     [(first, nothing), (second, data)] = split_frames(body, [SHARD, OTHER])
     assert (first.missing, len(nothing), first.header_bytes) == (True, 0, MIN_HEADER_BYTES)
@@ -150,7 +150,7 @@ def test_a_reply_says_what_is_missing() -> None:
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=5), st.data())
-def test_no_reply_crashes_the_client(sizes: list[int], data: st.DataObject) -> None:
+def test_no_response_crashes_the_client(sizes: list[int], data: st.DataObject) -> None:
     ids = [f"{number:032x}" for number in range(len(sizes))]
     body = bytearray(b"".join(frame(shard_id, size) for shard_id, size in zip(ids, sizes, strict=True)))
     for _ in range(data.draw(st.integers(0, 3))):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 http_client = Backend("http", "").client
 
 
-def replies(request: web.Request, body: bytes) -> web.Response:
+def responds(request: web.Request, body: bytes) -> web.Response:
     """The asked range of what is said to be there."""
     part = body[request.http_range]
     headers = {"Content-Range": f"bytes 0-{len(part) - 1}/{len(body)}"}
@@ -35,21 +35,21 @@ def frames(scripted: ScriptedServer, *shard_ids: str) -> bytes:
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        ([0], "2 shards were asked for, the reply holds 1"),
-        ([0, 1, 2], "bytes are the reply"),
+        ([0], "2 shards were asked for, the response holds 1"),
+        ([0, 1, 2], "bytes are the response"),
         ([1, 0], "in the place of"),
         ([0, 0], "in the place of"),
         ([0, 2], "in the place of"),
     ],
 )
-async def test_a_reply_of_too_few_too_many_or_other_shards_is_an_error(
+async def test_a_response_of_too_few_too_many_or_other_shards_is_an_error(
     scripted: ScriptedServer, chosen: list[int], said: str
 ) -> None:
     async with http_client() as client:
         remotes = await client.remotize([torch.full((4,), number) for number in range(3)], scripted.url)
 
         async def lie(request: web.Request) -> web.Response:
-            return replies(request, frames(scripted, *(remotes[number].shard_id for number in chosen)))
+            return responds(request, frames(scripted, *(remotes[number].shard_id for number in chosen)))
 
         scripted.script.append(lie)
         with pytest.raises(TensorError, match=said):
@@ -59,7 +59,7 @@ async def test_a_reply_of_too_few_too_many_or_other_shards_is_an_error(
 
 
 @pytest.mark.parametrize("size", [4, 100_000])
-async def test_no_reply_crashes_the_client_or_passes_for_the_tensor(scripted: ScriptedServer, size: int) -> None:
+async def test_no_response_crashes_the_client_or_passes_for_the_tensor(scripted: ScriptedServer, size: int) -> None:
     luck = random.Random(size)
     async with http_client(max_bytes=0) as client:
         remotes = await client.remotize([torch.arange(size), torch.arange(size) + 1], scripted.url)
@@ -67,7 +67,7 @@ async def test_no_reply_crashes_the_client_or_passes_for_the_tensor(scripted: Sc
         body = b""
 
         async def lie(request: web.Request) -> web.Response:
-            return replies(request, body)
+            return responds(request, body)
 
         for _ in range(150):
             changed = bytearray(honest)
@@ -81,7 +81,7 @@ async def test_no_reply_crashes_the_client_or_passes_for_the_tensor(scripted: Sc
         assert torch.equal((await client.localize(remotes))[1], torch.arange(size) + 1)
 
 
-async def test_an_over_long_reply_takes_no_memory(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_over_long_response_takes_no_memory(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[int] = []
     fetch_head = Fetcher.fetch_head
 
