@@ -83,6 +83,7 @@ class ThreadClock:
     """Seconds in which the thread that makes this had something to do: it ran, or waited for a core.
 
     Where the system doesn't tell how long it waited, as only Linux does, those in which it ran. Any thread may ask.
+    It holds a file open until ``close``.
     """
 
     def __init__(self) -> None:
@@ -92,8 +93,13 @@ class ThreadClock:
             self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._file = -1
-        else:
-            weakref.finalize(self, os.close, self._file)
+        self._finalizer = weakref.finalize(self, os.close, self._file) if self._file >= 0 else None
+
+    def close(self) -> None:
+        """Let go of the file; from now on only the seconds count in which the thread ran. Twice is once."""
+        self._file = -1
+        if self._finalizer is not None:
+            self._finalizer()
 
     def seconds(self) -> float:
         """Return them, since the thread began; 0 where it has ended, or nothing is known."""

@@ -298,31 +298,32 @@ def _deliver(
     memory: BatchMemory | None,
 ) -> Generator[DeliveredSample, None, None]:
     consumer = _Consumer(figures)
-    consumer.ask()
-    turn = begin()
-    plan = stream.begin(opened, placement, turn)
-    plans.append(plan)
-    make = _pass_maker(stream, opened, plan, is_followed=is_followed, memory=memory)
-    deliveries = iterate(
-        session.thread,
-        # The pass itself is ahead of the consumer, so it doesn't count the epoch, nor know what it was given.
-        partial(
-            _MicroBatches,
-            partial(make, check=lambda: None, on_end=lambda: None, figures=figures, hands_over=True),
-            consumer.micro_batches,
-        ),
-        max_batches=_handed_over(stream.builder(opened), memory) - 1,
-        times=session.hand_over,
-        on_ask=consumer.ask,
-        on_given=consumer.give,
-    )
     try:
+        consumer.ask()
+        turn = begin()
+        plan = stream.begin(opened, placement, turn)
+        plans.append(plan)
+        make = _pass_maker(stream, opened, plan, is_followed=is_followed, memory=memory)
+        deliveries = iterate(
+            session.thread,
+            # The pass itself is ahead of the consumer, so it doesn't count the epoch, nor know what it was given.
+            partial(
+                _MicroBatches,
+                partial(make, check=lambda: None, on_end=lambda: None, figures=figures, hands_over=True),
+                consumer.micro_batches,
+            ),
+            max_batches=_handed_over(stream.builder(opened), memory) - 1,
+            times=session.hand_over,
+            on_ask=consumer.ask,
+            on_given=consumer.give,
+        )
         with closing(deliveries):
             for delivery in deliveries:
                 turn.check()
                 yield delivery
     finally:
         figures.account.end(time.perf_counter())
+        consumer.close()
     stream.finish(turn, plan)
 
 
@@ -334,7 +335,11 @@ class _Consumer:
         self.micro_batches: deque[tuple[int, tuple[WaitStep, ...]]] = deque()
         """Samples of each micro-batch on its way, and what that was waited for."""
         self._asked_at = 0.0
-        figures.clock = ThreadClock()
+        self._clock = figures.clock = ThreadClock()
+
+    def close(self) -> None:
+        """Its thread's work is counted no more."""
+        self._clock.close()
 
     def ask(self) -> None:
         """It has nothing left."""

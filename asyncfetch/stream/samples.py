@@ -301,6 +301,7 @@ class SamplePass:
         except BaseException as error:
             await self._group.__aexit__(type(error), error, error.__traceback__)
             self._account.end(time.perf_counter())
+            self._clock.close()
             raise
         self._figures.path, self._figures.statistics = self.path, self._dataset.statistics
         self._dataset.pass_report = self._figures.report
@@ -319,6 +320,7 @@ class SamplePass:
         finally:
             self._ahead.close()
             self._current.clear()
+            self._clock.close()
 
     def __aiter__(self) -> Self:
         return self
