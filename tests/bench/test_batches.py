@@ -12,21 +12,29 @@ from asyncfetch.testing import write_dataset
 from bench import batches
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
-@pytest.mark.timeout(180)  # it starts a process for each way, which imports torch
-@pytest.mark.parametrize("skipped_samples", [1, 0])  # without any, the start counts, as over a link
+@pytest.mark.timeout(300)  # it starts a process for each way, which imports torch
+@pytest.mark.parametrize(
+    ("skipped_samples", "ways"),
+    [(1, batches.WAYS), (0, ["samples", "batches"])],  # without any, the start counts, as over a link
+)
 def test_every_way_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], skipped_samples: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    skipped_samples: int,
+    ways: Sequence[str],
 ) -> None:
     truth = write_dataset(tmp_path, episodes=4, length=40, width=64, height=64, codec="h264", cameras=batches.CAMERAS)
     monkeypatch.setattr(batches, "bench_dataset", lambda **_: truth.root)
     monkeypatch.setattr(batches, "SKIPPED_SAMPLES", skipped_samples)
-    monkeypatch.setattr(sys, "argv", ["batches", "--repeats", "1", "--seconds", "0.1", "--json"])
+    monkeypatch.setattr(sys, "argv", ["batches", "--repeats", "1", "--seconds", "0.1", "--json", "--ways", ",".join(ways)])
     batches.main()
     rows = json.loads(capsys.readouterr().out)
-    assert [row["way"] for row in rows] == list(batches.WAYS)
+    assert [row["way"] for row in rows] == list(ways)
     assert rows[0]["cpu"] == rows[0]["rate"] == [1, 1, 1]
     for row in rows:
         assert row["cpu_milliseconds"] > 0 < row["frames_per_second"]
