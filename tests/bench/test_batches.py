@@ -31,7 +31,9 @@ def test_every_way_is_measured(
     truth = write_dataset(tmp_path, episodes=4, length=40, width=64, height=64, codec="h264", cameras=batches.CAMERAS)
     monkeypatch.setattr(batches, "bench_dataset", lambda **_: truth.root)
     monkeypatch.setattr(batches, "SKIPPED_SAMPLES", skipped_samples)
-    monkeypatch.setattr(sys, "argv", ["batches", "--repeats", "1", "--seconds", "0.1", "--json", "--ways", ",".join(ways)])
+    monkeypatch.setattr(
+        sys, "argv", ["batches", "--repeats", "1", "--seconds", "0.1", "--json", "--ways", ",".join(ways)]
+    )
     batches.main()
     rows = json.loads(capsys.readouterr().out)
     assert [row["way"] for row in rows] == list(ways)
