@@ -320,7 +320,7 @@ def _stop_at_exit() -> None:
     for engine in engines:
         engine.join(max(0.0, deadline - time.monotonic()))
     for thread in threading.enumerate():
-        if isinstance(thread, WorkerThread) and not thread.loop.is_running():
+        if isinstance(thread, WorkerThread) and not (thread.stopping or thread.loop.is_running()):
             thread.stop()
 
 

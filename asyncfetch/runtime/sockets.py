@@ -9,6 +9,7 @@ rounds of the loop, whatever the peer does.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
@@ -40,7 +41,12 @@ class Sockets:
         self._all_closed: asyncio.Event | None = None
 
     def for_connecting(self, family: int, kind: int, protocol: int) -> socket.socket:
-        """A new socket that is counted as open from now on."""
+        """A new socket that is counted as open from now on; ConnectionAbortedError after ``aclose``.
+
+        What still runs on a loop when the interpreter exits tries again once its connection has ended.
+        """
+        if self._all_closed is not None:
+            raise ConnectionAbortedError(errno.ECONNABORTED, "the client of this connection is closed")
         return self._keep(_Socket(family, kind, protocol))
 
     def for_listening(self, address: Sequence[object], *, family: int) -> socket.socket:

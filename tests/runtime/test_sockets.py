@@ -56,6 +56,14 @@ async def test_nothing_open_is_closed_at_once() -> None:
         await made.aclose()
 
 
+async def test_none_is_made_after_the_close() -> None:
+    """A call that goes on at the interpreter's exit tries again after its connection has ended."""
+    made = Sockets()
+    await made.aclose()
+    with pytest.raises(ConnectionAbortedError):
+        made.for_connecting(socket.AF_INET, socket.SOCK_STREAM, 0)
+
+
 async def test_a_socket_that_nobody_closes_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "CLOSE_SECONDS", 0.01)
     made = Sockets()
