@@ -94,6 +94,8 @@ class Resident:
     bare_frames_per_second: float
     decode_milliseconds: float
     """Of a thread, a frame: waiting for a core included."""
+    cpu_over_bare: float
+    """Of the process, a frame, over that of bare decoding."""
     sample_seconds: Sequence[float]
     """From the start to each sample."""
 
@@ -112,6 +114,8 @@ class Row:
     steady_keep_up: float
     """Without the time to the first sample."""
     pipeline_over_bare: float
+    cpu_over_bare: float
+    """CPU a frame, likewise."""
     resident_frames_per_second: float
     first_sample_seconds: float
     requests: float
@@ -155,7 +159,9 @@ async def read_resident(setting: Setting, samples: int) -> Resident:
             dataset, {step.episode for step in itertools.islice(setting.steps(dataset), samples + LOOK_AHEAD)}
         )
         busy = dataset.statistics().decode.busy_seconds
+        cpu_seconds = time.process_time()
         seconds = await time_samples(dataset, samples)
+        cpu_seconds = time.process_time() - cpu_seconds
         pipeline = samples * len(dataset.cameras) / seconds[-1]
         busy = dataset.statistics().decode.busy_seconds - busy
         steps = list(itertools.islice(setting.steps(dataset), samples))
@@ -167,8 +173,11 @@ async def read_resident(setting: Setting, samples: int) -> Resident:
             clips = {episode: {key: one.clip(key) for key in dataset.cameras} for episode, one in held.items()}
             threads = dataset.decode_pool.statistics().threads
             runs = runs_of(steps, dataset.group_frames)
+            bare_cpu_seconds = time.process_time()
             bare = await anyio.to_thread.run_sync(decode_bare, clips, runs, threads)
-    return Resident(pipeline, bare, 1e3 * busy / (samples * len(clips[steps[0].episode])), seconds)
+            bare_cpu_seconds = time.process_time() - bare_cpu_seconds
+    decode_milliseconds = 1e3 * busy / (samples * len(clips[steps[0].episode]))
+    return Resident(pipeline, bare, decode_milliseconds, cpu_seconds / bare_cpu_seconds, seconds)
 
 
 def measure(
@@ -191,6 +200,7 @@ def measure(
         keep_up_spread=(min(keep_ups), max(keep_ups)),
         steady_keep_up=statistics.median(c.steady_frames_per_second / r.frames_per_second for c, r in pairs),
         pipeline_over_bare=statistics.median(r.frames_per_second / r.bare_frames_per_second for _, r in pairs),
+        cpu_over_bare=statistics.median(r.cpu_over_bare for _, r in pairs),
         resident_frames_per_second=statistics.median(r.frames_per_second for _, r in pairs),
         first_sample_seconds=statistics.median(cold.first_sample_seconds for cold, _ in pairs),
         requests=statistics.median(cold.requests for cold, _ in pairs),
@@ -248,7 +258,7 @@ async def look(setting: Setting, seconds: float) -> tuple[int, tuple[float, floa
 def show(console: Console, rows: list[Row], parts: dict[str, float], by_file: float) -> None:
     """The figures for people."""
     table = Table(title=f"streamed over HTTPS, {usable_cpus()} cores, order shuffled")
-    for name in ("requests", "samples/s", "frames/s", "MiB/s", "keep-up", "(spread)", "steady", "/ bare"):
+    for name in ("requests", "samples/s", "frames/s", "MiB/s", "keep-up", "(spread)", "steady", "/ bare", "CPU / bare"):
         table.add_column(name, justify="right")
     for row in rows:
         low, high = row.keep_up_spread
@@ -261,6 +271,7 @@ def show(console: Console, rows: list[Row], parts: dict[str, float], by_file: fl
             f"{low:.3f}-{high:.3f}",
             f"{row.steady_keep_up:.3f}",
             f"{row.pipeline_over_bare:.3f}",
+            f"{row.cpu_over_bare:.3f}",
         )
     console.print(table)
     resident = statistics.median(row.resident_frames_per_second for row in rows)

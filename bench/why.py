@@ -216,15 +216,17 @@ def _read(
     warm.close()
     source: Any = stream
     dataset = None
-    if setup.num_workers:
-        dataset = StreamDataset(stream)
-        source = DataLoader(
-            dataset, batch_size=8, num_workers=setup.num_workers, collate_fn=_Spin(setup.collate_seconds)
-        )
+    batch = 8
+    if setup.collate_seconds:
+        dataset, spin = StreamDataset(stream), _Spin(setup.collate_seconds)
+        source = DataLoader(dataset, batch_size=batch, num_workers=setup.num_workers, collate_fn=spin)
+    elif setup.num_workers:
+        dataset = StreamDataset(stream, batch_size=batch)
+        source = DataLoader(dataset, batch_size=None, num_workers=setup.num_workers)
     began, times, samples = time.perf_counter(), [], 0
-    for given in source:
+    for _ in source:
         times.append(time.perf_counter() - began)
-        samples += len(given) if setup.num_workers else 1
+        samples += batch if setup.num_workers else 1
         time.sleep(setup.consumer_seconds)  # on its device
         if times[-1] - times[0] > seconds:
             break

@@ -321,13 +321,21 @@ class _Judge:
         value = max(2 * most_bytes, ceil(needed * 8 / 5))  # clips have five eighths of it
         # What is fetched ahead is waited for no longer: neither its index nor its first byte.
         hidden = self._seconds.get(Cause.OPENING, 0.0) + self._seconds.get(Cause.FIRST_BYTE, 0.0)
+        gain = self._gain(seconds + hidden, 1e6)
+        if self._seen is not None and self._seen.episodes.misses:
+            # Nor are more episodes fetched at a time than the pool and those ahead: of each an index, then a clip.
+            fetch, episodes = self._seen.fetch, self._seen.episodes
+            episode_seconds = 2 * fetch.first_byte.p50_seconds + fetch.body.p50_seconds
+            episodes_per_second = (episodes.misses - episodes.kept) / max(self._wall_seconds, 1e-9)
+            at_a_time = config.pool_episodes + config.prefetch_episodes
+            gain = max(1.0, min(gain, at_a_time / max(episode_seconds * episodes_per_second, 1e-9)))
         return Diagnosis(
             binds=cause.key,
             evidence=f"{share}: the clips of {config.pool_episodes} episodes of the pool and "
             f"{config.prefetch_episodes} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit "
             f"max_bytes={most_bytes / MIB:.0f} MiB",
             setting={"max_bytes": value},
-            gain=self._gain(seconds + hidden, 1e6),
+            gain=gain,
         )
 
     def _of_disk(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
