@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import heapq
+import itertools
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_thread
@@ -46,8 +49,22 @@ class DecodePoolStatistics(Figures):
     """Quantiles of those times."""
 
 
+class _Waiting(NamedTuple):
+    """A call that waits for a thread. The next one is the smallest."""
+
+    turn: int
+    came: int
+    """How many came before it: of one turn, the first is the first."""
+    call: ThreadCall[Any]
+    result: Future[Any]
+
+
 class DecodePool:
-    """Runs blocking calls in worker threads, at most ``threads`` at a time, first come, first served.
+    """Runs blocking calls in worker threads, at most ``threads`` at a time, in the order of their turns.
+
+    A turn is a number, the lowest is next, and calls of the same one are taken as they came. A pass over a stream
+    counts its samples from the ``turn`` on that the pool has when it begins: so what its consumer needs first goes
+    before what was ready earlier and is needed later, and passes side by side get on alike.
 
     A thread that is done takes the next call by itself. Nobody has to wake it: on busy cores the loop would take its
     time, and a thread that is woken for each call mostly begins it on its waker's core while another one is idle.
@@ -68,6 +85,11 @@ class DecodePool:
         if self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {threads}")
         self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []  # a heap
+        self._came = itertools.count()
+        self.turn = 0
+        """The highest of the calls that began so far."""
         self._is_closed = False
         self._late: anyio.CapacityLimiter | None = None
         self._calls: set[ThreadCall[Any]] = set()
@@ -75,8 +97,10 @@ class DecodePool:
         self._busy_seconds = 0.0
         self._call_times = Histogram()
 
-    async def run(self, function: Callable[[*Arguments], ResultT], *args: *Arguments) -> ResultT:
-        """``function(*args)``, called in a worker thread.
+    async def run(
+        self, function: Callable[[*Arguments], ResultT], *args: *Arguments, turn: int | None = None
+    ) -> ResultT:
+        """``function(*args)``, called in a worker thread when it is its ``turn``; without one, at the pool's own.
 
         Cancelled while it waits, it never calls. A call that runs can't be stopped: a cancelled caller waits for its
         end and throws the result away, and the thread counts as busy until then. A second ``Task.cancel()`` is raised
@@ -89,7 +113,7 @@ class DecodePool:
         call: ThreadCall[ResultT] = ThreadCall(lambda: function(*args))
         self._calls.add(call)
         try:
-            return await self._in_thread(call)
+            return await self._in_thread(call, self.turn if turn is None else turn)
         except asyncio.CancelledError:
             await call.ended()
             raise
@@ -100,10 +124,16 @@ class DecodePool:
             if call.began and not call.runs:
                 self._call_times.record(call.seconds)
 
-    async def _in_thread(self, call: ThreadCall[ResultT]) -> ResultT:
+    async def _in_thread(self, call: ThreadCall[ResultT], turn: int) -> ResultT:
+        waiting = _Waiting(turn, next(self._came), call, Future())
+        with self._lock:
+            heapq.heappush(self._waiting, waiting)
         try:
-            ended = self._executor.submit(call.run)
+            self._executor.submit(self._run_next)
         except RuntimeError as error:
+            with self._lock:  # nobody comes for it
+                self._waiting.remove(waiting)
+                heapq.heapify(self._waiting)
             if self._is_closed:
                 raise ClosedError("the threads that decode have ended: open the dataset again") from error
             if "shutdown" not in str(error):  # no thread can be started
@@ -112,7 +142,23 @@ class DecodePool:
             # The program's main thread is over, and all executors with it; the loop is in another one, and goes on.
             self._late = self._late or anyio.CapacityLimiter(self.threads)
             return await anyio.to_thread.run_sync(call.run, limiter=self._late)
-        return await asyncio.wrap_future(ended)
+        return await asyncio.wrap_future(waiting.result)
+
+    def _run_next(self) -> None:
+        """Run the call whose turn it is, in a thread; one comes here for each call."""
+        with self._lock:
+            turn, _, call, result = heapq.heappop(self._waiting)
+            self.turn = max(self.turn, turn)
+        if not result.set_running_or_notify_cancel():
+            return
+        try:
+            value = call.run()
+        except BaseException as error:  # noqa: BLE001 - it is raised to the caller
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+        finally:
+            del call, result  # else error -> traceback -> this frame -> result -> error is a cycle
 
     def close(self) -> None:
         """Let the threads end, each after its last call; new calls are refused. Twice is once."""

@@ -43,10 +43,12 @@ takes dozens. Where a thousand are asked for at once, the first of them is as la
 class _Decoding:
     """A job under way in a thread, and then what came of it."""
 
-    __slots__ = ("is_ready", "path", "ready", "ready_at", "results", "rows", "steps", "waits_for")
+    __slots__ = ("is_ready", "number", "path", "ready", "ready_at", "results", "rows", "steps", "waits_for")
 
     def __init__(self, job: DecodeJob, rows: list[BatchRow] | None) -> None:
         self.steps = job.steps
+        self.number = job.numbers[0]
+        """Of its first sample in the pass."""
         self.rows = rows
         """Rows that it goes to, with batches in memory of ours."""
         self.is_ready = False
@@ -133,6 +135,7 @@ class DecodeAhead:
         self._queued = anyio.Event()
         self._undone: dict[_Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
+        self._first_turn = dataset.decode_pool.turn
         self._taken = 0  # samples of the order that were delivered or left out, what is empty counted in
         self._freed = anyio.Event()
         self._is_waiting_for_room = self._produced_all = False
@@ -274,7 +277,9 @@ class DecodeAhead:
             build, is_left = self._builder.build, self._left.is_set
             if running() is not None:
                 build = partial(_traced, build)
-            results = await self._dataset.decode_pool.run(build, decoding.steps, episodes, is_left, decoding.rows)
+            results = await self._dataset.decode_pool.run(
+                build, decoding.steps, episodes, is_left, decoding.rows, turn=self._first_turn + decoding.number
+            )
             if self._rows is not None and decoding.rows and any(type(result) is dict for result in results):
                 self._rows.stop()
             decoding.end(results, self._builder.weights)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import anyio
 import pytest
@@ -109,6 +110,19 @@ async def test_a_thread_takes_the_next_calls_whatever_the_loop_does() -> None:
         await all_others_wait()
         held.may_end.set()
         assert all(called.acquire(timeout=10) for _ in range(5))  # here, where the loop waits for it
+
+
+async def test_the_lowest_turn_is_next_and_of_one_turn_the_first() -> None:
+    pool, first, order = DecodePool(1), HeldCall(), list[str]()
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(pool.run, first, turn=10))
+        await first.has_begun()
+        for turn, name in ((14, "14"), (12, "12"), (None, "the pool's own"), (12, "12 again"), (11, "11")):
+            group.start_soon(partial(pool.run, order.append, name, turn=turn))
+            await all_others_wait()
+        first.may_end.set()
+    assert order == ["the pool's own", "11", "12", "12 again", "14"]
+    assert pool.turn == 14
 
 
 async def test_a_closed_pool_ends_its_threads_and_refuses() -> None:
