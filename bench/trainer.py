@@ -3,6 +3,7 @@
     .venv-peers/bin/python -m bench.trainer                             an ACT on states; twenty minutes
     .venv-peers/bin/python -m bench.trainer --pictures --width 96       one that sees the pictures: long steps on a CPU
     .venv-peers/bin/python -m bench.trainer --pictures --width 640 --device cuda
+    .venv-peers/bin/python -m bench.trainer --policy.chunk_size=100     what else is given goes to the trainer
 
 ``.ci/peers`` makes that environment. Each way is ``lerobot-train --dataset.streaming=true`` in a process of its own, by
 turns, from one Hub on loopback whose CDN speaks TLS and sends 4 MiB/s a stream after 50 ms. On a CPU an ACT's step
@@ -192,11 +193,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pictures", action="store_true", help="have the policy see them")
     parser.add_argument("--device", default="cpu", help="that trains (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    chosen = parser.parse_args(arguments)
+    chosen, others = parser.parse_known_args(arguments)
     root = trainer_dataset(chosen.width)
     pace = Fault.slow(first_byte_seconds=FIRST_BYTE_SECONDS, bytes_per_second=RATE_BYTES)
     asked = [f"--policy.device={chosen.device}", f"--batch_size={chosen.batch_size}", f"--steps={chosen.steps}"]
-    asked += [] if chosen.pictures else ON_STATES
+    asked += [*([] if chosen.pictures else ON_STATES), *others]
     runs: dict[str, list[Run]] = {way: [] for way in WAYS}
     with HubServer(fault=lambda _: Fault.slow(first_byte_seconds=FIRST_BYTE_SECONDS), cdn_fault=lambda _: pace) as hub:
         files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
