@@ -18,6 +18,7 @@ from blockbuster import blockbuster_ctx
 from hypothesis import settings
 
 from asyncfetch.testing import DatasetTruth, RangeServer, write_dataset
+from tests.warm import WarmInterpreter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -148,6 +149,20 @@ def _waits(task: asyncio.Task[Any]) -> bool:
 def failed_loaders_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that failed joins its workers, which don't end then, for 5 s each before it terminates them."""
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmInterpreter]:
+    with WarmInterpreter() as interpreter:
+        yield interpreter
+
+
+@pytest.fixture(scope="module")
+def programs_are_warm(warm_python: WarmInterpreter) -> Iterator[None]:
+    """Those that the module's tests start needn't import torch; see tests/warm.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        warm_python.stands_in(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

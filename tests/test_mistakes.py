@@ -279,6 +279,7 @@ def test_a_transform_that_only_another_pickler_can_send_stays(world: World) -> N
         pickle.dumps(world.stream(transform=lambda sample: sample))
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 @pytest.mark.parametrize(
     "use",
     [

@@ -25,6 +25,8 @@ from tests.reference import render
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
+
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "examples" / "guides"
 README = ROOT / "README.md"

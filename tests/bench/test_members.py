@@ -12,6 +12,8 @@ from bench import members
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
+
 
 @pytest.mark.timeout(120)
 def test_it_tells_what_a_member_costs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from bench import tensors
 
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
+
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
 

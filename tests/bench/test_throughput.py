@@ -17,6 +17,8 @@ from bench.throughput import Setting, curves_of, look, main, measure, traffic
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
+
 EPISODES, LENGTH = 3, 40
 
 

@@ -12,6 +12,8 @@ from bench import traffic
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
+
 
 @pytest.mark.timeout(180)  # its processes import torch
 def test_the_order_says_what_a_server_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,6 +168,7 @@ class _Reads:
         return read(*self.reads[index])
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 def test_a_loaders_spawned_worker_reads_with_them_and_finds_the_hubs_token_by_itself(
     server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +225,7 @@ def test_copies_of_a_url_are_whole() -> None:
         assert again.source == "https://me:hidden@host/a"
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 def test_a_streams_spawned_processes_have_them_and_the_urls_password(small_dataset: DatasetTruth) -> None:
     config = af.StreamConfig(fetch=replace(CONFIG, tokens={}))
     with RangeServer(small_dataset, tls=False, fault=refuse_other_logins) as server:

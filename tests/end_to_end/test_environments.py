@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tests.end_to_end.conftest import Served
 
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
+
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 60
 """A process takes a tenth of it, where it has a core. One that hangs says where, and ends."""

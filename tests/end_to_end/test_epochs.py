@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from tests.end_to_end.conftest import Serve, Served
 
 TOP = "observation.images.top"
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("programs_are_warm"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
 
 
 def keys_of(samples: Any) -> list[tuple[int, int]]:  # noqa: ANN401

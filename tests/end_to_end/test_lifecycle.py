@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.end_to_end.conftest import Served
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("programs_are_warm")]
 
 END_SECONDS = 2.5
 """A second, and what an interpreter with torch in it takes to end on a busy machine."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing import DatasetTruth, ServedRequest
 
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

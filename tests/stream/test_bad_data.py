@@ -248,6 +248,7 @@ def test_the_list_stays_in_its_process(broken: str) -> None:
     stream.close()
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
@@ -287,6 +288,7 @@ def places(batch: Any) -> list[tuple[int, int]]:  # noqa: ANN401
     return [(int(member), int(index)) for member, index in zip(members, batch["index"], strict=True)]
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 @pytest.mark.timeout(120)
 def test_what_the_process_of_serve_samples_finds_is_listed_here(broken: str) -> None:
     stream = make(broken, "skip")

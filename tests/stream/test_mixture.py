@@ -269,6 +269,7 @@ def test_at_an_epochs_beginning_too_a_mixtures_state_is_not_a_streams(
     stream.close()
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 def test_batches_of_a_process_beside_this_one_are_the_same(truths: list[DatasetTruth]) -> None:
     mixed = mixture(truths)
     batches = list(af.torch.StreamDataset(mixed, batch_size=4))
@@ -286,6 +287,7 @@ def test_batches_of_a_process_beside_this_one_are_the_same(truths: list[DatasetT
         assert all(torch.equal(left[name], right[name]) for name in left if isinstance(left[name], torch.Tensor))
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 def test_what_is_left_behind_a_part_of_a_batch_comes_in_whole_batches_again(truths: list[DatasetTruth]) -> None:
     """Of one member each, but for the last one of each; wherever it is read, and gone on with behind any of them."""
     mixed, taken = mixture(truths, block_samples=4), 6

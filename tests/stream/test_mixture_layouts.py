@@ -230,6 +230,7 @@ def sizes(batches: Iterable[dict[str, Any]]) -> list[int]:
     return [len(batch["dataset"]) for batch in batches]
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 def test_a_state_of_another_batch_size_keeps_its_blocks_for_its_epoch_alone(truths: list[DatasetTruth]) -> None:
     """Here and in a process beside, whose epochs' ends are known here, too; from within an epoch and from its end."""
     begun_with = parted(truths)

@@ -168,6 +168,7 @@ def test_a_host_that_fails_at_first_is_seen_as_retries(truth: DatasetTruth) -> N
     assert report.waits.by_cause[Cause.LIMIT] < report.waits.by_cause[Cause.RETRIES]
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 def test_the_process_of_serve_samples_is_seen_while_it_runs_and_after_it(truth: DatasetTruth) -> None:
     with serve_samples(af.Stream(truth.root, config=config()), batch_size=4) as batches:
         assert str(batches.report()) == "no pass has begun in this process"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing import DatasetTruth
 
-pytestmark = pytest.mark.timeout(60)  # a process with torch in it takes seconds to start on a busy machine
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("programs_are_warm")]
 
 CONFIG = af.StreamConfig(lanes=2, pool_episodes=2, prefetch_episodes=1, decode_threads=1, group_frames=2)
 

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
     from asyncfetch.stream.decode_jobs import DecodeJob
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
+pytestmark = [
+    pytest.mark.usefixtures("programs_are_warm"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create"),
+]
 SIZE = 4
 STEPS = 2000
 TOP, WRIST = "observation.images.top", "observation.images.wrist"

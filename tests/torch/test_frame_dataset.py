@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing import DatasetTruth
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("programs_are_warm"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
 
 TOP = "observation.images.top"
 DEPTH = "observation.images.depth"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.timeout(120),
+    pytest.mark.usefixtures("programs_are_warm"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
 ]
 START_SECONDS = 60

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing import DatasetTruth
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
+pytestmark = [
+    pytest.mark.usefixtures("programs_are_warm"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create"),
+]
 
 
 def indices(samples: Any) -> list[int]:  # noqa: ANN401

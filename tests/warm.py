@@ -1,0 +1,190 @@
+"""Programs of Python's that needn't import torch, which is most of what a short one takes.
+
+    with WarmInterpreter() as python:
+        python.stands_in(monkeypatch)
+        subprocess.run([sys.executable, "-c", "import asyncfetch as af; ..."])
+
+Each is a fork of an interpreter that has PRELOADED, of which nothing is asyncfetch's. It is a child of this process as
+any other, and ends as any interpreter does. What is about an interpreter's start or end, or about who imports what,
+needs one of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import multiprocessing.util
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pytest
+
+PRELOADED: Final = ("numpy", "pyarrow.parquet", "torch.utils.data", "torchcodec.decoders")
+MESSAGE_BYTES: Final = 200_000
+MAX_FILES: Final = 100
+OPTIONS: Final = {"-W": 2, "-X": 2, "-B": 1}
+"""Words of each; those but -W change nothing that a program is tested for."""
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class WarmInterpreter:
+    """Starts programs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parent = os.getpid()
+
+    def __enter__(self) -> Self:
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self._process = subprocess.Popen([sys.executable, __file__], stdin=other.fileno())
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)  # forks of this process may have it open, too
+        self._socket.close()
+        self._process.wait()
+
+    def can_start(self, command: Any) -> bool:  # noqa: ANN401 - whatever subprocess takes
+        """Whether it is a program, and this the process whose child it would be."""
+        python, first = [*map(os.fsdecode, command[:2]), "", ""][:2]
+        is_program = first in {"-c", "-m", *OPTIONS} or not first.startswith("-")
+        return python == sys.executable and is_program and os.getpid() == self._parent
+
+    def start(self, words: Sequence[str], files: Mapping[int, int], **how: object) -> int:
+        """Start what ``python *words`` is, with open files of ours by its own numbers; return its process id."""
+        message = json.dumps({"words": words, "files": [*files], **how}).encode()
+        prctl = ctypes.CDLL(None).prctl
+        with self._lock:
+            prctl(PR_SET_CHILD_SUBREAPER, 1)  # to whom those go whom their parent leaves
+            socket.send_fds(self._socket, [message], [*files.values()])
+            pid = int(self._socket.recv(MESSAGE_BYTES))
+            prctl(PR_SET_CHILD_SUBREAPER, 0)
+        return pid
+
+    def stands_in(self, patch: pytest.MonkeyPatch) -> None:
+        """Start what subprocess, and multiprocessing where it spawns, would start with this Python."""
+        python, spawn = self, multiprocessing.util.spawnv_passfds
+
+        class Popen(subprocess.Popen[Any]):
+            def _execute_child(self, args: Any, *rest: Any) -> None:  # noqa: ANN401 - as subprocess calls it
+                _, preexec_fn, _, passed, cwd, env, _, _, shell, *pipes = rest[:15]
+                if shell or preexec_fn or not python.can_start(args):
+                    super()._execute_child(args, *rest)  # type: ignore[misc]
+                    return
+                own = {number: number if pipe == -1 else pipe for number, pipe in enumerate((pipes[0], *pipes[3::2]))}
+                self.pid = python.start(
+                    [os.fspath(word) for word in args[1:]],
+                    own | {number: number for number in passed},
+                    cwd=os.path.abspath(cwd or "."),
+                    env=dict(os.environ if env is None else env),
+                    session=rest[20],
+                )
+                self._child_created = True
+                self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+        def spawn_warm(path: bytes, words: Sequence[Any], files: Sequence[int]) -> int:
+            if "--multiprocessing-fork" not in words or not python.can_start(words):  # one of multiprocessing's own
+                return spawn(path, words, files)
+            own = {number: number for number in (0, 1, 2, *files)}
+            return python.start(words[1:], own, cwd=os.getcwd(), env=dict(os.environ), session=False)
+
+        patch.setattr(subprocess, "Popen", Popen)
+        patch.setattr(multiprocessing.util, "spawnv_passfds", spawn_warm)
+
+
+def _next_program() -> dict[str, Any]:
+    """Return in a fork for each request that stdin has, with stdin, stdout and stderr that are the program's own."""
+    requests = socket.socket(fileno=os.dup(0))
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        message, files, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, MAX_FILES)
+        if not message:
+            os._exit(0)
+        told, tells = os.pipe()
+        if os.fork() == 0:
+            if os.fork() != 0:
+                os._exit(0)  # which leaves the program to who asked for it
+            os.close(tells)
+            os.read(told, 1)
+            os.close(told)
+            program: dict[str, Any] = json.loads(message)
+            if program["session"]:
+                os.setsid()
+            signal.signal(signal.SIGINT, interrupt)
+            requests.send(b"%d" % os.getpid())
+            requests.close()
+            above = [fcntl.fcntl(file, fcntl.F_DUPFD, 500) for file in files]
+            for file in files:
+                os.close(file)
+            for file, number in zip(above, program["files"], strict=True):
+                os.dup2(file, number)
+                os.close(file)
+            return program
+        os.wait()
+        for file in (told, tells, *files):
+            os.close(file)
+
+
+def _run(program: dict[str, Any]) -> None:
+    os.chdir(program["cwd"])
+    os.environ.clear()
+    os.environ.update(program["env"])
+    tempfile.tempdir = None  # which the environment says
+    words, options = program["words"], os.environ.get("PYTHONWARNINGS", "").split(",")
+    while words[0] in OPTIONS:
+        options += words[1:2] if words[0] == "-W" else []
+        del words[: OPTIONS[words[0]]]
+    sys.warnoptions[:] = filter(None, options)
+    for option in sys.warnoptions:
+        warnings._setoption(option)  # type: ignore[attr-defined]
+    sys.path[1:1] = [
+        path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path
+    ]
+    sys.excepthook = _tell
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    first, *others = words
+    if first == "-m":
+        sys.argv, sys.path[0] = ["-m", *others[1:]], os.getcwd()
+        runpy._run_module_as_main(others[0])  # type: ignore[attr-defined]
+    elif first == "-c":
+        sys.argv, sys.path[0] = ["-c", *others[1:]], ""
+        exec(compile(others[0], "<string>", "exec"), vars(main))
+    else:
+        path = Path(first).absolute()
+        sys.argv, sys.path[0], main.__file__ = words, str(path.parent), str(path)
+        exec(compile(path.read_text(), str(path), "exec"), vars(main))
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Without the frames of this file."""
+    for _ in range(2):
+        trace = trace and trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+if __name__ == "__main__":
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of what asyncfetch brings along, too
+        for name in PRELOADED:
+            importlib.import_module(name)
+    assert not {"asyncfetch", "aiohttp", "anyio"} & set(sys.modules)  # which ask where they run when they are imported
+    gc.collect()
+    gc.freeze()  # a fork shares it, and needn't look through it at its end
+    _run(_next_program())
