@@ -72,9 +72,20 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """On uvloop, which swallows what a signal handler raises, a test's time limit has to cancel it from inside."""
     is_on_uvloop = "uvloop" in item.name or item.config.getoption("loop") == "uvloop"
     if isinstance(item, pytest.Function) and is_on_uvloop and inspect.iscoroutinefunction(item.obj):
-        marker = item.get_closest_marker("timeout")
-        seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
-        item.obj = _within(item.obj, seconds)
+        item.obj = _within(item.obj, _limit_seconds(item))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests that may take long come first, so that at the end no worker is left with one."""
+    longest: dict[Path, float] = {}
+    for item in items:
+        longest[item.path] = max(longest.get(item.path, 0.0), _limit_seconds(item))
+    items.sort(key=lambda item: -longest[item.path])
+
+
+def _limit_seconds(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0] if marker else item.config.getini("timeout"))
 
 
 def _within(test: Callable[..., Awaitable[None]], seconds: float) -> Callable[..., Awaitable[None]]:
