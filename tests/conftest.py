@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from asyncfetch.testing.clips import Codec
 
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+"""Torch, which isn't imported yet, has threads that spin while they wait for one another, on cores that others need."""
+
 settings.register_profile("asyncfetch", deadline=None)  # of milliseconds for one example, which other tests use up
 settings.load_profile("asyncfetch")
 
