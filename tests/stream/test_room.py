@@ -346,6 +346,7 @@ async def test_the_first_episode_is_asked_for_alone(
             await anyio.wait_all_tasks_blocked()
             assert asked == set(episodes[:asked_together])
             may_come.set()
+            window.end_head_start()  # as a pass does at its first sample
             for episode in episodes:
                 window.use(episode)
                 await window.get(episode)
