@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import FetchStatistics
     from asyncfetch.lerobot import DatasetStatistics
-    from asyncfetch.observe.quantiles import Quantiles
+    from asyncfetch.observe.figures import Quantiles
     from asyncfetch.observe.report import Report
     from asyncfetch.stream import PassStatistics
 else:

@@ -27,8 +27,8 @@ from rich.table import Table
 
 import asyncfetch as af
 from asyncfetch.cache.disk import DiskStore, DiskTier
+from asyncfetch.cache.disk.folder import SharedCounter
 from asyncfetch.cache.disk.layout import VersionFile
-from asyncfetch.cache.disk.shared_counter import SharedCounter
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.testing import RangeServer
 from bench import cache_pool, read_back, tiny_objects

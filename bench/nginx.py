@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 import psutil
 
 from asyncfetch.errors import ClosedError, ConfigError, MissingDependency
-from asyncfetch.testing.server.server import certificate_for
+from asyncfetch.testing.server import certificate_for
 
 if TYPE_CHECKING:
     from types import TracebackType

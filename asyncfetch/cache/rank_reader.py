@@ -28,16 +28,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
-from asyncfetch.cache.lease import CacheKey, Lease
-from asyncfetch.cache.memory import ByteCache
-from asyncfetch.cache.range_stream import CachedRangeStream
+from asyncfetch.cache.memory import ByteCache, CacheKey, Lease
 from asyncfetch.cache.regions import MappedRegions, RegionPlace, Regions
 from asyncfetch.config.secrets import among_own_processes
 from asyncfetch.errors import ClosedError, ObjectChanged, WorkerError
-from asyncfetch.fetch.arguments import byte_ranges, closed_range
+from asyncfetch.fetch.batch import each_on_its_own
 from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.fetch.objects import difference
-from asyncfetch.fetch.reader import VersionedReader
+from asyncfetch.fetch.reader import VersionedReader, byte_ranges, closed_range
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.single_flight import SharedLRU
@@ -553,7 +551,7 @@ class RankReader:
         self, ranges: Iterable[ByteRange]
     ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
         """See RangeReader."""
-        return CachedRangeStream(ranges, lambda one: self.fetch(one.url, one.start, one.stop))
+        return each_on_its_own(ranges, lambda one: self.fetch(one.url, one.start, one.stop))
 
 
 def _stop(wanted: ByteRange) -> int:

@@ -1,12 +1,11 @@
 """The command ``asyncfetch``. Needs the extra ``cli``.
 
-app       all commands
+app       all commands; ``env``: what is installed, and what doesn't fit together; ``run``: other libraries' commands on
+          datasets of ours
 dataset   ``info``, ``check``, ``frames``: look at a dataset; bench: how fast it streams here, and why
 files     ``ls``, ``cp``: files of any url
-merge     ``merge``; subsets: ``select``, ``split``, ``convert``
+merge     ``merge``, ``select``, ``split``, ``convert``
 cache     ``cache``: look at a disk tier, check it, make it smaller
-run       other libraries' commands on datasets of ours
-env       ``env``: what is installed, and what doesn't fit together
 terminal  what all of them read and write alike
 """
 

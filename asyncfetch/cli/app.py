@@ -1,7 +1,12 @@
-"""All commands."""
+"""All commands: those that are told of elsewhere, ``env`` and ``run``."""
 
 from __future__ import annotations
 
+import json
+import platform
+import shutil
+import subprocess
+import warnings
 from importlib import metadata
 from typing import Annotated
 
@@ -13,15 +18,82 @@ try:
     from asyncfetch.cli.bench import bench
     from asyncfetch.cli.cache import commands as cache_commands
     from asyncfetch.cli.dataset import check, frames, info
-    from asyncfetch.cli.env import env
     from asyncfetch.cli.files import cp, ls
-    from asyncfetch.cli.merge import merge
-    from asyncfetch.cli.run import OPTIONS_ARE_THEIRS, run
-    from asyncfetch.cli.subsets import convert, select, split
+    from asyncfetch.cli.merge import convert, merge, select, split
 except ModuleNotFoundError as missing:
     raise MissingDependency(f"the command asyncfetch needs typer and rich: {install_command('cli')}") from missing
 
 __all__ = ["app"]
+
+PACKAGES = ("asyncfetch", "aiohttp", "anyio", "numpy", "torch", "torchcodec", "av", "pyarrow", "lerobot", "aiobotocore")
+PACKAGES_OF_EXTRAS = ("fsspec", "xxhash", "aiofastnet", "ray")
+OPTIONS_ARE_THEIRS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+"""All that comes after the command's name."""
+
+
+def env(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+    """Say which versions are installed, what decodes video, and why not. Exits with 1 where nothing does."""
+    versions = {name: _version(name) for name in (*PACKAGES, *PACKAGES_OF_EXTRAS)}
+    decoders, remedies = {}, {}
+    for name in ("torchcodec", "pyav"):
+        decoders[name], remedies[name] = _decodes(name)
+    told = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": versions,
+        "ffmpeg": _ffmpeg(),
+        "decoders": decoders,
+        "remedies": {name: remedy for name, remedy in remedies.items() if remedy},
+    }
+    if as_json:
+        typer.echo(json.dumps(told))
+    else:
+        typer.echo(f"Python {told['python']} on {told['platform']}")
+        for package, version in versions.items():
+            typer.echo(f"  {package:<12} {version or '-'}")
+        typer.echo(f"  {'ffmpeg':<12} {told['ffmpeg'] or '-'}")
+        for name, works in decoders.items():
+            typer.echo(f"{name} {'decodes' if works else 'does not decode: ' + remedies[name]}")
+    if not any(decoders.values()):
+        raise typer.Exit(1)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _decodes(backend: str) -> tuple[bool, str]:
+    from asyncfetch.decode.backends import choose_backend
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the libraries that are loaded
+            choose_backend("torchcodec" if backend == "torchcodec" else "pyav")
+    except MissingDependency as error:
+        return False, str(error)
+    return True, ""
+
+
+def _ffmpeg() -> str | None:
+    path = shutil.which("ffmpeg")
+    if path is None:
+        return None
+    first = subprocess.run([path, "-version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
+    return first.removeprefix("ffmpeg version ").split(" ")[0] or None
+
+
+def run(
+    context: typer.Context,
+    command: Annotated[str, typer.Argument(metavar="COMMAND", help="LeRobot's, such as lerobot-train")],
+) -> None:
+    """Run one of LeRobot's commands, its datasets read by asyncfetch: from the Hub, or any URL as --dataset.root."""
+    from asyncfetch.compat.lerobot import run as run_command
+
+    run_command(command, context.args)
+
 
 app = typer.Typer(
     name="asyncfetch",

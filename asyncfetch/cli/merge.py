@@ -1,7 +1,8 @@
-"""``asyncfetch merge``: LeRobot datasets joined to one."""
+"""``asyncfetch merge``, ``select``, ``split``, ``convert``: LeRobot datasets joined, or their episodes written anew."""
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -10,14 +11,16 @@ import typer
 
 from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.terminal import format_bytes, parse_bytes, progress
-from asyncfetch.merge import merge_datasets
+from asyncfetch.errors import ConfigError
+from asyncfetch.merge import convert_dataset, merge_datasets, select_episodes, split_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncfetch.merge import MergeProgress, MergeReport
+    from asyncfetch.merge.subsets import Share
 
-__all__ = ["merge", "print_report", "run_with_bar"]
+__all__ = ["convert", "merge", "parse_episodes", "parse_share", "print_report", "run_with_bar", "select", "split"]
 
 T = TypeVar("T")
 
@@ -80,3 +83,100 @@ def print_report(report: MergeReport) -> None:
         f"{report.files:,} files, {format_bytes(report.bytes)}, {report.seconds:.1f} s"
         + (" (nothing written)" if report.is_dry_run else "")
     )
+
+
+MAX_EPISODES = 10_000_000
+"""That can be named, and are held as a list: 0.4 GB of it."""
+_RANGE = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?")
+
+Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset, a directory or url.")]
+Destination = Annotated[str, typer.Argument(help="The directory or s3:// prefix to write.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Pieces of work at a time. [default: one a processor]", show_default=False)
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, plan and print the plan only.")]
+
+
+def select(
+    source: Source,
+    destination: Destination,
+    episodes: Annotated[str, typer.Option(help="Which ones, such as 0-9,12,40-49; both ends count.")],
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    ca_file: CaFile = None,
+) -> None:
+    """Write some of a dataset's episodes as a dataset, videos copied as they are."""
+    call = partial(select_episodes, source, destination, parse_episodes(episodes))
+    print_report(
+        run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file)))
+    )
+
+
+def split(
+    source: Source,
+    destination: Destination,
+    parts: Annotated[
+        list[str], typer.Argument(help="Names and shares: train=0.9 val=0.1, or train=90 val=10, or val=0-9,12.")
+    ],
+    seed: Annotated[
+        int | None, typer.Option(help="Draw the episodes at random. [default: in their order]", show_default=False)
+    ] = None,
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    ca_file: CaFile = None,
+) -> None:
+    """Write parts of a dataset as datasets, each in a directory of its name in the destination."""
+    shares = dict(map(parse_share, parts))
+    if len(shares) < len(parts):
+        raise ConfigError(f"two parts have the same name: {' '.join(parts)}")
+    call = partial(split_dataset, source, shares, destination, seed=seed)
+    for report in run_with_bar(
+        partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
+    ).values():
+        print_report(report)
+
+
+def convert(
+    source: Source,
+    destination: Destination,
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    ca_file: CaFile = None,
+) -> None:
+    """Write a LeRobot v2.0 or v2.1 dataset as one of v3, videos copied as they are."""
+    call = partial(convert_dataset, source, destination)
+    print_report(
+        run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file)))
+    )
+
+
+def parse_episodes(text: str) -> list[int]:
+    """The indices in "0-9,12"; ConfigError where it has none, or more than MAX_EPISODES."""
+    episodes: list[int] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ConfigError(f"{text!r} names no episodes: write indices and ranges, such as 0-9,12")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(f"{part.strip()!r} names no episodes: both ends count, and the lower one comes first")
+        more = range(first, last + 1)
+        if len(episodes) + len(more) > MAX_EPISODES:
+            raise ConfigError(f"{text!r} names more than {MAX_EPISODES:,} episodes: take fewer at a time")
+        episodes += more
+    return episodes
+
+
+def parse_share(text: str) -> tuple[str, Share]:
+    """The name and the share in "train=0.9" (a part), "train=90" (a number) or "train=0-9,12" (which ones)."""
+    name, separator, share = text.partition("=")
+    if not separator:
+        raise ConfigError(f"{text!r} is no part of a split: write a name and a share, such as train=0.9")
+    try:
+        return name, int(share) if share.isascii() and share.isdigit() else float(share)
+    except ValueError:
+        return name, parse_episodes(share)

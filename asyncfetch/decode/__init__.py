@@ -1,7 +1,7 @@
 """Bytes to arrays: clips, images, and the threads and the cache that go with them.
 
-    clip       what is to be decoded: a self-contained MP4 and the times of the frames in it
-    decoder    FrameDecoder, by torchcodec and by PyAV, and open_decoder, which picks one
+    decoder    Clip: what is to be decoded, a self-contained MP4 and the times of the frames in it;
+               FrameDecoder, by torchcodec and by PyAV, and open_decoder, which picks one
     backends   which of them load in this process, and what to do where none does
     image      PNG, JPEG and TIFF out of a table's column
     cache      DecoderCache: open decoders, bounded in number and bytes
@@ -11,8 +11,7 @@ torch, torchcodec and PyAV are imported at first use.
 """
 
 from asyncfetch.decode.cache import DecoderCache, DecoderCacheStatistics
-from asyncfetch.decode.clip import Clip, DepthScale
-from asyncfetch.decode.decoder import FrameDecoder, open_decoder, stack_frames
+from asyncfetch.decode.decoder import Clip, DepthScale, FrameDecoder, open_decoder, stack_frames
 from asyncfetch.decode.executor import DecodePool, DecodePoolStatistics
 from asyncfetch.decode.image import decode_image
 

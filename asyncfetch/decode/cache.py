@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.observe import Figures
 from asyncfetch.ranges import whole_number
-from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.runtime.concurrently import copied, kept
 from asyncfetch.runtime.memory_pool import trim_heap
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 engine        Fetcher: the verbs, what they share, and which transport the scheme of a url names
 range_reader  one range by a request that it shares with others, in parts, or by its own
-batch         many ranges: bounded workers, ranges as they arrive
+batch         many ranges: bounded workers, ranges as they arrive, also those of caches
 buffers       one answer into the memory of several ranges
 download      one range over its attempts: what has landed, in which version
 retry         the one retry loop: which failure is tried again, when, and how many of a host's
@@ -14,15 +14,14 @@ limit         how many requests a host should have in flight. Pure
 hedge         when a late answer is asked for again, and how often. Pure
 bandwidth     a cap on the bytes per second of the process
 connection    one answer at a time, straight into its memory
-connector     new connections: names (resolver), addresses, TCP, TLS (tls)
-urls          where a request goes and which secrets go with it. Pure
+connector     new connections: names (resolver), addresses, TCP, TLS
+urls          where a request goes and which secrets go with it; an object's name, however its url is signed. Pure
 url_resolution   what a user's url means on the wire, and for how long
 objects       the versions seen first
 listing       a directory's entries, from pages of them. Pure
 upload_sources   what is put somewhere
-arguments     what the verbs take. Pure
 transports    the ways to reach bytes: http, s3, hub, file, fsspec
-reader        RangeReader, the protocol of the verbs
+reader        RangeReader, the protocol of the verbs, and what they take. Pure
 """
 
 from asyncfetch.fetch.engine import Fetcher

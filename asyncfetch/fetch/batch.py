@@ -1,4 +1,4 @@
-"""Many ranges at once: bounded workers per host, the first error ends all."""
+"""Many ranges at once: bounded workers, the first error ends all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from anyio import to_thread
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.fetch.limiter import one_caller
+from asyncfetch.fetch.reader import byte_ranges
 from asyncfetch.ranges import ByteRange, Request, lie_apart, own_request, plan_requests
 
 if TYPE_CHECKING:
@@ -18,10 +19,22 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
 
-__all__ = ["WORKERS_PER_REQUEST", "RangeStream", "for_each", "plan_batch", "server_of", "through"]
+__all__ = [
+    "WORKERS_PER_REQUEST",
+    "RangeStream",
+    "each_on_its_own",
+    "for_each",
+    "plan_batch",
+    "server_asked",
+    "server_of",
+    "through",
+]
 
 WORKERS_PER_REQUEST = 2
 """Workers of a batch per request in flight: so that a limiter that opens always finds one waiting."""
+MAX_CONCURRENT = 256
+"""Ranges of one call that are each read on their own, under way at a time: four hosts at their default limit of 64
+requests. It bounds tasks, and the bytes that wait for a slow consumer."""
 RANGES_ON_THE_LOOP = 1000
 """Most ranges gone through on the loop, more in a thread. One takes about 2 us to plan, going to a thread 100."""
 
@@ -32,6 +45,11 @@ def server_of(url: str) -> str:
     """Return what keeps ranges apart, so that one server's don't wait for another's: the url before its path."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}" if separator else ""
+
+
+def server_asked(request: Request) -> str:
+    """Return the ``server_of`` a request."""
+    return server_of(request.range.url)
 
 
 async def through(count: int, work: Callable[[], T]) -> T:
@@ -101,8 +119,7 @@ async def for_each(
 class RangeStream:
     """Ranges as they arrive. Enter it, then iterate once; leaving it cancels and awaits what is under way.
 
-    What a request brought waits in its worker until it is taken, so at most ``workers`` of them are held for each
-    server.
+    What a request brought waits in its worker until it is taken, so at most ``workers`` of them are held for each key.
     """
 
     def __init__(
@@ -111,15 +128,20 @@ class RangeStream:
         plan: Callable[[Sequence[ByteRange]], Awaitable[list[Request]]],
         fetch: Callable[[Request], Awaitable[Mapping[ByteRange, memoryview]]],
         *,
+        key: Callable[[Request], str],
         workers: int,
     ) -> None:
-        """``plan`` gives the requests that bring all of ``ranges``; ``fetch`` gives what one of them serves."""
+        """``plan`` gives the requests that bring all of ``ranges``; ``fetch`` gives what one of them serves.
+
+        ``key`` and ``workers`` are those of ``for_each``.
+        """
         self._ranges = ranges
         self._indices: dict[ByteRange, list[int]] = {}
         for index, one in enumerate(ranges):
             self._indices.setdefault(one, []).append(index)
         self._plan = plan
         self._fetch = fetch
+        self._key = key
         self._workers = workers
         self._failure: Exception | None = None
         self._entered = False
@@ -138,6 +160,7 @@ class RangeStream:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         self._group.cancel_scope.cancel()
+        self._send.close()
         self._receive.close()
         # The group is told of a cancellation, which is its business, but not of the consumer's own error: it would
         # wrap that in a group of one.
@@ -157,12 +180,12 @@ class RangeStream:
             return await self._receive.receive()
         except anyio.EndOfStream:
             failure, self._failure = self._failure, None
-            try:
-                raise (failure or StopAsyncIteration) from None
-            finally:
-                del failure  # see ``for_each``
         except anyio.ClosedResourceError:
             raise ClosedError("the stream of ranges was left") from None
+        try:
+            raise failure or StopAsyncIteration
+        finally:
+            del failure  # see ``for_each``
 
     async def _supply(self) -> None:
         async def work(request: Request) -> None:
@@ -174,6 +197,18 @@ class RangeStream:
         with self._send:
             try:
                 requests = await self._plan(self._ranges)
-                await for_each(requests, work, key=lambda request: server_of(request.range.url), workers=self._workers)
+                await for_each(requests, work, key=self._key, workers=self._workers)
             except Exception as error:  # noqa: BLE001 - raised where the consumer asks for the next range
                 self._failure = error
+
+
+def each_on_its_own(ranges: Iterable[ByteRange], fetch: Callable[[ByteRange], Awaitable[memoryview]]) -> RangeStream:
+    """The stream of ranges of which ``fetch`` reads one at a time, each once however often it is listed."""
+
+    async def plan(wanted: Sequence[ByteRange]) -> list[Request]:
+        return [own_request(one) for one in dict.fromkeys(wanted)]
+
+    async def answer(request: Request) -> dict[ByteRange, memoryview]:
+        return {request.range: await fetch(request.range)}
+
+    return RangeStream(byte_ranges(ranges), plan, answer, key=lambda _: "", workers=MAX_CONCURRENT)

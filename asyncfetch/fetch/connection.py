@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.bandwidth import RateLimit
     from asyncfetch.fetch.buffers import Views
     from asyncfetch.fetch.responses import ExpectedAnswer
-    from asyncfetch.runtime.deadlines import Deadlines
+    from asyncfetch.runtime.cancellation import Deadlines
 
 __all__ = ["Connection", "Head", "Peer", "PooledConnectionDied", "parse_head"]
 

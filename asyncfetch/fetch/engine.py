@@ -21,12 +21,12 @@ from asyncfetch.errors import (
     is_redacted,
     redact_url,
 )
-from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
-from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_of, through
+from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_asked, through
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import MIN_TELLING_BYTES, Hosts
 from asyncfetch.fetch.objects import ObjectMemory, difference
 from asyncfetch.fetch.range_reader import RangeAssembler, concerns_some
+from asyncfetch.fetch.reader import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import Clock, retried
 from asyncfetch.fetch.transports.file import FileTransport
@@ -319,9 +319,7 @@ class Fetcher(AsyncOnly):
         async def work(request: Request) -> None:
             views.update(await self._answer(request))
 
-        await for_each(
-            await self._plan(wanted), work, key=lambda request: server_of(request.range.url), workers=self._workers
-        )
+        await for_each(await self._plan(wanted), work, key=server_asked, workers=self._workers)
         return await through(len(wanted), lambda: [views[one] for one in wanted])
 
     def fetch_stream(self, ranges: Iterable[ByteRange]) -> RangeStream:
@@ -332,7 +330,7 @@ class Fetcher(AsyncOnly):
         """
         self._check()
         wanted = byte_ranges(ranges)
-        return RangeStream(wanted, self._plan, self._answer, workers=self._workers)
+        return RangeStream(wanted, self._plan, self._answer, key=server_asked, workers=self._workers)
 
     async def listdir(self, url: str, *, recursive: bool = False) -> list[ObjectInfo]:
         """The entries of a directory or prefix, sorted by name; with ``recursive`` all files below it, by url.

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from asyncfetch.fetch.url_resolution import AsyncCache, Found
-from asyncfetch.runtime.exits import in_daemon
-from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.runtime.concurrently import copied, kept
+from asyncfetch.runtime.threads import in_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

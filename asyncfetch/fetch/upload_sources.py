@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged
-from asyncfetch.fetch.arguments import has_objects
+from asyncfetch.fetch.reader import has_objects
 from asyncfetch.runtime.threads import run_to_its_end
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Urls: what none may hold, where a request goes, hop by hop, and which secrets may go with it. Pure.
+"""Urls: what none may hold, where a request goes, hop by hop, which secrets may go with it; an object's name. Pure.
 
 Every hop gets the headers that belong to its own origin, and nothing that was meant for another one. Following
 redirects inside the HTTP library would keep custom headers (``X-Amz-Security-Token``, a private gateway's key) across
@@ -13,7 +13,7 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from multidict import CIMultiDict
@@ -35,6 +35,7 @@ __all__ = [
     "is_permanent",
     "join_url",
     "next_url",
+    "object_name",
     "origin_of",
     "parse_url",
     "read_url",
@@ -235,3 +236,34 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+_AMAZON: Final = "algorithm credential date expires security-token signature signedheaders"
+_OLDER: Final = "signature awsaccesskeyid googleaccessid expires policy key-pair-id x-amz-security-token"
+_AZURE: Final = "sig sv ss srt st se sr sp spr sip si sdd scid skoid sktid skt ske sks skv saoid suoid"
+_SIGNED_BY: Final[Mapping[str, frozenset[str]]] = {
+    "x-amz-signature": frozenset(f"x-amz-{name}" for name in _AMAZON.split()),
+    "x-goog-signature": frozenset(f"x-goog-{name}" for name in _AMAZON.split()),
+    "signature": frozenset(_OLDER.split()),  # S3's and Google's first form, and CloudFront's
+    "sig": frozenset(_AZURE.split()),
+}
+"""All that a url's signature consists of, by the parameter that makes it a signed one. Without that parameter the
+others mean something else: a plain ``?expires=`` or ``?st=`` may choose the content."""
+
+
+def object_name(url: str) -> str:
+    """The url without the parameters of its signature: the same for every signature that one object is asked by.
+
+    Everything else stays as it is, in its order: a ``versionId`` names another content, and so may a user or a token.
+    """
+    base, mark, rest = url.partition("?")
+    if not mark:
+        return url
+    query, hash_mark, fragment = rest.partition("#")
+    parameters = [(part.partition("=")[0].lower(), part) for part in query.split("&")]
+    names = {name for name, _ in parameters}
+    signature = frozenset[str]().union(*(parts for sign, parts in _SIGNED_BY.items() if sign in names))
+    if not signature:
+        return url
+    kept = "&".join(part for name, part in parameters if name not in signature)
+    return base + (mark + kept if kept else "") + hash_mark + fragment

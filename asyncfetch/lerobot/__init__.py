@@ -1,7 +1,7 @@
 """LeRobot v3 datasets: metadata, tables by column and range, episodes and samples.
 
 metadata            info.json, tasks, statistics and the episode table, checked against each other
-info                what info.json says; where files are; depth: its units
+info                what info.json says; where files are; units of depth
 episode_files, episode_table    meta/episodes: its files; the table in memory
 parquet, columns    parquet by byte ranges; columns as arrays
 version2            metadata of v2.0 and v2.1, in the terms of v3
@@ -9,21 +9,31 @@ rows                the rows of an episode, and where in a file they lie
 scan                columns of many episodes, as record batches
 video_index         where an episode's frames lie in its video files
 episode_cache       whole episodes in memory, each byte fetched once, and one of them while it is read
-prefetches          those that are fetched ahead, and what became of those that failed
-windows, samples    which frames a sample is made of; making it
+samples             which frames a sample is made of; making it
 summary             a dataset in one value, with the sizes of its files
-dataset             LeRobotDataset, open for reading; engine: what several of them share
+dataset             LeRobotDataset, open for reading; episodes fetched ahead, and what became of those that failed
+engine              what several datasets share
 """
 
 from __future__ import annotations
 
 from asyncfetch.lerobot.dataset import DatasetStatistics, LeRobotDataset, chosen_features, open_dataset
-from asyncfetch.lerobot.depth import DepthUnit
 from asyncfetch.lerobot.engine import DatasetEngine, pool_bytes
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
-from asyncfetch.lerobot.samples import Asked, DoesNotFit, Field, ImageDtype, Row, Sample, SampleBuilder
+from asyncfetch.lerobot.info import DepthUnit
+from asyncfetch.lerobot.samples import (
+    Asked,
+    DoesNotFit,
+    Field,
+    ImageDtype,
+    Row,
+    Sample,
+    SampleBuilder,
+    Windows,
+    check_windows,
+    frames,
+)
 from asyncfetch.lerobot.summary import CameraSummary, DatasetSummary, FileSizes, dataset_info, summarise
-from asyncfetch.lerobot.windows import Windows, check_windows, frames
 
 __all__ = [
     "Asked",

@@ -41,7 +41,7 @@ from asyncfetch.errors import (
     redact_url,
 )
 from asyncfetch.fetch.limiter import Caller, calling, current_caller
-from asyncfetch.lerobot.depth import DepthUnit, depth_scale
+from asyncfetch.lerobot.info import DepthUnit, depth_scale
 from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.observe import Figures

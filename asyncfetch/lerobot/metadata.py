@@ -18,8 +18,7 @@ from asyncfetch.lerobot.columns import to_integers, to_objects
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.parquet import fetch_end, open_table, read_columns
-from asyncfetch.runtime.concurrently import Eventual, ungrouped
-from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.runtime.concurrently import Eventual, copied, kept, ungrouped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping

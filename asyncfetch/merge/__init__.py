@@ -3,21 +3,19 @@
     apply         merge_datasets: its contract, its report, what is refused before anything is read, how far it is
     subsets       some episodes, the parts of a split, a v2 dataset: merges of one source
     sources       what is read of each dataset beforehand
-    plan          what datasets must have in common; which file, frame and task everything gets; its tables
+    plan          what datasets must have in common; which file, frame and task everything gets; its tables,
+                  and types that differ in nulls only
     job           a merge that is planned and can be carried out: its pieces, what waits for what, what is reduced
-    tasks         the pieces that write: each file
+    tasks         the pieces that write: each file, and the metadata at the end
     summaries     statistics, and the pieces that read back what they need of the rows
     quantiles     how quantiles are found without all rows in memory
     scheduler     each piece as soon as what it needs is there; where it runs is an executor's to say
-    local_executor   the executor of this machine
-    worker_process   processes of its own, when they pay, and what runs in one
+    local_executor   the executor of this machine: processes of its own, when they pay, and what runs in one
     destination   what a destination has to do
     local_folder  one of them: built beside, gone on with after an interruption
     s3_prefix     the other: put file by file, likewise
     videos        where a video can be cut, and one video of many segments, times in whole ticks
-    metadata_writer   the metadata, at the end
     info          what info.json says
-    arrow_types   types that differ in nulls only
 
 Sources are read with the engine, so they may lie wherever it reads from.
 """

@@ -17,13 +17,12 @@ import anyio.to_thread
 
 from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.merge.destination import Needed, system_errors
-from asyncfetch.merge.metadata_writer import write_metadata
 from asyncfetch.merge.plan import disagreements, plan_merge, refuse
 from asyncfetch.merge.quantiles import QuantileSearch
 from asyncfetch.merge.scheduler import Schedule
 from asyncfetch.merge.sources import MergeSource, load_source
 from asyncfetch.merge.summaries import Summary, add, count_prefixes_again, quantile_ranks, summarise
-from asyncfetch.merge.tasks import RowsTask, file_units, write
+from asyncfetch.merge.tasks import RowsTask, file_units, write, write_metadata
 from asyncfetch.runtime.concurrently import gather, ungrouped
 
 if TYPE_CHECKING:

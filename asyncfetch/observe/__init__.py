@@ -1,7 +1,7 @@
 """Figures of what the engine does, which cost next to nothing to keep.
 
-figures     Statistics as people read them, and sums of them. Pure
-quantiles   Histogram: durations in bounded memory, any quantile of them within 2 %. Pure
+figures     Statistics as people read them, and sums of them; Histogram: durations in bounded memory, any quantile of
+            them within 2 %. Pure
 waits       Where the wait of a pass's consumer went. Pure
 report      Why it waits, and what to set. Pure
 trace       What happened when, as a file that Perfetto opens
@@ -15,8 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from asyncfetch.observe.figures import Figures
-from asyncfetch.observe.quantiles import Histogram, Quantiles
+from asyncfetch.observe.figures import Figures, Histogram, Quantiles
 from asyncfetch.observe.trace import trace
 
 __all__ = ["Figures", "Histogram", "Quantiles", "trace"]

@@ -1,12 +1,25 @@
-"""Statistics as people read them, and the sum of several."""
+"""Statistics as people read them, the sum of several, and durations, counted in buckets whose widths grow with them.
+
+A list of all durations would grow for ever, and a sample of them forgets the rare slow ones, which are what one asks
+about. So the logarithm of a duration is its bucket, as in DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-
+mergeable quantile sketch with relative-error guarantees", VLDB 2019): every duration of a bucket lies within
+RELATIVE_ERROR of the bucket's value, however the durations are distributed, and two histograms merge by addition.
+
+DDSketch grows and collapses its buckets to fit any numbers. Ours are durations, so their range is known and fixed.
+"""
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
+from math import ceil, log
+from operator import add
 from typing import Any, ClassVar, Self
 
-__all__ = ["Figures"]
+__all__ = ["Figures", "Histogram", "Quantiles"]
 
 
 class Figures:
@@ -62,3 +75,148 @@ def _sum(one: Any, other: Any) -> Any:  # noqa: ANN401
     if isinstance(one, Mapping):
         return {key: _sum(one.get(key), other.get(key)) for key in {**one, **other}}
     return one + other
+
+
+RELATIVE_ERROR = 0.02
+"""The relative error of each quantile. 1 % would double the memory to tell nobody more."""
+SHORTEST_SECONDS = 1e-6
+"""The first bucket has this and all that is shorter: no two clock readings tell those apart."""
+LONGEST_SECONDS = 3600.0
+"""The last bucket has all that is longer. Every phase of a request has a limit well below."""
+
+_GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
+"""Upper bound of a bucket by its lower one."""
+_BUCKETS_PER_E = 1 / log(_GAMMA)
+_LAST = ceil(log(LONGEST_SECONDS / SHORTEST_SECONDS) * _BUCKETS_PER_E)
+_EMPTY = array("Q", bytes(8 * (_LAST + 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Quantiles(Figures):
+    """Durations at one moment: all that were recorded since the start. Zeros where there were none.
+
+    A quantile is the shortest duration that so many are no longer than, within 2 %.
+    """
+
+    count: int = 0
+    """Durations recorded."""
+    sum_seconds: float = 0.0
+    """All of them together."""
+    p50_seconds: float = 0.0
+    """The median."""
+    p95_seconds: float = 0.0
+    """19 of 20 took no longer."""
+    p99_seconds: float = 0.0
+    """99 of 100 took no longer."""
+    max_seconds: float = 0.0
+    """The longest, exactly."""
+    buckets: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    """Durations by the histogram's bucket, where there are any."""
+    is_line = True
+
+    def __repr__(self) -> str:
+        """Return the figures in a line, in milliseconds."""
+        if not self.count:
+            return "none"
+        p50, p95, p99, most = (
+            f"{1e3 * seconds:.3g}"
+            for seconds in (self.p50_seconds, self.p95_seconds, self.p99_seconds, self.max_seconds)
+        )
+        return f"<{self.count:,}: p50 {p50}, p95 {p95}, p99 {p99}, max {most} ms>"
+
+    __str__ = __repr__
+
+    def plus(self, other: Self) -> Self:
+        """See Figures: exactly what one histogram of all durations would tell."""
+        both = Histogram()
+        for quantiles in (self, other):
+            for bucket, count in quantiles.buckets:
+                both._counts[bucket] += count
+            both._sum_seconds += quantiles.sum_seconds
+            both._max_seconds = max(both._max_seconds, quantiles.max_seconds)
+        return both.snapshot()  # type: ignore[return-value]
+
+
+class Histogram:
+    """Counts durations. Takes 4.5 KB, however many there are.
+
+    Not thread-safe for several writers: two that record at once may lose one of their durations. ``snapshot`` may be
+    called in any thread; its quantiles are of one moment, its sum and maximum perhaps of one duration earlier or later.
+    ``median_seconds`` is the writer's alone.
+    """
+
+    __slots__ = ("_below", "_count", "_counts", "_max_seconds", "_middle", "_sum_seconds")
+
+    def __init__(self) -> None:
+        self._counts = _EMPTY[:]
+        self._count = 0
+        self._middle = 0  # the bucket that had the median when it was last asked for
+        self._below = 0  # durations in the buckets below that one
+        self._sum_seconds = 0.0
+        self._max_seconds = 0.0
+
+    def record(self, seconds: float) -> None:
+        """Counts one duration, finite and not negative."""
+        bucket = ceil(log(seconds / SHORTEST_SECONDS) * _BUCKETS_PER_E) if seconds > SHORTEST_SECONDS else 0
+        self._counts[min(_LAST, bucket)] += 1
+        self._count += 1
+        if bucket < self._middle:
+            self._below += 1
+        self._sum_seconds += seconds
+        if seconds > self._max_seconds:
+            self._max_seconds = seconds
+
+    def merge(self, other: Histogram) -> None:
+        """Counts all durations of ``other``, too; as if they had been recorded here."""
+        self._counts = array("Q", map(add, self._counts, other._counts))
+        self._count, self._below = sum(self._counts), sum(self._counts[: self._middle])
+        self._sum_seconds += other._sum_seconds
+        self._max_seconds = max(self._max_seconds, other._max_seconds)
+
+    @property
+    def count(self) -> int:
+        """The snapshot's ``count``, at a small part of its cost."""
+        return self._count
+
+    @property
+    def median_seconds(self) -> float:
+        """The snapshot's ``p50_seconds``, at a small part of its cost: a median moves by few buckets, now and then."""
+        counts, bucket, below = self._counts, self._middle, self._below
+        rank = (self._count + 1) // 2
+        while below >= rank > 0:
+            bucket -= 1
+            below -= counts[bucket]
+        while below + counts[bucket] < rank:
+            below += counts[bucket]
+            bucket += 1
+        self._middle, self._below = bucket, below
+        return min(_value(bucket), self._max_seconds)
+
+    def snapshot(self) -> Quantiles:
+        """Return what was recorded so far."""
+        counts = self._counts[:]  # in one go, which other threads can't come between
+        up_to = list(accumulate(counts))
+        count, longest = up_to[-1], self._max_seconds
+
+        def quantile(percent: int) -> float:
+            rank = -(-count * percent // 100)  # in whole numbers: 0.95 * 20 isn't quite 19 in floats
+            return min(_value(bisect_left(up_to, rank)), longest)
+
+        return Quantiles(
+            count=count,
+            sum_seconds=self._sum_seconds,
+            p50_seconds=quantile(50),
+            p95_seconds=quantile(95),
+            p99_seconds=quantile(99),
+            max_seconds=longest,
+            buckets=tuple((bucket, times) for bucket, times in enumerate(counts) if times),
+        )
+
+
+def _value(bucket: int) -> float:
+    """The duration that is within RELATIVE_ERROR of all in the bucket but the first and the last one."""
+    if bucket == 0:
+        return SHORTEST_SECONDS
+    if bucket == _LAST:
+        return float("inf")  # the longest one, then
+    return SHORTEST_SECONDS * _GAMMA**bucket * 2 / (1 + _GAMMA)

@@ -14,9 +14,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from asyncfetch.errors import ClosedError, ConfigError
-from asyncfetch.runtime.exits import hold_daemon_at_exit
 from asyncfetch.runtime.fork import ForkGuard
-from asyncfetch.runtime.threads import call_on
+from asyncfetch.runtime.threads import call_on, hold_daemon_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Generator, Iterable

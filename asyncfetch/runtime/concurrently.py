@@ -1,21 +1,74 @@
-"""Calls side by side, whose first error comes out alone."""
+"""Calls side by side, whose first error comes out alone; and errors that are kept, for others who wait or for later.
+
+A traceback keeps its frames, those that called them, and all that their variables refer to: handles with their room,
+buffers, a whole stream with its threads. Raised again, an error gathers its receivers' frames, too. So what is kept is
+a copy without frames, and each who is told of it is given a copy of that.
+"""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+import traceback
+from contextlib import contextmanager, suppress
+from types import BuiltinFunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 
 from asyncfetch.errors import AsyncFetchError
-from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from anyio.abc import TaskGroup
 
-__all__ = ["Eventual", "RunSync", "gather", "ungrouped"]
+__all__ = ["Eventual", "RunSync", "copied", "gather", "kept", "ungrouped"]
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def copied(error: E) -> E:
+    """The same error, with the same cause, for one more receiver: no frame hangs on it."""
+    return _copied(error, error.args, error.__cause__)
+
+
+def kept(error: E) -> E:
+    """A copy to be kept: no frame hangs on it, nor on its causes. Where one that isn't ours arose, a note says."""
+    again = _bare(error)
+    if error.__traceback__ is not None and not isinstance(error, AsyncFetchError):
+        again.add_note(f"It was raised here:\n{''.join(traceback.format_tb(error.__traceback__)).rstrip()}")
+    return again
+
+
+def _bare(error: E) -> E:
+    args: Sequence[Any] = error.args
+    if isinstance(error, BaseExceptionGroup):
+        args = error.message, [_bare(one) for one in error.exceptions]
+    cause = error.__cause__
+    return _copied(error, args, None if cause is None or cause is error else _bare(cause))
+
+
+def _copied(error: E, args: Sequence[Any], cause: BaseException | None) -> E:
+    """Copy without ``copy.copy``, which calls the type's constructor: that may want arguments other than it keeps."""
+    kind = base = type(error)
+    while not isinstance(base.__dict__.get("__new__"), BuiltinFunctionType):
+        base = base.__base__  # type: ignore[assignment]  # which every type but ``object`` has
+    again: E = base.__new__(kind, *args)
+    again.args = tuple(args)
+    for each in kind.__mro__:
+        for name, place in vars(each).items():
+            if isinstance(place, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
+                with suppress(AttributeError, TypeError):  # it isn't set, or can't be
+                    value = getattr(error, name)
+                    if value is not getattr(again, name, again):  # an OSError without errno isn't one whose is None
+                        setattr(again, name, value)
+    again.__dict__.update(error.__dict__)
+    if hasattr(error, "__notes__"):
+        again.__notes__ = list(error.__notes__)
+    again.__cause__ = cause
+    again.__suppress_context__ = error.__suppress_context__
+    return again
+
 
 T = TypeVar("T")
 

@@ -30,10 +30,9 @@ from anyio._backends._asyncio import WorkerThread
 
 from asyncfetch.errors import ClosedError, WrongLoop, anew
 from asyncfetch.runtime.cancellation import was_cancelled
-from asyncfetch.runtime.exits import begin_exit, close_executor_here_at_exit, hold_daemon_at_exit
-from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.runtime.concurrently import copied, kept
 from asyncfetch.runtime.fork import ForkGuard, leave_openssl, running_loop, stand_still_at_forks
-from asyncfetch.runtime.threads import call_on
+from asyncfetch.runtime.threads import begin_exit, call_on, close_executor_here_at_exit, hold_daemon_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -10,7 +10,7 @@ import anyio
 
 from asyncfetch.errors import AsyncFetchError, ClosedError
 from asyncfetch.runtime.cancellation import was_cancelled
-from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.runtime.concurrently import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable

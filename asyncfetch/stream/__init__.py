@@ -11,13 +11,12 @@ samples.py      one pass: what was decoded, delivered in order; batch.py: in bat
 decode_ahead.py what is decoded ahead of it; job_builder.py: what its threads do
 figures.py      what a pass counts, also for another process; pool.py: a pool that fits the bound
 quarantine.py   bad data
-passes.py       opening a pass, on a loop of the caller's or in a thread
-session.py      a dataset on a loop in a thread, for synchronous iteration
+passes.py       opening a pass, on a loop of the caller's or in a thread, with a dataset that stays open there
 protocols.py    what a pass reads, and where an episode of it comes from
 source.py       what streams and mixtures have in common
 stream.py       Stream, which brings them together
 mixing.py       whose turn it is in a mixture, a pure function
-mixed.py        a mixture's order, and reading by it; shapes.py: members' samples made to go together
+mixed.py        a mixture's order, and reading by it; members' samples made to go together
 mixture.py      Mixture, of several streams
 serving/        a stream read in another process
 """
@@ -25,11 +24,10 @@ serving/        a stream read in another process
 from __future__ import annotations
 
 from asyncfetch.stream.mixture import Mixture
-from asyncfetch.stream.passes import Samples, StreamIterator
+from asyncfetch.stream.passes import DatasetSession, Samples, StreamIterator
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.samples import PassStatistics, SamplePass
 from asyncfetch.stream.serving import ServedBatches, serve_samples
-from asyncfetch.stream.session import DatasetSession
 from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.stream import Stream
 

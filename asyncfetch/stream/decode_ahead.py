@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import WaitStep
-from asyncfetch.runtime.failures import kept
+from asyncfetch.runtime.concurrently import kept
 from asyncfetch.stream.decode_jobs import Sizes, micro_batches
 from asyncfetch.stream.job_builder import FailedSample
 from asyncfetch.stream.prefetcher import EpisodePrefetcher

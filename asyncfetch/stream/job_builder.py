@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asyncfetch.errors import ConfigError, UsageError
 from asyncfetch.lerobot import DoesNotFit, Field
 from asyncfetch.observe.waits import Cause
-from asyncfetch.runtime.failures import kept
+from asyncfetch.runtime.concurrently import kept
 from asyncfetch.stream.batch import BatchRow, Layout
 
 if TYPE_CHECKING:

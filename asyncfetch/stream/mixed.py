@@ -1,12 +1,15 @@
-"""A mixture's pass: its members' episodes in one order, read by one engine, as samples that say whose they are."""
+"""A mixture's pass: its members' episodes in one order, read by one engine, as samples that say whose they are.
+
+Members' samples are changed so that they go together.
+"""
 
 from __future__ import annotations
 
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -14,8 +17,7 @@ from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.lerobot import DatasetEngine, EpisodeCacheStatistics, Field, LeRobotDataset
 from asyncfetch.observe.waits import Cause
-from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.failures import kept
+from asyncfetch.runtime.concurrently import gather, kept
 from asyncfetch.stream.batch import BatchRow, Layout
 from asyncfetch.stream.job_builder import PADDING, FailedSample, divided, mark_padding, transformed
 from asyncfetch.stream.order import Step
@@ -30,15 +32,146 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import DecodePool
-    from asyncfetch.lerobot import DatasetStatistics, HeldEpisode
+    from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, Sample
+    from asyncfetch.lerobot.engine import Budget
     from asyncfetch.observe.report import Report
-    from asyncfetch.runtime.budget import Budget
     from asyncfetch.stream.job_builder import JobBuilder, Transform
     from asyncfetch.stream.mixing import MixedEpoch, MixedRemaining, Walk
     from asyncfetch.stream.order import Affinities, Order, SlotAssignment, Visits
-    from asyncfetch.stream.shapes import Shape
 
-__all__ = ["AsNamed", "MixedBuilder", "MixedOrder", "OpenMixture"]
+__all__ = ["DATASET", "AsNamed", "Missing", "MixedBuilder", "MixedOrder", "OpenMixture", "Shape", "shapes"]
+
+DATASET = "dataset"
+"""Key of a sample's member number."""
+
+Missing = Literal["keep", "drop", "pad", "raise"]
+"""The choice of what becomes of keys that only some members have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Changes to the samples of a member, so that they go with those of others."""
+
+    rename: Mapping[str, str]
+    """Key here by key there, where they differ."""
+    drop: frozenset[str] = frozenset()
+    """Keys here that other members lack."""
+    fill: Mapping[str, Field] = field(default_factory=dict)
+    """Fields that others have and this one lacks."""
+    flags: Mapping[str, bool] = field(default_factory=dict)
+    """``<key>_is_missing`` of keys that some lack."""
+
+    def apply(self, member: int, sample: Sample) -> Sample:
+        """The sample as the mixture gives it."""
+        import torch
+
+        if not isinstance(sample, dict):
+            raise ConfigError(
+                f"the transform of member {member} gave {type(sample).__name__}, and in a mixture a sample is a dict: "
+                "return one, or give the transform to the mixture"
+            )
+        shaped = {self.rename.get(key, key): value for key, value in sample.items()}
+        for key in self.drop:
+            shaped.pop(key, None)
+        for key, like in self.fill.items():
+            shaped.setdefault(key, _nothing(like))
+        shaped |= {key: torch.tensor(flag) for key, flag in self.flags.items()}
+        shaped[DATASET] = torch.tensor(member)
+        return shaped
+
+    def fields(self, given: Mapping[str, Field]) -> dict[str, Field]:
+        """Return the fields of what ``apply`` gives, by those of the member's own samples."""
+        fields = {self.rename.get(key, key): like for key, like in given.items()}
+        fields = {key: like for key, like in fields.items() if key not in self.drop}
+        flags = dict.fromkeys(self.flags, Field("bool"))
+        return fields | {**self.fill, **fields} | flags | {DATASET: Field("int64")}
+
+    def row(self, row: BatchRow, given: Mapping[str, Field]) -> BatchRow:
+        """The same by the member's own keys."""
+        dropped = {key: like for key, like in given.items() if self.rename.get(key, key) in self.drop}
+        return BatchRow(row.batch, row.number, self.rename, dropped)
+
+    def complete(self, member: int, row: BatchRow) -> None:
+        """Add what ``apply`` adds, for a sample that was written to the row."""
+        for key, like in self.fill.items():
+            row.put(key, 0 if like.is_tensor else _nothing(like))
+        for key, flag in self.flags.items():
+            row.put(key, flag)
+        row.put(DATASET, member)
+
+
+def _nothing(like: Field) -> Any:  # noqa: ANN401
+    import torch
+
+    if like.is_tensor:
+        return torch.zeros(like.shape, dtype=getattr(torch, like.dtype))
+    nothing = "" if like.dtype == "string" else None
+    return [nothing] * like.shape[0] if like.shape else nothing
+
+
+def shapes(
+    layouts: Sequence[Mapping[str, Field]], renames: Sequence[Mapping[str, str]], missing: Missing
+) -> tuple[list[Shape], bool]:
+    """Return what is done to each member's samples, and whether they are then alike in keys, dtypes and shapes. Pure.
+
+    Raises:
+        ConfigError: Two keys of a member get one name, a key isn't there, or ``missing`` can't be done.
+    """
+    complete = [
+        _with_masks(layout, rename, member)
+        for member, (layout, rename) in enumerate(zip(layouts, renames, strict=True))
+    ]
+    renamed = [
+        {rename.get(key, key): like for key, like in layout.items()}
+        for layout, rename in zip(layouts, complete, strict=True)
+    ]
+    for member, (layout, new) in enumerate(zip(layouts, renamed, strict=True)):
+        if len(new) < len(layout) or DATASET in new:
+            raise ConfigError(
+                f"keys of member {member}: every key needs a name of its own, which isn't {DATASET!r}, not {list(new)}"
+            )
+    somewhere = {key: like for layout in renamed for key, like in layout.items()}
+    uncommon = {key for key in somewhere if any(key not in layout for layout in renamed)}
+    if uncommon and missing == "raise":
+        lacking = {
+            key: [number for number, layout in enumerate(renamed) if key not in layout] for key in sorted(uncommon)
+        }
+        raise ConfigError(
+            f'members lack keys, by key: {lacking}. Rename by keys=..., or choose missing="keep", "drop" or "pad"'
+        )
+    filled = sorted(uncommon) if missing == "pad" else []
+    for key in filled:
+        if len({layout[key] for layout in renamed if key in layout}) > 1:
+            raise ConfigError(
+                f'missing="pad" can\'t tell the shape of {key!r}, in which members differ: rename it, leave it out by '
+                'features=..., or choose missing="drop"'
+            )
+    found = []
+    for layout, rename in zip(renamed, complete, strict=True):
+        lacks = {key: somewhere[key] for key in filled if key not in layout}
+        found.append(
+            Shape(
+                rename,
+                frozenset(uncommon & layout.keys()) if missing == "drop" else frozenset(),
+                lacks,
+                {f"{key}_is_missing": key in lacks for key in filled},
+            )
+        )
+    final = [
+        {key: like for key, like in layout.items() if key not in shape.drop} | dict(shape.fill)
+        for layout, shape in zip(renamed, found, strict=True)
+    ]
+    return found, all(layout == final[0] for layout in final)
+
+
+def _with_masks(layout: Mapping[str, Field], rename: Mapping[str, str], member: int) -> dict[str, str]:
+    """The new names, those of the masks of windows with them."""
+    unknown = rename.keys() - layout.keys()
+    if unknown:
+        raise ConfigError(f"keys of member {member}: it has no {sorted(unknown)}; there are {sorted(layout)}")
+    masks = {f"{key}_is_pad": f"{new}_is_pad" for key, new in rename.items() if f"{key}_is_pad" in layout}
+    return {**masks, **rename}
+
 
 OPENED_AT_ONCE = 64
 """Members whose metadata is read side by side: four or five small requests each, mostly one after the other."""

@@ -21,12 +21,11 @@ from asyncfetch.lerobot import LeRobotDataset
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.epochs import MAX_EPOCH
 from asyncfetch.stream.job_builder import JobBuilder, are_one
-from asyncfetch.stream.mixed import AsNamed, MixedBuilder, MixedOrder, OpenMixture
+from asyncfetch.stream.mixed import AsNamed, Missing, MixedBuilder, MixedOrder, OpenMixture, Shape, shapes
 from asyncfetch.stream.mixing import Batching, MixedEpoch, MixedRemaining, Mixing, StopOn, left_of_members
 from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.pool import Drawn, Pool, fit
 from asyncfetch.stream.remaining import Remaining
-from asyncfetch.stream.shapes import Missing, Shape, shapes
 from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.state import (
     MIXTURE_VERSION,

@@ -1,18 +1,21 @@
-"""Passes over a stream: opened on a loop of the caller's, or driven by one in a thread."""
+"""Passes over a stream: opened on a loop of the caller's, or driven by one in a thread, kept from pass to pass."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from contextlib import AsyncExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
-from asyncfetch.errors import UsageError
+from asyncfetch.errors import NotFound, UsageError
+from asyncfetch.observe import Histogram
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, WaitStep
-from asyncfetch.runtime import iterate
-from asyncfetch.runtime.fork import AsyncOnly, running_loop
+from asyncfetch.runtime import LoopThread, iterate
+from asyncfetch.runtime.fork import AsyncOnly, ForkGuard, running_loop
+from asyncfetch.runtime.loop_thread import BackgroundContext
 from asyncfetch.runtime.threads import ThreadClock
 from asyncfetch.stream.batch import Rows
 from asyncfetch.stream.decode_ahead import DecodeAhead
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Never
 
-    from asyncfetch.lerobot import Sample
+    from asyncfetch.lerobot import DatasetStatistics, Sample
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.job_builder import Builder
@@ -33,15 +36,67 @@ if TYPE_CHECKING:
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.protocols import Origin, Readable
     from asyncfetch.stream.quarantine import Quarantine
-    from asyncfetch.stream.session import DatasetSession
     from asyncfetch.stream.state import State
+
+__all__ = ["DatasetSession"]
+
+R = TypeVar("R", bound="Readable")
+
+
+class DatasetSession(Generic[R]):
+    """A loop thread with one thing open on it: a dataset, or a mixture of them.
+
+    Belongs to the process that made it. Collected or closed, it ends its thread and with it all that is open.
+
+    Args:
+        opener: Gives it; it is entered on the loop thread.
+
+    Raises:
+        AsyncFetchError: It can't be opened, by ``opened``.
+    """
+
+    def __init__(self, opener: Callable[[], AbstractAsyncContextManager[R]]) -> None:
+        self._guard = ForkGuard("the open dataset of this stream")
+        self.hand_over = Histogram()
+        """Durations of the samples' way from this thread to its consumers."""
+        self.thread = LoopThread(name="asyncfetch stream")
+        self._kept = BackgroundContext(self.thread, opener, name="the dataset of this stream")
+
+    @property
+    def is_usable(self) -> bool:
+        """False in a forked child, and where it could not be opened."""
+        return not self._guard.in_child and not self._kept.has_failed
+
+    def opened(self) -> R:
+        """Return what is open; waits for it. Whatever ends the wait without it closes the session."""
+        try:
+            return self._kept.value()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, NotFound):  # most often a typing error: the way to it tells nothing
+                raise error.with_traceback(None) from None
+            raise
+
+    def statistics(self) -> DatasetStatistics:
+        """Return those of what is open, taken on its loop, and of the way to its consumers; waits, raises as opened."""
+        self._guard.check()
+        opened = self.opened()  # waited for here: on the loop it would keep itself from being opened
+
+        async def take() -> DatasetStatistics:
+            return opened.statistics()
+
+        return replace(self.thread.run(take), hand_over=self.hand_over.snapshot())
+
+    def close(self) -> None:
+        """End the thread. Does nothing in a forked child."""
+        self.thread.close()
+
 
 WITH_SAMPLES = "`async with stream.samples() as samples:`, and in it `async for sample in samples:`"
 """The way to write a pass on a loop of one's own."""
 
 __all__ = ["HANDED_OVER_MICRO_BATCHES", "WITH_SAMPLES", "Samples", "StreamIterator"]
 
-R = TypeVar("R", bound="Readable")
 ReadT = TypeVar("ReadT", bound="Readable", contravariant=True)
 
 JOB_BYTES = 16 * 1024 * 1024

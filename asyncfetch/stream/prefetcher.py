@@ -21,8 +21,7 @@ from asyncfetch.errors import CacheError, redact_url
 from asyncfetch.fetch.limiter import Caller, calling
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, Meter, WaitStep, metered
-from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.runtime.concurrently import copied, gather, kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

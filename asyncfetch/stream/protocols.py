@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import DecodePool
     from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, LeRobotDataset
+    from asyncfetch.lerobot.engine import Budget
     from asyncfetch.observe.report import Report
-    from asyncfetch.runtime.budget import Budget
 
 __all__ = ["Origin", "Readable"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.errors import ConfigError, DatasetError, DecodeError, NotFound, RangeNotSatisfiable, redact_url
-from asyncfetch.runtime.failures import copied
+from asyncfetch.runtime.concurrently import copied
 from asyncfetch.stream.job_builder import FailedSample
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from asyncfetch.observe.report import Report
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.runtime.cancellation import end_tasks
-from asyncfetch.runtime.failures import copied
+from asyncfetch.runtime.concurrently import copied
 from asyncfetch.runtime.threads import ThreadClock
 from asyncfetch.stream.figures import PUBLISH_SECONDS
 from asyncfetch.stream.job_builder import FailedSample

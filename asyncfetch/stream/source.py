@@ -21,13 +21,12 @@ from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
-from asyncfetch.stream.passes import WITH_SAMPLES, Samples, StreamIterator
+from asyncfetch.stream.passes import WITH_SAMPLES, DatasetSession, Samples, StreamIterator
 from asyncfetch.stream.placement import STEP_SAMPLES, Placement, find_rank
 from asyncfetch.stream.protocols import Readable
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.remaining import Remaining
 from asyncfetch.stream.samples import PassFigures
-from asyncfetch.stream.session import DatasetSession
 from asyncfetch.stream.state import (
     EpochProgress,
     State,

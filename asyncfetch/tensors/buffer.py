@@ -16,7 +16,7 @@ import anyio
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.runtime.cancellation import was_cancelled
-from asyncfetch.runtime.failures import kept
+from asyncfetch.runtime.concurrently import kept
 from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.tensors.remote import tensor_on
 

@@ -23,12 +23,11 @@ from asyncfetch.fetch.batch import for_each
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks
-from asyncfetch.runtime.exits import in_thread
-from asyncfetch.runtime.failures import copied
+from asyncfetch.runtime.concurrently import copied
 from asyncfetch.runtime.fork import ForkGuard, running_loop
 from asyncfetch.runtime.loop_thread import BackgroundContext
 from asyncfetch.runtime.memory_pool import MemoryPool
-from asyncfetch.runtime.threads import run_in_thread
+from asyncfetch.runtime.threads import in_thread, run_in_thread
 from asyncfetch.tensors.ahead import MAX_BYTES as AHEAD_BYTES
 from asyncfetch.tensors.ahead import Ahead
 from asyncfetch.tensors.buffer import MAX_BATCH_SHARDS, BufferStatistics, FetchBuffer, FetchedShards, Flights, Shard

@@ -26,11 +26,10 @@ from asyncfetch.fetch.urls import check_characters, read_url, userinfo
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks, outlast
-from asyncfetch.runtime.exits import in_thread
 from asyncfetch.runtime.fork import running_loop
 from asyncfetch.runtime.loop_thread import BackgroundContext
 from asyncfetch.runtime.sockets import Sockets, abort
-from asyncfetch.runtime.threads import run_in_thread
+from asyncfetch.runtime.threads import in_thread, run_in_thread
 from asyncfetch.tensors.storage import ShardStorage, SharedDirectory, StorageStatistics
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, is_shard_id, missing, parse_header
 

@@ -1,6 +1,8 @@
 """Helpers for tests, ours and yours.
 
-server      RangeServer: latency, rates and faults on demand, over TLS
+server      RangeServer: TLS, a pace per stream, a delay to the first byte; one request from arrival to end
+faults      what can go wrong with a response. Pure
+contents    where the bytes are, a mapping in memory or a directory; which of them answer a request
 s3_server   S3Server: buckets behind signatures that are verified
 hub_server  HubServer: a Hugging Face Hub and its CDN
 recorder    a dataset's files as LeRobot's recorder writes them, with the oddities of public ones
@@ -14,19 +16,12 @@ from __future__ import annotations
 
 from asyncfetch.testing import conformance
 from asyncfetch.testing.datasets import write_dataset
+from asyncfetch.testing.faults import Fault, FaultEvery, FaultOnce, FaultRule, ServedRequest, ServerStatistics
 from asyncfetch.testing.hub_server import HubServer
 from asyncfetch.testing.identity import Identity, paint, read_identity
 from asyncfetch.testing.recorder import Quirks
 from asyncfetch.testing.s3_server import Keys, S3Quirks, S3Server
-from asyncfetch.testing.server import (
-    Fault,
-    FaultEvery,
-    FaultOnce,
-    FaultRule,
-    RangeServer,
-    ServedRequest,
-    ServerStatistics,
-)
+from asyncfetch.testing.server import RangeServer
 from asyncfetch.testing.truth import DatasetTruth
 
 __all__ = [

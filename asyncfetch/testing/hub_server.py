@@ -14,16 +14,16 @@ from urllib.parse import parse_qs, unquote
 
 import anyio
 
+from asyncfetch.testing.contents import ContentAnswer, answer_status
 from asyncfetch.testing.server import RangeServer
-from asyncfetch.testing.server.contents import ContentAnswer, answer_status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from asyncfetch.testing.server import Fault, FaultRule, ServedRequest
-    from asyncfetch.testing.server.contents import StoredObject
-    from asyncfetch.testing.server.server import Receive
+    from asyncfetch.testing.contents import StoredObject
+    from asyncfetch.testing.faults import Fault, FaultRule, ServedRequest
+    from asyncfetch.testing.server import Receive
 
 __all__ = ["HubServer"]
 

@@ -16,15 +16,15 @@ from urllib.parse import parse_qs, quote, quote_plus, unquote, unquote_plus
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
+from asyncfetch.testing.contents import ContentAnswer, InMemory
 from asyncfetch.testing.server import RangeServer
-from asyncfetch.testing.server.contents import ContentAnswer, InMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from asyncfetch.testing.server import Fault, ServedRequest
-    from asyncfetch.testing.server.contents import Contents, StoredObject
-    from asyncfetch.testing.server.server import Receive
+    from asyncfetch.testing.contents import Contents, StoredObject
+    from asyncfetch.testing.faults import Fault, ServedRequest
+    from asyncfetch.testing.server import Receive
 
 __all__ = ["Keys", "MultipartUpload", "Refusal", "S3Quirks", "S3Server", "Writing", "check_presigned", "tag_of", "xml"]
 

@@ -1,8 +1,7 @@
 """The bridge to torch's DataLoader.
 
-dataset.py    StreamDataset: iterates a Stream; FrameDataset: dataset[i]
+dataset.py    StreamDataset: iterates a Stream; FrameDataset: dataset[i]; collate: samples as a batch
 memory.py     what a rank's workers share; handing_over.py: a worker's batches to the trainer
-collate.py    collate: samples as a batch
 bridge.py     AsyncIterableDataset: any async iterator of your own
 
 States, and putting those of several ranks together, are the stream's: ``merge_states`` is here for who looks for it.
@@ -19,7 +18,6 @@ except ImportError as error:
 
 from asyncfetch.stream.state import merge_states
 from asyncfetch.torch.bridge import AsyncIterableDataset
-from asyncfetch.torch.collate import collate
-from asyncfetch.torch.dataset import FrameDataset, StreamDataset
+from asyncfetch.torch.dataset import FrameDataset, StreamDataset, collate
 
 __all__ = ["AsyncIterableDataset", "FrameDataset", "StreamDataset", "collate", "merge_states"]

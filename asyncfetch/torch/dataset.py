@@ -1,4 +1,4 @@
-"""A Stream, or a Mixture of them, as torch datasets."""
+"""A Stream, or a Mixture of them, as torch datasets; samples as a batch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import operator
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from asyncfetch.config import PrivateUrl, stream_config
@@ -33,7 +34,6 @@ from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
 from asyncfetch.stream.state import State, check_state, merge_shares
 from asyncfetch.stream.stream import distinct_episodes
-from asyncfetch.torch.collate import collate
 from asyncfetch.torch.handing_over import can_hand_over, handed_over
 from asyncfetch.torch.memory import WorkersMemory
 
@@ -48,7 +48,34 @@ if TYPE_CHECKING:
     from asyncfetch.stream import StreamIterator
     from asyncfetch.stream.batch import BatchMemory
 
-__all__ = ["FrameDataset", "StreamDataset"]
+__all__ = ["FrameDataset", "StreamDataset", "collate"]
+
+
+def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A batch of samples, by key: tensors of one shape and dtype stacked along a new first dimension, others in lists.
+
+    Unlike torch's ``default_collate`` it takes what can't be stacked as it is: strings, and values of changing length
+    such as language annotations. In a loader's worker the stack is made in shared memory, as torch does it. The keys
+    are those of the first sample; where another lacks one, its value is None, and the key's values are a list.
+    """
+    for sample in samples:
+        if not isinstance(sample, Mapping):
+            raise ConfigError(
+                f"a batch is made of dicts, not of {type(sample).__name__}: let the transform return a dict, or take "
+                "single samples (batch_size=None here, and a collate_fn of your own)"
+            )
+    return {key: _stacked([sample.get(key) for sample in samples]) for key in samples[0]} if samples else {}
+
+
+def _stacked(values: list[Any]) -> Any:  # noqa: ANN401
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        alike = all(
+            isinstance(value, torch.Tensor) and value.shape == first.shape and value.dtype == first.dtype
+            for value in values
+        )
+        return default_collate(values) if alike else values
+    return values
 
 
 class StreamDataset(IterableDataset[Any]):

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from asyncfetch.errors import WorkerError
-from asyncfetch.stream.serving.memory import TOKEN_AT
-from asyncfetch.stream.serving.packing import TensorPlace, place_of, tensor_at
+from asyncfetch.stream.serving.memory import TOKEN_AT, TensorPlace, place_of, tensor_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

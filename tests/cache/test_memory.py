@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
-    from asyncfetch.cache.lease import CacheKey, Lease
+    from asyncfetch.cache.memory import CacheKey, Lease
     from asyncfetch.fetch.reader import RangeReader, WritableBuffer
     from asyncfetch.testing import ServedRequest
 

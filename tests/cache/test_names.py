@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.cache.names import object_name
+from asyncfetch.fetch.urls import object_name
 
 URL = "https://bucket.example.org/a/b.mp4"
 SIGNATURES = {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from asyncfetch.cache.lease import Lease
+    from asyncfetch.cache.memory import Lease
 
 DATA = np.random.default_rng(0).bytes(300_000)
 

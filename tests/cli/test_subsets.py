@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from asyncfetch.cli.app import app
-from asyncfetch.cli.subsets import parse_episodes, parse_share
+from asyncfetch.cli.merge import parse_episodes, parse_share
 from asyncfetch.errors import ConfigError
 from asyncfetch.testing import write_dataset
 from tests.lerobot.serving import renumbered

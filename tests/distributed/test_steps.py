@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from asyncfetch.distributed.steps import FinishStep, WriteStep
+    from asyncfetch.distributed import FinishStep, WriteStep
     from tests.lerobot.serving import Library
 
 

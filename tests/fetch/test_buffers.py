@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.fetch import Fetcher
-    from asyncfetch.testing.server.faults import ServedRequest
+    from asyncfetch.testing.faults import ServedRequest
     from tests.fetch.conftest import LyingServer
     from tests.fetch.conftest import Step as StepType
     from tests.fetch.odd_files import OddFileSystem

@@ -19,7 +19,7 @@ import pytest
 import trustme
 
 from asyncfetch import ConnectionFailed, Fetcher, TimeoutConfig
-from asyncfetch.fetch import tls
+from asyncfetch.fetch import connector
 from asyncfetch.fetch.connection import Connection
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def on_uvloop() -> bool:
 @pytest.fixture
 def looked_at_anew() -> Iterator[None]:
     """What is installed is seen again in the test, and behind it."""
-    tls._is_known.cache_clear()
+    connector._is_known.cache_clear()
     yield
-    tls._is_known.cache_clear()
+    connector._is_known.cache_clear()
 
 
 @pytest.fixture
@@ -119,17 +119,17 @@ async def test_where_a_version_is_not_known_the_loop_carries_tls_after_one_warni
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(aiofastnet, "__version__", "1.3.0")
-    assert [tls._is_known() for _ in range(2)] == [False, False]
-    assert not await tls.can_be_fast()
+    assert [connector._is_known() for _ in range(2)] == [False, False]
+    assert not await connector.can_be_fast()
     assert ["aiofastnet 1.3.0 is not known" in record.message for record in caplog.records] == [True]
 
 
 async def test_it_carries_tls_on_every_loop_but_uvloop() -> None:
-    assert await tls.can_be_fast() is not on_uvloop()
+    assert await connector.can_be_fast() is not on_uvloop()
 
 
 async def test_certificates_are_checked_as_ever(ca_file: str) -> None:
-    context = await tls.tls_context(ca_file, is_fast=True)
+    context = await connector.tls_context(ca_file, is_fast=True)
     assert context.verify_mode is ssl.CERT_NONE  # what it says
     assert ssl.SSLContext.verify_mode.fget(context) is ssl.CERT_REQUIRED  # type: ignore[attr-defined]
     assert context.check_hostname

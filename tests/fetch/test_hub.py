@@ -20,12 +20,12 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import pause_seconds
 from asyncfetch.fetch.transports.hub import HubFile, signed_seconds
 from asyncfetch.testing import Fault, FaultEvery, FaultOnce, HubServer
-from asyncfetch.testing.server.contents import ContentAnswer
+from asyncfetch.testing.contents import ContentAnswer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncfetch.testing.server import ServedRequest
+    from asyncfetch.testing.faults import ServedRequest
     from tests.fetch.conftest import FakeTime, LyingServer, Step
 
 BIG = bytes(range(256)) * 400

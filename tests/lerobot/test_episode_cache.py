@@ -21,7 +21,7 @@ from asyncfetch.errors import (
     Throttled,
     WrongLoop,
 )
-from asyncfetch.lerobot import engine, open_dataset, prefetches
+from asyncfetch.lerobot import dataset, engine, open_dataset
 from asyncfetch.runtime import memory_pool
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Stream
@@ -363,7 +363,7 @@ async def test_unknown_episodes_start_nothing(truth: DatasetTruth) -> None:
 
 
 async def test_prefetches_are_bounded(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetches, "MAX_PREFETCHES", 3)
+    monkeypatch.setattr(dataset, "MAX_PREFETCHES", 3)
     async with serve(truth) as served:
         for episode in (0, 1, 2, 2, 1):
             served.dataset.prefetch(episode)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.lerobot.windows import clamp, frames, resolve_windows
+from asyncfetch.lerobot.samples import clamp, frames, resolve_windows
 
 KEYS = ("action", "state")
 

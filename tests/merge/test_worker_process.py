@@ -17,7 +17,7 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import FormatError, WorkerError
 from asyncfetch.merge import MergeProgress, Selection, local_executor, merge_datasets
 from asyncfetch.merge.job import load_sources
-from asyncfetch.merge.worker_process import Child, processes_pay
+from asyncfetch.merge.local_executor import Child, processes_pay
 from asyncfetch.testing import Fault, RangeServer
 from tests.merge.test_merge import all_files
 from tests.merge.test_safety import names

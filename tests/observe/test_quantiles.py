@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfetch.observe import Histogram, Quantiles
-from asyncfetch.observe.quantiles import LONGEST_SECONDS, RELATIVE_ERROR, SHORTEST_SECONDS
+from asyncfetch.observe.figures import LONGEST_SECONDS, RELATIVE_ERROR, SHORTEST_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from asyncfetch.runtime.deadlines import Deadlines
+from asyncfetch.runtime.cancellation import Deadlines
 
 if TYPE_CHECKING:
     import asyncio

@@ -11,14 +11,13 @@ import anyio
 import pytest
 
 from asyncfetch.cache import ByteCache
-from asyncfetch.cache.range_stream import CachedRangeStream
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import AsyncFetchError, FetchTimeout, NotFound, RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.batch import each_on_its_own
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime import LoopThread
-from asyncfetch.runtime.concurrently import Eventual, gather
-from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.runtime.concurrently import Eventual, copied, gather, kept
 from asyncfetch.runtime.loop_thread import BackgroundContext
 from asyncfetch.runtime.single_flight import SharedLRU, SingleFlight
 from asyncfetch.testing import RangeServer
@@ -268,7 +267,7 @@ async def test_a_stream_of_ranges_leaves_no_frames(without_collector: None) -> N
     frames = Frames(NotFound("not there"))
 
     async def read() -> None:
-        async with CachedRangeStream([ByteRange("https://host/a", 0, 9)], frames.fail) as stream:
+        async with each_on_its_own([ByteRange("https://host/a", 0, 9)], frames.fail) as stream:
             await frames.ask(lambda: anext(stream))
 
     await read()

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 import asyncfetch as af
-from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Returned, lease
+from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Packed, Returned, collate, lease, unpack
 from asyncfetch.stream.serving.messages import Channel, failure
-from asyncfetch.stream.serving.packing import Packed, collate, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import pytest
 
 import asyncfetch as af
 from asyncfetch.runtime import loop_thread
-from asyncfetch.stream.session import DatasetSession
+from asyncfetch.stream.passes import DatasetSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

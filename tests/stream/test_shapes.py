@@ -6,7 +6,7 @@ import pytest
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import Field
-from asyncfetch.stream.shapes import shapes
+from asyncfetch.stream.mixed import shapes
 
 PICTURE = Field("uint8", (3, 8, 8))
 ONE = {"task": Field("string"), "top": PICTURE, "state": Field("float32", (2,))}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.testing.server.contents import ObjectVersion, answer_object, answer_status, asked_range
-from asyncfetch.testing.server.server import CATCH_UP_SECONDS, Pace
+from asyncfetch.testing.contents import ObjectVersion, answer_object, answer_status, asked_range
+from asyncfetch.testing.server import CATCH_UP_SECONDS, Pace
 
 SIZES = st.integers(0, 300)
 PLACES = st.integers(0, 400)

@@ -2,9 +2,8 @@
 
 reader      DiskReader: a reader over another one that keeps what it read
 store       DiskStore: ranges of objects, read and written
-folder      Folder: the directory; room, eviction, sweeping
+folder      Folder: the directory; room, eviction, sweeping; how many bytes all processes together hold
 subdirectories   Subdirectories: the files that are whole, and their last uses
-shared_counter   how many bytes all processes together hold
 layout      DiskTier: where, and how much; what lies where, and what a file holds; which file systems will do
 """
 

@@ -1,7 +1,7 @@
 """A disk tier's directory and bounds, what lies where in it, and what a file holds. Nothing here touches the disk.
 
     CACHEDIR.TAG                       backups and archivers leave such a directory out
-    v1/used                            how many bytes there are, see `counter`
+    v1/used                            how many bytes there are, see `SharedCounter`
     v1/evicting                        locked by the process that evicts
     v1/new/*                           files that are being written, each locked by its writer
     v1/objects/<subdirectory>/<object>-<version>-<start>-<stop>
@@ -27,9 +27,9 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncfetch.cache.names import object_name
 from asyncfetch.config.checks import absolute_directory
 from asyncfetch.errors import MissingDependency, install_command
+from asyncfetch.fetch.urls import object_name
 from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from anyio import to_thread
 
 from asyncfetch.cache.disk.layout import VersionFile, join, object_id
 from asyncfetch.cache.disk.store import DiskStore
-from asyncfetch.cache.range_stream import CachedRangeStream
 from asyncfetch.errors import ClosedError, ConfigError
-from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
+from asyncfetch.fetch.batch import RangeStream, each_on_its_own
 from asyncfetch.fetch.objects import strong_etag
-from asyncfetch.fetch.reader import EndpointReader, VersionedReader
+from asyncfetch.fetch.reader import EndpointReader, VersionedReader, byte_count, byte_ranges, closed_range
 from asyncfetch.observe.waits import Cause, running_meter
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import end_tasks
@@ -190,10 +189,10 @@ class DiskReader:
             views = {index: view async for index, view in stream}
         return [views[index] for index in range(len(ranges))]
 
-    def fetch_stream(self, ranges: Iterable[ByteRange]) -> CachedRangeStream:
+    def fetch_stream(self, ranges: Iterable[ByteRange]) -> RangeStream:
         """(index in ``ranges``, whole range) pairs as they arrive. Leaving the context cancels what is under way."""
         self._check()
-        return CachedRangeStream(ranges, self._fetch_range)
+        return each_on_its_own(ranges, self._fetch_range)
 
     def _check(self) -> DiskStore:
         if self._store is None or self._closed:

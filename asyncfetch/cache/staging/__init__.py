@@ -4,8 +4,7 @@ pool        CachePool and NoCachePool
 lazy        handles
 stores      where files come from: the protocol, a directory, decoding, one sample's names; how one of them is read,
             in which form it is staged, and where a sample's parts came from
-remote      files behind urls
-tar         members of tar archives, by range
+remote      files behind urls; members of tar archives, by range
 table       files on their way, who refers to them, the room on disk, and what comes next; pure
 engine      threads, the way of each with one file, and the lock between them
 directory   the files themselves
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 from asyncfetch.cache.staging.lazy import Lazy
 from asyncfetch.cache.staging.pool import CachePool, NoCachePool, StagingPool, StagingStatistics
-from asyncfetch.cache.staging.remote import UrlStore
+from asyncfetch.cache.staging.remote import TarStore, UrlStore
 from asyncfetch.cache.staging.stores import (
     DecodingStore,
     DirectoryStore,
@@ -27,7 +26,6 @@ from asyncfetch.cache.staging.stores import (
     add_source_info,
     get_source_info,
 )
-from asyncfetch.cache.staging.tar import TarStore
 
 __all__ = [
     "CachePool",

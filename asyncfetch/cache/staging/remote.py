@@ -1,29 +1,43 @@
-"""Files behind urls, for threads: a fetcher on a loop of its own."""
+"""Files behind urls, and members of tar archives, for threads: a fetcher on a loop of its own."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
-from concurrent.futures import Future
+import tarfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from asyncfetch.cache.staging.stores import SourceInfo, SplitStore, check_name
 from asyncfetch.config import FetchConfig, PrivateUrl
-from asyncfetch.errors import ClosedError, ObjectChanged, redact_url
+from asyncfetch.errors import (
+    AsyncFetchError,
+    ClosedError,
+    ConfigError,
+    FormatError,
+    NotFound,
+    ObjectChanged,
+    redact_url,
+)
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.objects import difference, strong_etag
-from asyncfetch.fetch.urls import join_url
-from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.fetch.urls import hidden, join_url
+from asyncfetch.runtime.concurrently import copied, kept
 from asyncfetch.runtime.loop_thread import BackgroundContext, LoopThread
 from asyncfetch.runtime.memory_pool import allocate
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable
     from typing import Self
 
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["ThreadFetcher", "UrlStore"]
+__all__ = ["TarStore", "ThreadFetcher", "UrlStore"]
 
 
 class ThreadFetcher:
@@ -165,3 +179,275 @@ class UrlStore(SplitStore[bytes]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+FIRST_WINDOW_BYTES = 64 * 1024
+"""Bytes read at a header: a few small members and their headers, or one header of a large one."""
+LAST_WINDOW_BYTES = 8 * 1024 * 1024
+"""Bytes read at a header where one window after another was used up: as part_bytes, what S3's guide advises."""
+
+_DAMAGED = (tarfile.TarError, ValueError, LookupError, ArithmeticError, RecursionError)
+"""Errors that tarfile raises of headers that nobody has written."""
+
+ARCHIVES_AT_ONCE = 16
+"""Number of archives whose headers are read side by side; each asks for one range at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TarMember:
+    """The place where a file lies."""
+
+    archive: ObjectInfo
+    """The version that was indexed; in another one something else lies there."""
+    start: int
+    stop: int
+
+
+class TarStore(SplitStore[bytes]):
+    """The files in one or more uncompressed tar archives.
+
+    Which member lies where is found at the first use, by reading the archives' headers, 16 archives at a time, and
+    kept; a store that is forked or pickled takes it along. It takes a request for each large member, and one for many
+    small ones, one after the other within an archive. When an archive was replaced since, a read raises ObjectChanged,
+    once, and the next use finds them anew.
+
+    A member's name is its path in the archive; where several archives have it, "shard.tar/path". Within an archive the
+    last of one name counts, as tar has it. Links and sparse members are left out.
+
+    Args:
+        urls: The archives: any urls that a Fetcher reads, plain paths too.
+        config: How they are asked for.
+
+    Raises:
+        FormatError: An archive is none, is compressed or cut short; or a name is in several. At the first use.
+        NotFound: No archive has the name.
+        FetchError: As RangeReader has it.
+    """
+
+    def __init__(self, urls: str | Path | Iterable[str | Path], config: FetchConfig | None = None) -> None:
+        self._urls: list[str] = [PrivateUrl(url) for url in ([urls] if isinstance(urls, str | Path) else urls)]
+        shards = [_shard_name(url) for url in self._urls]
+        if not shards:
+            raise ConfigError("a TarStore needs at least one archive")
+        if len(set(shards)) < len(shards):
+            twice = next(shard for shard in shards if shards.count(shard) > 1)
+            raise ConfigError(f"two archives are called {twice!r}: give each a store of its own")
+        self._path = _path(self._urls)
+        self._fetcher = ThreadFetcher(config)
+        self._index: _Index | None = None
+        self._searches: dict[int, Future[_Index]] = {}  # by process: a child's threads can't wait for the parent's
+
+    @property
+    def path(self) -> str:
+        """The archive's url without secrets; of several, the first and a digest of all."""
+        return self._path
+
+    @property
+    def identity(self) -> Hashable:
+        """The identity that FileStore asks for: the urls with their secrets, and how they are asked."""
+        return TarStore, tuple(self._urls), self._fetcher.config
+
+    def names(self) -> list[str]:
+        """Every file's name, in the archives' order; the long one of what is in several archives."""
+        return self._indexed().names()
+
+    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """The member's bytes."""
+        index = self._indexed()
+        member = index.find(name, self.path)
+        try:
+            body = self._fetcher.fetch_version(member.archive, member.start, member.stop)
+        except ObjectChanged:
+            if self._index is index:  # not the one that another thread has made since
+                self._index = None
+            raise
+        return bytes(body), SourceInfo(self.path, name, _shard_name(member.archive.url), (name,))
+
+    def decode(self, raw: bytes, name: str) -> bytes:
+        """The bytes themselves."""
+        return raw
+
+    def size(self, name: str) -> int | None:
+        """The member's length."""
+        member = self._indexed().find(name, self.path)
+        return member.stop - member.start
+
+    def close(self) -> None:
+        """End its connections and its thread."""
+        self._fetcher.close()
+
+    def _indexed(self) -> _Index:
+        index = self._index
+        if index is not None:
+            return index
+        process = os.getpid()
+        mine: Future[_Index] = Future()
+        search = self._searches.setdefault(process, mine)
+        if search is mine:  # the first of the threads searches; after an error the next one does
+            try:
+                index = self._index = _search(self._fetcher, self._urls)
+            except BaseException as error:
+                del self._searches[process]  # first: who is told of it may ask again at once
+                mine.set_exception(kept(error))
+                raise
+            del self._searches[process]
+            mine.set_result(index)
+            return index
+        failure = search.exception()
+        if failure is not None:
+            raise copied(failure)
+        return search.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_searches": {}}
+
+
+class _Index:
+    """All members, by archive and by path."""
+
+    def __init__(self, shards: dict[str, dict[str, TarMember]]) -> None:
+        self._shards = shards
+        self._by_path: dict[str, TarMember | None] = {}
+        """None for what several archives have."""
+        for members in shards.values():
+            for path, member in members.items():
+                self._by_path[path] = None if path in self._by_path else member
+
+    def names(self) -> list[str]:
+        return [
+            f"{shard}/{path}" if self._by_path[path] is None else path
+            for shard, members in self._shards.items()
+            for path in members
+        ]
+
+    def find(self, name: str, store: str) -> TarMember:
+        """The member of either kind of name."""
+        member = self._by_path.get(name)
+        if member is not None:
+            return member
+        shard, _, path = name.partition("/")
+        member = self._shards.get(shard, {}).get(path)
+        if member is not None:
+            return member
+        if name in self._by_path:
+            having = [shard for shard, members in self._shards.items() if name in members]
+            raise FormatError(f"{name!r} is in {len(having)} archives of {store}: ask for {having[0]}/{name}, ...")
+        raise NotFound(f"no archive has a file {name!r}, of {len(self._by_path)} names", url=store)
+
+
+def _search(fetcher: ThreadFetcher, urls: list[str]) -> _Index:
+    with ThreadPoolExecutor(min(ARCHIVES_AT_ONCE, len(urls)), thread_name_prefix="asyncfetch tar index") as threads:
+        found = list(threads.map(partial(_members, fetcher), urls))
+    return _Index({_shard_name(url): members for url, members in zip(urls, found, strict=True)})
+
+
+def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
+    """The regular files of one archive, by path."""
+    shown = redact_url(url)
+    version = replace(fetcher.stat(url), url=url)  # a PrivateUrl, for the index may be pickled
+    size = version.size
+    members = {}
+    try:
+        headers = _Headers(fetcher, version)
+        with tarfile.open(fileobj=headers, mode="r:") as archive:
+            while (info := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # it keeps all of them otherwise, at a kilobyte each
+                if info.size < 0 or archive.offset < info.offset_data:  # the next header's
+                    raise tarfile.ReadError(f"the header of {info.name!r} leads backwards")
+                if info.isreg() and not info.issparse():
+                    stop = info.offset_data + info.size
+                    if stop > size:
+                        raise FormatError(f"{shown} is cut short: {info.name!r} ends at byte {stop} of {size}")
+                    members[info.name.removeprefix("./")] = TarMember(version, info.offset_data, stop)
+            if any(headers.block(archive.offset)):  # tarfile takes that for the end, too
+                raise tarfile.ReadError(f"there is no header at byte {archive.offset}")
+    except AsyncFetchError:  # may be a ValueError itself
+        raise
+    except _DAMAGED as error:
+        raise FormatError(
+            f"{shown} can't be read as an uncompressed tar archive of {size} bytes: {error}. Compressed ones have no "
+            "ranges: unpack it, or write it without compression."
+        ) from error
+    return members
+
+
+class _Headers(io.RawIOBase):
+    """An archive as tarfile sees it. Read in windows, which grow where headers lie close together."""
+
+    def __init__(self, fetcher: ThreadFetcher, archive: ObjectInfo) -> None:
+        self._fetcher = fetcher
+        self._archive = archive
+        self._size = archive.size
+        self._position = 0
+        self._start = 0
+        self._window = memoryview(b"")
+        self._window_bytes = FIRST_WINDOW_BYTES
+
+    def block(self, position: int) -> bytes:
+        """Return what stands where a header may: less than a block of it at the archive's end."""
+        self.seek(position)
+        return self.read(tarfile.BLOCKSIZE)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        assert whence == io.SEEK_SET
+        self._position = offset
+        return offset
+
+    def read(self, size: int = -1, /) -> bytes:
+        """A header, or what lengthens it; a damaged one may name any length, to be set aside and fetched."""
+        if not 0 <= size <= LAST_WINDOW_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return super().read(size) or b""
+
+    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - typeshed's Buffer is newer than Python 3.11
+        filled = 0
+        while filled < len(buffer) and self._position < self._size:  # to its end: tarfile takes less for the archive's
+            if not self._start <= self._position < self._start + len(self._window):
+                self._move(self._position)
+            offset = self._position - self._start
+            piece = self._window[offset : offset + len(buffer) - filled]
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self._position += len(piece)
+        return filled
+
+    def _move(self, position: int) -> None:
+        skipped = position - (self._start + len(self._window))
+        grows = 0 <= skipped <= len(self._window)
+        self._window_bytes = min(2 * self._window_bytes, LAST_WINDOW_BYTES) if grows else FIRST_WINDOW_BYTES
+        self._start = position
+        self._window = self._fetcher.fetch_version(
+            self._archive, position, min(position + self._window_bytes, self._size)
+        )
+
+
+def _shard_name(url: str) -> str:
+    """The archive's file name."""
+    try:
+        path = url if "://" not in url else urlsplit(url).path
+    except ValueError:  # whose words may quote a password
+        raise ConfigError(f"{hidden(url)} isn't a url: check its host") from None
+    return path.rpartition("/")[2]
+
+
+def _path(urls: list[str]) -> str:
+    shown = [redact_url(url) for url in urls]
+    if len(shown) == 1:
+        return shown[0]
+    digest = hashlib.blake2b("\n".join(shown).encode(), digest_size=8).hexdigest()
+    return f"{shown[0]} and {len(shown) - 1} more archives, {digest}"

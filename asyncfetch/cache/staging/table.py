@@ -32,7 +32,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.runtime.concurrently import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncfetch.errors import FetchError, FetchTimeout
 from asyncfetch.fetch.retry import AttemptFailed
-from asyncfetch.runtime.cancellation import Interrupt
-from asyncfetch.runtime.deadlines import Deadlines
+from asyncfetch.runtime.cancellation import Deadlines, Interrupt
 from asyncfetch.runtime.fork import leave_openssl
 from asyncfetch.runtime.threads import call_on
 

@@ -32,8 +32,7 @@ from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.refusals import circumstances
 from asyncfetch.fetch.responses import MISDIRECTED, AcceptedBody, check_response, counted, refusal
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, pause_seconds, retried, spent_quota_seconds
-from asyncfetch.fetch.transports.environment import Environment, read_environment
-from asyncfetch.fetch.transports.session import COMMON_HEADERS, AiohttpSessions
+from asyncfetch.fetch.transports.session import COMMON_HEADERS, AiohttpSessions, Environment, read_environment
 from asyncfetch.fetch.url_resolution import WebUrls
 from asyncfetch.fetch.urls import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
 from asyncfetch.observe.trace import running

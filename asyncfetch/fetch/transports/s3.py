@@ -36,9 +36,9 @@ from asyncfetch.fetch.transports.s3_upload import S3Upload
 from asyncfetch.fetch.url_resolution import Address, AsyncCache, Found
 from asyncfetch.fetch.urls import REDIRECTS, host_name
 from asyncfetch.ranges import ObjectInfo
-from asyncfetch.runtime.exits import in_thread
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.loop_thread import LoopThread
+from asyncfetch.runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

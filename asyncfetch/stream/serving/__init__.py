@@ -1,11 +1,9 @@
 """A stream read in a process beside the consumer's, batches handed over in shared memory.
 
-batches.py      serve_samples: the consumer's iterator
-process.py      the worker's process as the consumer sees it
+batches.py      serve_samples: the consumer's iterator, and the worker's process as the consumer sees it
 worker.py       what runs in it
 messages.py     what they say to each other, and noticing that one has ended
-memory.py       slots of shared memory
-packing.py      samples to a batch in a slot, and back
+memory.py       slots of shared memory; samples to a batch in a slot, and back
 """
 
 from __future__ import annotations

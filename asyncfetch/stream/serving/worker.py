@@ -20,9 +20,8 @@ from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.threads import call_on
 from asyncfetch.stream.batch import RowBatch, batch_of, samples_of
-from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, SlotMemory
+from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Packed, SlotMemory, collate
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, Filled, Ready, Stop, Taken, failure
-from asyncfetch.stream.serving.packing import Packed, collate
 from asyncfetch.stream.state import identity_of
 
 if TYPE_CHECKING:

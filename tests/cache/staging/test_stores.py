@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncfetch.cache.staging import CachePool, DirectoryStore, KeyedStore, SourceInfo, TarStore, UrlStore, tar
+from asyncfetch.cache.staging import CachePool, DirectoryStore, KeyedStore, SourceInfo, TarStore, UrlStore, remote
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import AccessDenied, ClosedError, ConfigError, FetchError, FormatError, NotFound, ObjectChanged
 from asyncfetch.testing import Fault, RangeServer
@@ -363,16 +363,16 @@ def test_two_archives_of_one_name_are_refused() -> None:
 def test_who_is_told_that_an_index_failed_may_ask_again_at_once(
     server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search, again = tar._search, []
+    search, again = remote._search, []
     with TarStore(f"{server.url}/one.tar", config(server)) as store:
 
         def fail_once(*arguments: Any) -> Any:  # noqa: ANN401
-            monkeypatch.setattr(tar, "_search", search)
+            monkeypatch.setattr(remote, "_search", search)
             # It is called where those who wait are told.
             store._searches[os.getpid()].add_done_callback(lambda _: again.append(store["003.txt"][0]))
             raise FetchError("of the first attempt")
 
-        monkeypatch.setattr(tar, "_search", fail_once)
+        monkeypatch.setattr(remote, "_search", fail_once)
         with pytest.raises(FetchError, match="of the first attempt"):
             store.names()
         assert again == [FILES["003.txt"]]

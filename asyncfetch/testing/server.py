@@ -28,7 +28,7 @@ from asyncfetch.errors import ClosedError, ConfigError, MissingDependency, insta
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.fork import running_loop, stand_still_at_forks
 from asyncfetch.runtime.sockets import Sockets, abort
-from asyncfetch.testing.server.contents import (
+from asyncfetch.testing.contents import (
     ContentAnswer,
     Contents,
     DirectoryContents,
@@ -38,7 +38,7 @@ from asyncfetch.testing.server.contents import (
     answer_status,
     asked_range,
 )
-from asyncfetch.testing.server.faults import Fault, FaultRule, RequestLog, ServedRequest, ServerStatistics
+from asyncfetch.testing.faults import Fault, FaultRule, RequestLog, ServedRequest, ServerStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio.to_thread
 
-from asyncfetch.testing.server.faults import Fault
+from asyncfetch.testing.faults import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,23 +1,37 @@
-"""A merge as steps of datatrove pipelines.
+"""A merge's work on a cluster: the same pieces, the same bytes.
+
+Both ways, Ray's tasks and steps of datatrove's pipelines, need a destination on S3 or on a file system that all nodes
+share, and sources that all nodes can read.
 
 datatrove gives each task a rank and starts tasks where and when it likes, so nobody is there to hand out pieces. The
 plan is made beforehand and travels with the steps. Task r of n writes files r, r + n, r + 2n ... and notes each in the
-journal; a task behind all of them finds the files there, as a merge does that goes on after an interruption.
-
-The steps have what datatrove asks of one, and don't import it.
+journal; a task behind all of them finds the files there, as a merge does that goes on after an interruption. The steps
+have what datatrove asks of one, and don't import it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 from abc import ABC, abstractmethod
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
+import anyio.to_thread
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ConfigError, StateMismatch
+from asyncfetch.errors import (
+    AsyncFetchError,
+    ConfigError,
+    MissingDependency,
+    StateMismatch,
+    WorkerError,
+    install_command,
+)
+from asyncfetch.fetch import Fetcher
 from asyncfetch.merge.apply import (
     DATA_FILE_MAX_BYTES,
     FILES_PER_CHUNK,
@@ -29,16 +43,116 @@ from asyncfetch.merge.apply import (
 from asyncfetch.merge.job import ProgressCounter, carry_out, carry_out_share, check_free, plan_job
 from asyncfetch.merge.local_executor import InProcess
 from asyncfetch.merge.plan import Limits
+from asyncfetch.merge.scheduler import WorkerSetup
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from asyncfetch.merge.job import MergeJob
-    from asyncfetch.merge.scheduler import TaskPool
+    from asyncfetch.merge.scheduler import TaskPiece, TaskPool
     from asyncfetch.merge.sources import Selection
 
-__all__ = ["FinishStep", "WriteStep", "merge_steps"]
+__all__ = ["RayExecutor", "merge_steps"]
+
+_END_SECONDS = 30.0
+"""Longest wait for a cancelled task's end: its worker is killed."""
+
+
+class RayExecutor:
+    """An Executor of ``merge_datasets``: its pieces are tasks of the Ray cluster that this process is connected to.
+
+    Each takes one of the cluster's processors, and waits for one: so a Ray task that merges should itself have
+    ``num_cpus=0``. ``workers`` None means all of them. What is reduced stays in the object store until the end. The
+    destination must be a prefix of S3 or a directory that all nodes share. ``fetch`` and the sources' urls travel
+    without their secrets: give credentials to the nodes by their environment.
+
+    Raises:
+        ConfigError: Ray isn't initialised, when a merge begins, or a source's url has a password or a signature.
+        MissingDependency: Ray isn't installed.
+        WorkerError: Ray lost a task, and what it tried again too.
+    """
+
+    @asynccontextmanager
+    async def open(
+        self, fetch: FetchConfig, workers: int | None, wrote: Callable[[str, int], object]
+    ) -> AsyncIterator[_RayPool]:
+        """See ``Executor``. Progress counts whole files."""
+        ray = await anyio.to_thread.run_sync(_import_ray)
+        if not ray.is_initialized():
+            raise ConfigError("Ray isn't initialised: call ray.init() before the merge")
+        if workers is None:
+            resources = await anyio.to_thread.run_sync(ray.cluster_resources)
+            workers = max(1, int(resources.get("CPU", 1)))
+        async with Fetcher(fetch) as fetcher:
+            yield _RayPool(ray, fetch, workers, fetcher)
+
+
+class _RayPool:
+    """A Pool whose values are references."""
+
+    def __init__(self, ray: Any, fetch: FetchConfig, workers: int, fetcher: Fetcher) -> None:  # noqa: ANN401 - a module
+        self.workers = workers
+        self.fetcher = fetcher
+        self._ray = ray
+        self._fetch = ray.put(fetch)
+        self._task = ray.remote(num_cpus=1, num_returns=2)(_perform)
+
+    def expect(self, seconds: float) -> None:
+        """Ray's processes are there already."""
+
+    async def run(self, piece: TaskPiece, *arguments: Any) -> Any:  # noqa: ANN401
+        start = partial(self._task.remote, self._fetch, piece, *arguments)
+        ended, value = await anyio.to_thread.run_sync(start)
+        try:
+            await self._answer(ended)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._stop(ended)
+            raise
+        return value
+
+    async def get(self, value: Any) -> Any:  # noqa: ANN401
+        return await self._answer(value)
+
+    async def _answer(self, reference: Any) -> Any:  # noqa: ANN401
+        try:
+            return await asyncio.wrap_future(reference.future())
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, AsyncFetchError | OSError):
+                raise error.cause from None  # with its fields, as it was raised there
+            raise
+        except self._ray.exceptions.RayError as error:
+            raise WorkerError(f"Ray couldn't end a piece of the merge: {error}") from error
+
+    async def _stop(self, reference: Any) -> None:  # noqa: ANN401
+        """Nothing of it runs when this returns; else it would write into what is gone on with."""
+        await anyio.to_thread.run_sync(partial(self._ray.cancel, reference, force=True))
+        with anyio.move_on_after(_END_SECONDS):
+            (ended,), _ = await asyncio.wait([asyncio.wrap_future(reference.future())])
+            ended.exception()  # else asyncio logs that nobody asked
+
+
+def _perform(fetch: FetchConfig, piece: TaskPiece, *arguments: Any) -> tuple[None, Any]:  # noqa: ANN401
+    """The task: nothing, which tells that it has ended, and the value, which stays where it is."""
+
+    async def work() -> Any:  # noqa: ANN401
+        async with Fetcher(fetch) as fetcher:
+            return await piece(WorkerSetup(fetcher, _tell_nobody), *arguments)
+
+    return None, anyio.run(work)
+
+
+def _tell_nobody(_path: str, _nbytes: int) -> None:
+    pass
+
+
+def _import_ray() -> Any:  # noqa: ANN401 - a module
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise MissingDependency(f"Ray isn't installed: {install_command('ray')}") from error
+
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
