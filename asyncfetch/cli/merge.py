@@ -24,17 +24,27 @@ __all__ = ["convert", "merge", "parse_episodes", "parse_share", "print_report", 
 
 T = TypeVar("T")
 
+MAX_EPISODES = 10_000_000
+"""That can be named, and are held as a list: 0.4 GB of it."""
+_RANGE = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?")
+
+Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset, a directory or url.")]
+Destination = Annotated[str, typer.Argument(help="The directory or s3:// prefix to write.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Pieces of work at a time. [default: one a processor]", show_default=False)
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, plan and print the plan only.")]
+
 
 def merge(
     paths: Annotated[
         list[str],
         typer.Argument(help="The datasets, directories or urls, then the directory or s3:// prefix to write."),
     ],
-    workers: Annotated[
-        int | None, typer.Option(help="Pieces of work at a time. [default: one a processor]", show_default=False)
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, plan and print the plan only.")] = False,
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
     data_file_max_bytes: Annotated[str, typer.Option(help="Length of a file of rows, such as 100MiB.")] = "100MiB",
     video_file_max_bytes: Annotated[str, typer.Option(help="Length of a video, such as 200MiB.")] = "200MiB",
     files_per_chunk: Annotated[int, typer.Option(help="Files in a chunk directory, at most 1000.")] = 1000,
@@ -85,19 +95,6 @@ def print_report(report: MergeReport) -> None:
     )
 
 
-MAX_EPISODES = 10_000_000
-"""That can be named, and are held as a list: 0.4 GB of it."""
-_RANGE = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?")
-
-Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset, a directory or url.")]
-Destination = Annotated[str, typer.Argument(help="The directory or s3:// prefix to write.")]
-Workers = Annotated[
-    int | None, typer.Option(help="Pieces of work at a time. [default: one a processor]", show_default=False)
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, plan and print the plan only.")]
-
-
 def select(
     source: Source,
     destination: Destination,
@@ -109,9 +106,8 @@ def select(
 ) -> None:
     """Write some of a dataset's episodes as a dataset, videos copied as they are."""
     call = partial(select_episodes, source, destination, parse_episodes(episodes))
-    print_report(
-        run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file)))
-    )
+    call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
+    print_report(run_with_bar(call))
 
 
 def split(
@@ -133,9 +129,8 @@ def split(
     if len(shares) < len(parts):
         raise ConfigError(f"two parts have the same name: {' '.join(parts)}")
     call = partial(split_dataset, source, shares, destination, seed=seed)
-    for report in run_with_bar(
-        partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
-    ).values():
+    call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
+    for report in run_with_bar(call).values():
         print_report(report)
 
 
@@ -149,9 +144,8 @@ def convert(
 ) -> None:
     """Write a LeRobot v2.0 or v2.1 dataset as one of v3, videos copied as they are."""
     call = partial(convert_dataset, source, destination)
-    print_report(
-        run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file)))
-    )
+    call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
+    print_report(run_with_bar(call))
 
 
 def parse_episodes(text: str) -> list[int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.errors import Throttled
 from asyncfetch.fetch.hedge import Hedging
@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class HostCounts:
-    """HostCounts of what has happened so far. All of them only grow."""
+    """Counts of what has happened so far. All of them only grow."""
 
     requests: int = 0
     bytes: int = 0
@@ -89,6 +89,11 @@ class Counters:
         """Adds ``other`` to this."""
         self.counts.add(other.counts)
         self.times.add(other.times)
+
+    def figures(self) -> dict[str, Any]:
+        """Return what the statistics of a host, and of all, show of it."""
+        times = {item.name: getattr(self.times, item.name).snapshot() for item in fields(self.times)}
+        return {**asdict(self.counts), **times}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -412,24 +417,13 @@ class Host:
 
     def statistics(self) -> HostStatistics:
         """A snapshot."""
-        counts, times = self.counts, self.times
         return HostStatistics(
             limit=self.limit,
             in_flight=self.in_flight,
             peak_in_flight=self.peak_in_flight,
             waiting=self.waiting,
-            requests=counts.requests,
-            bytes=counts.bytes,
-            retries=counts.retries,
-            redirects=counts.redirects,
-            errors=counts.errors,
-            throttled=counts.throttled,
             retry_budget=self.budget.left,
-            hedges=counts.hedges,
-            hedge_wins=counts.hedge_wins,
-            wait=times.wait.snapshot(),
-            first_byte=times.first_byte.snapshot(),
-            body=times.body.snapshot(),
+            **self.counters.figures(),
         )
 
 
@@ -614,24 +608,13 @@ class Hosts:
         total = Counters()
         for counters in (self._forgotten, *(host.counters for host in hosts)):
             total.add(counters)
-        counts, times = total.counts, total.times
         return FetchStatistics(
-            requests=counts.requests,
-            bytes=counts.bytes,
-            retries=counts.retries,
-            redirects=counts.redirects,
-            errors=counts.errors,
-            throttled=counts.throttled,
-            hedges=counts.hedges,
-            hedge_wins=counts.hedge_wins,
             in_flight=sum(host.in_flight for host in hosts),
             waiting=sum(host.waiting for host in hosts),
             reused_buffers=memory.reused,
             idle_buffer_bytes=memory.idle_bytes,
-            wait=times.wait.snapshot(),
-            first_byte=times.first_byte.snapshot(),
-            body=times.body.snapshot(),
             hosts={host.origin: host.statistics() for host in hosts},
+            **total.figures(),
         )
 
 

@@ -313,21 +313,7 @@ class EpisodeCache:
             CacheError: Its clips are larger than the byte cache.
             ClosedError: The cache's owner ended.
         """
-        held = self.hold_nowait(episode, paid=paid)
-        if held is not None:
-            return held
-        self._misses += 1
-        entry = self._held.setdefault(episode.index, EpisodeEntry(episode))
-        # Held while it is being fetched, so that it can't be evicted before those who wait run again.
-        held = HeldEpisode(self, entry, paid=paid)
-        try:
-            with calling(self._caller(episode)):
-                while entry.rows is None:  # as it is behind a flight of ``hold_common`` without room
-                    await self._flights.run(entry, partial(self._load, entry))
-        except BaseException:
-            held.release()
-            raise
-        return held
+        return self.hold_nowait(episode, paid=paid) or await self._loaded(episode, paid=paid)
 
     async def hold_common(self, episode: Episode) -> HeldEpisode | None:
         """The episode in memory of all loader workers of the rank; None where there is none, or no room in it.
@@ -336,24 +322,27 @@ class EpisodeCache:
         """
         if self._rank is None:
             return None
-        held = self.hold_nowait(episode)
-        if held is not None:
-            if held.is_common:
-                return held
-            held.release()
-            return None
+        held = self.hold_nowait(episode) or await self._loaded(episode, is_common=True)
+        if held.is_common:
+            return held
+        held.release()
+        return None
+
+    async def _loaded(self, episode: Episode, *, paid: bool = False, is_common: bool = False) -> HeldEpisode:
+        """Hold an episode that isn't in memory and load it; where ``is_common`` it may lack its rows still."""
         self._misses += 1
         entry = self._held.setdefault(episode.index, EpisodeEntry(episode))
-        held = HeldEpisode(self, entry, paid=False)
+        # Held while it is being fetched, so that it can't be evicted before those who wait run again.
+        held = HeldEpisode(self, entry, paid=paid)
         try:
             with calling(self._caller(episode)):
-                await self._flights.run(entry, partial(self._load, entry, is_common=True))
+                while entry.rows is None:  # as it is behind a flight of ``hold_common`` without room
+                    await self._flights.run(entry, partial(self._load, entry, is_common=is_common))
+                    if is_common:
+                        break
         except BaseException:
             held.release()
             raise
-        if entry.rows is None or not entry.is_common:
-            held.release()
-            return None
         return held
 
     def release(self, entry: EpisodeEntry) -> None:
@@ -419,19 +408,14 @@ class EpisodeCache:
 
     async def _fetch(self, episode: Episode) -> _Fetched:
         """Return where everything lies, and then all of it at once."""
-        rows: list[EpisodeRows] = []
-        leases: dict[str, Lease] = {}
 
-        async def lease(camera: str, clip: PlannedClip) -> None:
+        async def lease(clip: PlannedClip) -> Lease:
             plan = clip.plan
             since = time.perf_counter()
             async with self._fetching_clips.permit():
                 if meter is not None:
                     meter.add(Cause.LIMIT, time.perf_counter() - since)
-                leases[camera] = await self._watch(
-                    self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
-                )
-            plan.write_header(leases[camera].buffer)
+                return await self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
 
         planned = await self._plan(episode)
         meter, since = running_meter(), time.perf_counter()
@@ -441,44 +425,52 @@ class EpisodeCache:
         if meter is not None:
             meter.add(Cause.ROOM, time.perf_counter() - since)
         try:
-            add_rows = partial(self._add_rows, episode, rows)
-            await gather(add_rows, *(partial(lease, camera, clip) for camera, clip in planned.items()))
-        except BaseException:
-            _release(leases)
-            raise
+            return await self._all_of(episode, planned, lease)
         finally:
             reservation.release()
             self._room.grant()
-        return _Fetched(rows[0], planned, leases)
 
     async def _fetch_common(self, episode: Episode) -> _Fetched | None:
         """See ``_fetch`` and ``hold_common``."""
-        rows: list[EpisodeRows] = []
-        leases: dict[str, Lease] = {}
         rank = self._rank
         assert rank is not None
 
-        async def lease(camera: str, clip: PlannedClip) -> None:
+        async def lease(clip: PlannedClip) -> Lease | None:
             plan = clip.plan
-            given = await self._watch(rank.lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes))
-            if given is not None:
-                plan.write_header(given.buffer)
-                leases[camera] = given
+            return await rank.lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
 
         planned = await self._plan(episode)
+        fetched = await self._all_of(episode, planned, lease)
+        if len(fetched.leases) < len(planned):
+            _release(fetched.leases)
+            return None
+        return fetched
+
+    async def _all_of(
+        self,
+        episode: Episode,
+        planned: Mapping[str, PlannedClip],
+        lease: Callable[[PlannedClip], Awaitable[Lease | None]],
+    ) -> _Fetched:
+        """Return the rows and the leases of those clips that ``lease`` gives one for, their headers written."""
+        rows: list[EpisodeRows] = []
+        leases: dict[str, Lease] = {}
+
+        async def add_rows() -> None:
+            rows.append((await self._tables.get(episode.index, partial(self._read_rows, episode))).value)
+
+        async def add(camera: str, clip: PlannedClip) -> None:
+            given = await self._watch(lease(clip))
+            if given is not None:
+                leases[camera] = given
+                clip.plan.write_header(given.buffer)
+
         try:
-            add_rows = partial(self._add_rows, episode, rows)
-            await gather(add_rows, *(partial(lease, camera, clip) for camera, clip in planned.items()))
+            await gather(add_rows, *(partial(add, camera, clip) for camera, clip in planned.items()))
         except BaseException:
             _release(leases)
             raise
-        if len(leases) < len(planned):
-            _release(leases)
-            return None
         return _Fetched(rows[0], planned, leases)
-
-    async def _add_rows(self, episode: Episode, to: list[EpisodeRows]) -> None:
-        to.append((await self._tables.get(episode.index, partial(self._read_rows, episode))).value)
 
     def _checked_bytes(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> int:
         """Memory that the clips take, which must fit in the byte cache."""

@@ -25,7 +25,6 @@ LOOP_SHARE = 0.7
 """A share of the time. A loop that has something to do for more of it is late at everything."""
 HUGE_WAIT_SHARE, HUGE_TIMES = 0.4, 4.0
 """One episode binds where so much of the wait was for it, and it is so many times as long as the others."""
-LOCAL = "file://"
 _NETWORK = (Cause.LIMIT, Cause.FIRST_BYTE, Cause.BODIES)
 _WORDS = {
     Cause.OPENING: "metadata and indexes",

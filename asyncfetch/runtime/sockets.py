@@ -17,12 +17,17 @@ from typing import TYPE_CHECKING, cast
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import ssl
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Sockets", "abort"]
 
 CLOSE_SECONDS = 1.0
 """Longest wait for transports to close their sockets: the loop's own work, some 0.1 ms each."""
+BACKLOG = 1024
+"""Hundreds of clients may connect to a server at once."""
+HANDSHAKE_SECONDS = 5.0
+"""A client that connects to a server and doesn't speak TLS is dropped after this."""
 
 
 def abort(transport: asyncio.BaseTransport) -> None:
@@ -60,6 +65,24 @@ class Sockets:
             listening.close()
             raise
         return listening
+
+    async def serve(
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, tls: ssl.SSLContext | None
+    ) -> asyncio.Server:
+        """A listener whose connections are counted; OSError or UnicodeError where the address can't be had.
+
+        The latter is of a name that no host can have.
+        """
+        loop = asyncio.get_running_loop()
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = addresses[0]
+        return await loop.create_server(
+            protocol_factory,
+            sock=self.for_listening(address, family=family),
+            ssl=tls,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if tls else None,
+        )
 
     def shut_down(self) -> None:
         """Ends every connection; its transport closes the socket when its loop runs. From any thread."""

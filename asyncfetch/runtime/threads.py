@@ -72,11 +72,6 @@ class ThreadCall(Generic[ResultT]):
         """True if the thread is at it now."""
         return self._ended.running()
 
-    def when_ended(self, callback: Callable[[], object]) -> None:
-        """Calls ``callback`` when the call doesn't run and won't: here and now, or in its thread."""
-        self._ended.cancel()
-        self._ended.add_done_callback(lambda _: callback())
-
     async def ended(self) -> None:
         """Returns when the call doesn't run and won't."""
         if self._ended.cancel():
@@ -85,12 +80,19 @@ class ThreadCall(Generic[ResultT]):
             await asyncio.wrap_future(self._ended)
 
 
-async def run_to_its_end(function: Callable[[], ResultT], limiter: anyio.CapacityLimiter) -> ResultT:
-    """Return what ``function()`` does, from a thread; a caller that is cancelled, whichever way, waits for its end."""
+async def run_to_its_end(
+    function: Callable[[], ResultT], limiter: anyio.CapacityLimiter, *, stop: Callable[[], object] | None = None
+) -> ResultT:
+    """Return what ``function()`` does, from a thread; a caller that is cancelled, whichever way, waits for its end.
+
+    So the thread doesn't touch a buffer that was given back. ``stop`` is called first then, to bring the end about.
+    """
     call = ThreadCall(function)
     try:
         return await to_thread.run_sync(call.run, limiter=limiter)
     except asyncio.CancelledError:  # Task.cancel() goes through anyio's shield
+        if stop is not None:
+            stop()
         await call.ended()
         raise
 

@@ -5,7 +5,6 @@ Every refusal says in X-Error-Code which limit or rule it is about, with the fig
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import ipaddress
 import socket
@@ -34,6 +33,7 @@ from asyncfetch.tensors.storage import ShardStorage, SharedDirectory, StorageSta
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, is_shard_id, missing, parse_header
 
 if TYPE_CHECKING:
+    import asyncio
     import ssl
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
@@ -270,15 +270,11 @@ def _pieces(parts: list[memoryview], start: int, stop: int) -> Iterator[memoryvi
         at += len(part)
 
 
-BACKLOG = 1024
-"""Hundreds of workers may connect at once."""
 CLOSE_SECONDS = 0.5
 """Longest wait for requests to unwind after their connections are gone."""
 LINGER_SECONDS = 1.0
 """Seconds for which the rest of a refused upload is read and thrown away, so that its sender reads the refusal. Large
 ones ask before they send."""
-HANDSHAKE_SECONDS = 5.0
-"""A client that connects and doesn't speak TLS is dropped after this."""
 
 
 class TensorServer:
@@ -406,23 +402,12 @@ class TensorServer:
         self._thread.close()
 
     async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        handshake_seconds = HANDSHAKE_SECONDS if self._tls else None
+        assert self._http.server is not None
         try:
-            addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            family, _, _, _, address = addresses[0]
-            listening = self._sockets.for_listening(address, family=family)
-            assert self._http.server is not None
-            self._listener = await loop.create_server(
-                self._http.server,
-                sock=listening,
-                ssl=self._tls,
-                backlog=BACKLOG,
-                ssl_handshake_timeout=handshake_seconds,
-            )
-        except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+            self._listener = await self._sockets.serve(self._http.server, self._host, self._port, self._tls)
+        except (OSError, UnicodeError) as error:
             raise ConfigError(f"TensorServer can't listen on {self._host} port {self._port}: {error}") from error
-        port = self._listener.sockets[0].getsockname()[1]
+        family, port = self._listener.sockets[0].family, self._listener.sockets[0].getsockname()[1]
         public = self._public_host or self._host
         if is_wildcard(public):
             public = await anyio.to_thread.run_sync(_outgoing_address, family)

@@ -224,10 +224,6 @@ class AnswerWriter:
 
 CLOSE_SECONDS = 0.5
 """Longest wait for requests to unwind after their connections are gone; only a read from a disk takes time then."""
-BACKLOG = 1024
-"""Hundreds of clients may connect at once."""
-HANDSHAKE_SECONDS = 5.0
-"""A client that connects and doesn't speak TLS is dropped after this."""
 NO_FAULT = Fault()
 
 Receive: TypeAlias = "Callable[[], Awaitable[bytes]]"
@@ -379,17 +375,10 @@ class RangeServer:
         return _contents(self._content)
 
     async def _listen(self, http: web.Server, context: ssl.SSLContext | None) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        handshake_seconds = HANDSHAKE_SECONDS if context else None
         self._sockets = Sockets()
         try:
-            addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            family, _, _, _, address = addresses[0]
-            listening = self._sockets.for_listening(address, family=family)
-            return await loop.create_server(
-                http, sock=listening, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=handshake_seconds
-            )
-        except (OSError, UnicodeError) as exc:  # the latter of a name that no host can have
+            return await self._sockets.serve(http, self._host, self._port, context)
+        except (OSError, UnicodeError) as exc:
             raise ConfigError(f"RangeServer can't listen on {self._host} port {self._port}: {exc}") from exc
 
     async def _close(self) -> None:

@@ -8,13 +8,11 @@ object isn't given it from here either.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
-from anyio import to_thread
 
 from asyncfetch.cache.disk.layout import VersionFile, join, object_id
 from asyncfetch.cache.disk.store import DiskStore
@@ -29,7 +27,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import LoopGuard
 from asyncfetch.runtime.memory_pool import allocate
 from asyncfetch.runtime.single_flight import SingleFlight
-from asyncfetch.runtime.threads import ThreadCall
+from asyncfetch.runtime.threads import run_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -281,15 +279,11 @@ class DiskReader:
             self._makes_room = False
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        call, meter, since = ThreadCall(function), running_meter(), time.perf_counter()
+        meter, since = running_meter(), time.perf_counter()
         if meter is not None:
             meter.begin(Cause.DISK, since)
         try:
-            return await to_thread.run_sync(call.run, limiter=self._limiter)
-        except asyncio.CancelledError:
-            # Task.cancel() goes through anyio's shield; the thread must not touch a buffer that was given back.
-            await call.ended()
-            raise
+            return await run_to_its_end(function, self._limiter)
         finally:
             if meter is not None:
                 meter.add(Cause.DISK, time.perf_counter() - since)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import anyio
-from anyio import from_thread, to_thread
+from anyio import from_thread
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, redact_url
 from asyncfetch.fetch.buffers import ChainedBuffer
@@ -29,7 +28,7 @@ from asyncfetch.fetch.urls import check_characters
 from asyncfetch.observe.waits import running_meter
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.cancellation import outlast
-from asyncfetch.runtime.threads import ThreadCall, run_to_its_end
+from asyncfetch.runtime.threads import run_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,14 +90,7 @@ class FileTransport:
             host.counts.bytes += download.landed_bytes
 
     async def _run(self, work: _InThread[T]) -> T:
-        call = ThreadCall(work.run)
-        try:
-            return await to_thread.run_sync(call.run, limiter=self.limiter)
-        except asyncio.CancelledError:
-            # Task.cancel() goes through anyio's shield; the thread must not write into a buffer that was given back.
-            work.stop()
-            await call.ended()
-            raise
+        return await run_to_its_end(work.run, self.limiter, stop=work.stop)
 
     async def put(self, url: str, source: UploadSource) -> ObjectInfo:
         """The file that the source is now; see write_file.
