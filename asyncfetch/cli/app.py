@@ -1,4 +1,4 @@
-"""All commands: those that are told of elsewhere, ``env`` and ``run``."""
+"""All commands; ``env`` and ``run`` are here."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class AsyncCache(Generic[K, V]):
 
     Who asks first searches, in its own task, so this needs no owner. An error reaches all who wait for that search,
     each as one of its own, and the next call tries again; where the searching task is cancelled, one of those who wait
-    starts over. Bounded: the least recently used is forgotten. For one loop.
+    starts over. Bounded: the least recently used is forgotten. For one loop. SharedLRU's values weigh and don't expire.
 
     Args:
         now: Monotonic seconds.

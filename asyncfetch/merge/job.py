@@ -1,7 +1,7 @@
 """A merge that is planned and can be carried out, by whom, and in how many attempts, is open; and carrying it out.
 
 Every file is written once, and what is known of the rows reduced. What is reduced in a tree is what grows with the
-rows: statistics, and the tasks of each episode. Two passes aren't, the plan and ``metadata_writer``: in which file an
+rows: statistics, and the tasks of each episode. Two passes aren't, the plan and ``write_metadata``: in which file an
 episode lies depends on all before it. They take 0.1 ms an episode (one camera).
 """
 

@@ -118,7 +118,7 @@ class _ShardFlight:
 
 
 class Flights:
-    """Fetches what isn't on its way yet, and waits for what is.
+    """Fetches what isn't on its way yet, and waits for what is; SingleFlight, but a request is for several shards.
 
     Requests are children of the owner's task group, not of any caller: a cancelled one costs the others nothing. When
     the last who waits for a request is cancelled, so is the request. Errors are not kept: who asks next tries again.

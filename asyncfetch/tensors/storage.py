@@ -41,7 +41,7 @@ from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.tensors.wire import Header, check_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from numpy.typing import NDArray
 
@@ -323,7 +323,6 @@ class ShardStorage:
         ttl_seconds: How long a shard lives after it was last stored or read; None for ever. Reads through shared memory
             don't count, because nobody sees them.
         shared: Where larger frames are put, so that processes of this machine can read them there.
-        now: Monotonic seconds.
     """
 
     def __init__(
@@ -332,12 +331,10 @@ class ShardStorage:
         *,
         ttl_seconds: float | None = None,
         shared: SharedDirectory | None = None,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_bytes = max_bytes
         self.ttl_seconds = ttl_seconds
         self._shared_directory = shared
-        self._now = now
         self._pool = MemoryPool(min(MAX_IDLE_BYTES, max_bytes))
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _ShardEntry] = OrderedDict()  # the one that expires first comes first
@@ -363,7 +360,7 @@ class ShardStorage:
 
     def get(self, shard_id: str) -> StoredShard | None:
         """The shard, if it is there; its time begins afresh."""
-        now = self._now()
+        now = time.monotonic()
         with self._lock:
             entry = self._entries.get(shard_id)
             if entry is None or entry.expires_at <= now:
@@ -386,7 +383,7 @@ class ShardStorage:
 
     def expire(self) -> float | None:
         """Forget what has had its time; seconds until the next one has, or None where none ever will."""
-        now = self._now()
+        now = time.monotonic()
         with self._lock:
             gone = []
             for shard_id, entry in self._entries.items():
@@ -434,7 +431,7 @@ class ShardStorage:
 
     def _keep(self, upload: ShardUpload, stored: StoredShard) -> bool:
         """Make the reserved room an entry, unless the shard is there."""
-        header, now = stored.header, self._now()
+        header, now = stored.header, time.monotonic()
         with self._lock:
             if upload not in self._uploads:
                 raise TensorError(f"the room for {header.shard_id} was given back", shard_ids=[header.shard_id])

@@ -143,8 +143,8 @@ class _Hub:
     endpoint: str
     headers: Mapping[str, str] = field(repr=False)
 
-    def address(self, path: str, *, etag: str | None = None) -> Address:
-        return Address(URL(self.endpoint + path, encoded=True), self.headers, is_named=True, etag=etag)
+    def address(self, path: str) -> Address:
+        return Address(URL(self.endpoint + path, encoded=True), self.headers, is_named=True)
 
 
 class HubTransport:
