@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from tests.lerobot.conftest import LocalReader, Tables
 
+COMMAND = install_command("lerobot")  # off the loop: it looks for what is installed
+
 
 def test_importing_the_room_does_not_import_pyarrow() -> None:
     code = "import sys, asyncfetch.lerobot.metadata, asyncfetch.lerobot.rows; sys.exit('pyarrow' in sys.modules)"
@@ -26,5 +28,5 @@ async def test_without_pyarrow_the_command_is_named(
 ) -> None:
     root = tables.write(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingDependency, match=re.escape(install_command("lerobot"))):
+    with pytest.raises(MissingDependency, match=re.escape(COMMAND)):
         await load_metadata(reader, root)
