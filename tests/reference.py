@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -69,9 +71,11 @@ INTERNAL: Final = frozenset([
     "take_turn",
 ])
 """Methods of public classes that are for other rooms of the package."""
+LONGEST_HEADING: Final = 300
 HEAD: Final = """# Reference
 
-Every public name, by module, with its docstring. `python -m tests.reference` writes this page.
+Every public name, by module, with its docstring. What each setting of a configuration does is in
+[bounds and defaults](config/README.md). `python -m tests.reference` writes this page.
 """
 _SECTION: Final = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Notes?):")
 _ENTRY: Final = re.compile(r"    (\*{0,2}\w+(?:, \*{0,2}\w+)*):( |$)")
@@ -100,7 +104,11 @@ def entry(shown: str, thing: Any) -> Iterator[str]:  # noqa: ANN401 - whatever a
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         yield f"### {shown}\n\n`{thing!r}`\n" if isinstance(thing, (str, int, tuple)) else f"### {shown}\n"
         return
-    yield f"### {shown}{signature(thing)}\n"
+    call = signature(thing)
+    if len(call) <= LONGEST_HEADING:
+        yield f"### {shown}{call}\n"
+    else:
+        yield f"### {shown}(...)\n\n```text\n{textwrap.fill(shown + call, 120, subsequent_indent='    ')}\n```\n"
     yield docstring(thing)
     if inspect.isclass(thing):
         for name, member in members(thing):
@@ -131,10 +139,32 @@ def signature(thing: Any) -> str:  # noqa: ANN401
     except (TypeError, ValueError):
         return ""
     parameters = [
-        each.replace(annotation=inspect.Parameter.empty) for name, each in found.parameters.items() if name != "self"
+        each.replace(annotation=inspect.Parameter.empty, default=shown_default(thing, each))
+        for name, each in found.parameters.items()
+        if name != "self"
     ]
-    shown = str(found.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
-    return shown if len(shown) <= 300 and " at 0x" not in shown else "(...)"
+    return str(found.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A default as the page shows it."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def shown_default(thing: Any, parameter: inspect.Parameter) -> Any:  # noqa: ANN401
+    """The default itself, unless its repr is long or an address."""
+    default = parameter.default
+    if repr(default) == "<factory>":
+        [factory] = [field.default_factory for field in fields(thing) if field.name == parameter.name]
+        return Shown(f"{getattr(factory, '__name__', factory)}()")
+    if is_dataclass(default) and default == type(default)():
+        return Shown(f"{type(default).__name__}()")
+    return Shown(default.__name__) if inspect.isfunction(default) else default
 
 
 def docstring(thing: Any) -> str:  # noqa: ANN401
