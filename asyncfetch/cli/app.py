@@ -32,7 +32,7 @@ OPTIONS_ARE_THEIRS = {"allow_extra_args": True, "ignore_unknown_options": True, 
 
 
 def env(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """Say which versions are installed, what decodes video, and why not. Exits with 1 where nothing does."""
+    """Show which versions are installed, and what decodes video or why it doesn't. Exits with 1 if nothing does."""
     versions = {name: _version(name) for name in (*PACKAGES, *PACKAGES_OF_EXTRAS)}
     decoders, remedies = {}, {}
     for name in ("torchcodec", "pyav"):
@@ -87,9 +87,9 @@ def _ffmpeg() -> str | None:
 
 def run(
     context: typer.Context,
-    command: Annotated[str, typer.Argument(metavar="COMMAND", help="LeRobot's, such as lerobot-train")],
+    command: Annotated[str, typer.Argument(metavar="COMMAND", help="LeRobot's command, such as lerobot-train.")],
 ) -> None:
-    """Run one of LeRobot's commands, its datasets read by asyncfetch: from the Hub, or any URL as --dataset.root."""
+    """Run one of LeRobot's commands on datasets of the Hub, or at any URL given as --dataset.root."""
     from asyncfetch.compat.lerobot import run as run_command
 
     run_command(command, context.args)
@@ -97,26 +97,26 @@ def run(
 
 app = typer.Typer(
     name="asyncfetch",
-    help="Training data by byte ranges: what belongs to a shell.",
+    help="Inspect, check, measure, copy and merge LeRobot datasets, at any URL.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its panels cut the names of options where a terminal is narrow
 )
 # In the list of commands each has a line, also of 60 columns.
-app.command(short_help="What is in a dataset.")(info)
-app.command(short_help="What is broken or odd in a dataset.")(check)
+app.command(short_help="Show what is in a dataset.")(info)
+app.command(short_help="Find what is wrong with a dataset.")(check)
 app.command(short_help="Draw an episode's pictures.")(frames)
-app.command(short_help="How fast a dataset streams here, and why.")(bench)
+app.command(short_help="Measure how fast a dataset streams.")(bench)
 app.command(short_help="List a directory.")(ls)
 app.command(short_help="Copy files.")(cp)
-app.command(short_help="Join datasets to one.")(merge)
+app.command(short_help="Merge datasets into one.")(merge)
 app.command(short_help="Write some episodes as a dataset.")(select)
-app.command(short_help="Write parts of a dataset as datasets.")(split)
-app.command(short_help="Make a dataset of v2.0 or v2.1 one of v3.")(convert)
-app.command(short_help="What is installed, and what decodes.")(env)
-app.command(short_help="Run a command of LeRobot's.", context_settings=OPTIONS_ARE_THEIRS)(run)
-app.add_typer(cache_commands, name="cache", short_help="Look after a disk cache.")
+app.command(short_help="Split a dataset into several.")(split)
+app.command(short_help="Convert a dataset of v2.0 or v2.1 to v3.")(convert)
+app.command(short_help="Show what is installed, and what decodes.")(env)
+app.command(short_help="Run one of LeRobot's commands.", context_settings=OPTIONS_ARE_THEIRS)(run)
+app.add_typer(cache_commands, name="cache", short_help="Manage a disk cache.")
 
 
 def _say_version(asked: bool) -> None:
@@ -128,7 +128,7 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def _(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Keep a group of commands a group, however many there are."""

@@ -84,14 +84,14 @@ async def time_samples(
 
 
 def bench(
-    source: Annotated[str, typer.Argument(metavar="URL", help="The dataset, a directory or url.")],
-    seconds: Annotated[float, typer.Option(min=1.0, help="To stream for, cold start included.")] = 20.0,
+    source: Annotated[str, typer.Argument(metavar="URL", help="The dataset: a directory or a URL.")],
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long to stream, including the start.")] = 20.0,
     num_workers: Annotated[int, typer.Option(min=0, help="Loader workers; 0 streams in this process.")] = 0,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw samples over time.")] = None,
 ) -> None:
-    """Stream a dataset for a while, and say how fast that is, what binds, and what to set."""
+    """Stream a dataset for a while. Shows how fast it is, the bottleneck, and what to set."""
     from asyncfetch.config import StreamConfig  # which loads what a config checks
 
     config = StreamConfig(fetch=fetch_config(ca_file))
@@ -121,11 +121,10 @@ def bench(
     typer.echo(str(report))
     for link in links:
         typer.echo(
-            f"link, {link.streams} at a time: {link.mib_per_second:.1f} MiB/s, {link.stream_mib_per_second:.1f} a "
-            f"stream; first byte {1e3 * link.first_byte_p50_seconds:.0f} ms, "
-            f"{1e3 * link.first_byte_p99_seconds:.0f} for one of a hundred"
+            f"link, {link.streams:2} requests at a time: {link.mib_per_second:.1f} MiB/s, first byte "
+            f"{1e3 * link.first_byte_p50_seconds:.0f} ms (p99 {1e3 * link.first_byte_p99_seconds:.0f})"
         )
-    typer.echo(f"the cores decode {frames_per_second:.0f} frames/s from memory")
+    typer.echo(f"decoding from memory: {frames_per_second:.0f} frames/s")
     typer.echo(f"settings: {_settings(report)}")
 
 

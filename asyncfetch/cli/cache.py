@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["commands"]
 
-WAITING = "waiting for others at it"
+WAITING = "waiting for other processes"
 
 commands = typer.Typer(
-    help="The disk tier: what it holds, whether that is right, and less of it.",
+    help="Manage a disk cache: see, verify and delete what it holds.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -37,15 +37,15 @@ DirectoryOption = Annotated[
         "--directory",
         "-d",
         metavar="PATH",
-        help=f"The tier's directory. [default: ${DIRECTORY_VARIABLE}, or ~/.cache/asyncfetch/disk]",
+        help=f"The cache's directory. [default: ${DIRECTORY_VARIABLE}, or ~/.cache/asyncfetch/disk]",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")]
 
 
-@commands.command(short_help="Say where the tier is.")
+@commands.command(short_help="Show where the cache is.")
 def path(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
-    """Say where the tier is, or would be."""
+    """Show where the cache is, or would be."""
     where = _resolve(directory)
     if as_json:
         _print_json({"directory": str(where), "exists": where.is_dir()})
@@ -55,7 +55,7 @@ def path(directory: DirectoryOption = None, as_json: JsonOption = False) -> None
 
 @commands.command()
 def stats(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
-    """Show what it holds."""
+    """Show what the cache holds."""
     with _open(directory) as folder:
         with progress(WAITING, hidden=as_json) as show:
             survey = folder.survey(show)
@@ -75,9 +75,9 @@ def stats(directory: DirectoryOption = None, as_json: JsonOption = False) -> Non
         })
 
 
-@commands.command(name="verify", short_help="Read all, delete what is damaged.")
+@commands.command(name="verify", short_help="Delete damaged files.")
 def verify_files(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
-    """Read everything and delete what isn't what was written. Exits with 1 if there was any."""
+    """Read every file and delete damaged ones. Exits with 1 if there were any."""
     files = read_bytes = damaged = cost_bytes = 0
     with _open(directory) as folder, progress(WAITING, hidden=as_json) as show:
         total_bytes = max(1, folder.used_bytes())
@@ -94,13 +94,13 @@ def verify_files(directory: DirectoryOption = None, as_json: JsonOption = False)
         raise typer.Exit(1)
 
 
-@commands.command(short_help="Delete what was used longest ago.")
+@commands.command(short_help="Delete the least recently used files.")
 def prune(
-    max_bytes: Annotated[str, typer.Option("--max-bytes", help="What to leave: 10GiB, 500MB or a number of bytes.")],
+    max_bytes: Annotated[str, typer.Option("--max-bytes", help="How much to keep: 10GiB, 500MB or a number of bytes.")],
     directory: DirectoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete what was used longest ago until no more than that is left."""
+    """Delete the least recently used files until the cache is no larger than that."""
     limit = parse_bytes(max_bytes)
     with _open(directory) as folder:
         _prune(folder, limit, as_json=as_json)
@@ -108,7 +108,7 @@ def prune(
 
 @commands.command()
 def clear(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
-    """Delete everything it holds. Nothing else in the directory is touched."""
+    """Delete everything in the cache. Other files in the directory stay."""
     with _open(directory) as folder:
         _prune(folder, 0, as_json=as_json)
 

@@ -45,17 +45,17 @@ hung."""
 THUMBNAIL_PX = 160
 """Width of a picture on a sheet, at most."""
 
-Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset, a directory or url.")]
+Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset: a directory or a URL.")]
 
 
 def info(
     source: Source,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a rank's batch, made by StreamDataset.")] = 32,
-    num_workers: Annotated[int, typer.Option(min=0, help="Loader workers of a rank.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a rank's batch.")] = 32,
+    num_workers: Annotated[int, typer.Option(min=0, help="Loader workers per rank.")] = 0,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")] = False,
 ) -> None:
-    """Say what is in a dataset, and what a shuffled epoch fetches of it for 1, 8 and 64 ranks."""
+    """Show what is in a dataset, and what a shuffled epoch fetches on 1, 8 and 64 ranks."""
     from asyncfetch.stream import Stream  # which loads what reads datasets
 
     stream = Stream(source, config=StreamConfig(fetch=fetch_config(ca_file)))
@@ -84,14 +84,14 @@ def info(
             typer.echo(f"  {key}: {feature.dtype} {'x'.join(map(str, feature.shape))}")
     typer.echo(f"{len(told.tasks):,} tasks: {'; '.join(told.tasks[:5])}{'; ...' if len(told.tasks) > 5 else ''}")
     table = Table(
-        "ranks", "fetched an epoch", "of each byte", "largest rank", "requests", title="clips of a shuffled epoch"
+        "ranks", "fetched", "of the videos", "largest rank", "requests", title="video fetched in a shuffled epoch"
     )
     for plan in plans:
         times = plan.fetched_bytes / max(1, plan.least_bytes)
         table.add_row(
             str(plan.world_size),
             format_bytes(plan.fetched_bytes),
-            f"{times:.2f} x",
+            f"{times:.0%}",
             format_bytes(plan.largest_rank_bytes),
             f"{plan.requests:,}",
         )
@@ -136,11 +136,11 @@ class Finding:
 
 def check(
     source: Source,
-    deep: Annotated[bool, typer.Option("--deep", help="Fetch and decode every frame, too.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also fetch and decode every frame.")] = False,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Say what is broken or odd in a dataset, before the GPU hours. Exits with 1 where something is."""
+    """Find what is broken or odd in a dataset before you spend GPU hours. Exits with 1 if it finds something."""
     config = StreamConfig(on_error="skip", fetch=fetch_config(ca_file))
     findings = anyio.run(partial(_check, source, config, deep=deep))
     if as_json:
@@ -149,7 +149,7 @@ def check(
         for finding in findings:
             where = "" if finding.episode is None else f"episode {finding.episode}: "
             typer.echo(f"{finding.what}: {where}{finding.details}")
-        typer.echo(f"{len(findings):,} findings" if findings else "nothing found")
+        typer.echo(f"{len(findings):,} finding{'s' * (len(findings) > 1)}" if findings else "nothing found")
     if findings:
         raise typer.Exit(1)
 
@@ -174,12 +174,12 @@ def _metadata_findings(dataset: LeRobotDataset) -> Iterator[Finding]:
         yield Finding("missing statistics", None, ", ".join(missing))
     for task, count in Counter(dataset.tasks.values()).items():
         if count > 1:
-            yield Finding("duplicate task", None, f"{count} numbers mean {task!r:.80}")
+            yield Finding("duplicate task", None, f"{count} task numbers mean {task!r:.80}")
     ends = table.starts + table.lengths
     for position in np.flatnonzero(table.starts[1:] != ends[:-1]).tolist():
         before, after = int(ends[position]), int(table.starts[position + 1])
         what = "orphan rows" if after > before else "rows of two episodes"
-        rows = f"rows [{min(before, after)}, {max(before, after)}) follow it"
+        rows = f"rows {min(before, after)} to {max(before, after) - 1} follow it"
         yield Finding(what, int(table.indices[position]), rows)
     for episode in np.flatnonzero(table.lengths == 0).tolist():
         yield Finding("empty episode", int(table.indices[episode]), "it has no frames")
@@ -229,13 +229,17 @@ def _rows_of(
         seconds = own["timestamp"].to_numpy()
         off = np.flatnonzero(~(np.abs(seconds - due) <= tolerance_seconds))
         if len(off):
-            yield Finding("timestamps off the grid", episode, f"frame {off[0]} is at {seconds[off[0]]:g} s")
+            yield Finding(
+                "timestamps off the grid",
+                episode,
+                f"frame {off[0]} is at {seconds[off[0]]:g} s, not {due[off[0]]:g} s; {len(off)} of {length} are off",
+            )
         content = own.drop_columns(["frame_index", "timestamp"])
         if content.num_columns:
             digest = hashlib.sha256(repr(content.combine_chunks().to_pydict()).encode()).digest()
             first = seen.setdefault(digest, episode)
             if first != episode:
-                yield Finding("duplicate episode", episode, f"its {length} rows are those of episode {first}")
+                yield Finding("duplicate episode", episode, f"its {length} rows equal those of episode {first}")
 
 
 async def _video_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> list[Finding]:
@@ -277,7 +281,7 @@ async def _sample_findings(dataset: LeRobotDataset, show: Callable[..., None]) -
     ]
     lengths = dict(zip(dataset.episodes.indices, dataset.episodes.lengths.tolist(), strict=True))
     return bad + [
-        Finding("duplicate frames", episode, f"{count} of {lengths[episode]} pictures of {camera} are the one before")
+        Finding("duplicate frames", episode, f"{count} of {lengths[episode]} pictures of {camera} repeat the last one")
         for (episode, camera), count in still.items()
         if count > lengths[episode] * MOST_STILL
     ]

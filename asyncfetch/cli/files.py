@@ -31,9 +31,9 @@ PIECE_BYTES = 16 * 1024 * 1024
 """Bytes read, and told as progress, at a time."""
 
 CaFile = Annotated[
-    str | None, typer.Option(help="PEM file of the authorities to trust. [default: the system's]", show_default=False)
+    str | None, typer.Option(help="PEM file of authorities to trust. [default: the system's]", show_default=False)
 ]
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Go into directories.")]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Include subdirectories.")]
 
 
 def fetch_config(ca_file: str | None) -> FetchConfig:
@@ -42,12 +42,12 @@ def fetch_config(ca_file: str | None) -> FetchConfig:
 
 
 def ls(
-    url: Annotated[str, typer.Argument(help="A directory or prefix of s3://, hf://, a disk, or fsspec.")],
+    url: Annotated[str, typer.Argument(help="A directory: local, s3://, hf:// or one of fsspec's.")],
     recursive: Recursive = False,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")] = False,
 ) -> None:
-    """List a directory: the size and the url of each entry."""
+    """List a directory: the size and the URL of each entry."""
     entries = anyio.run(_list, url, fetch_config(ca_file), recursive)
     if as_json:
         typer.echo(json.dumps({"entries": [{"url": entry.url, "bytes": entry.size} for entry in entries]}))
@@ -63,19 +63,19 @@ async def _list(url: str, config: FetchConfig, recursive: bool) -> list[ObjectIn
 
 
 def cp(
-    source: Annotated[str, typer.Argument(help="The file, or with -r the directory, to read: any url.")],
-    destination: Annotated[str, typer.Argument(help="The file or directory, local or s3://, to write.")],
+    source: Annotated[str, typer.Argument(help="The file to read, or with -r the directory: any URL.")],
+    destination: Annotated[str, typer.Argument(help="The file or directory to write, local or s3://.")],
     recursive: Recursive = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Copy what is there already, too.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Copy existing files again.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare contents by reading both, where the store tells no checksum.")
+        bool, typer.Option("--verify", help="Read and compare both files if the store has no checksum.")
     ] = False,
     ca_file: CaFile = None,
 ) -> None:
-    """Copy files, each whole or not at all. Called again, it goes on after those that are there.
+    """Copy files, each whole or not at all. Run it again to continue.
 
-    A file is right if its size is, and its checksum where the source's store tells one (S3, the Hub) and the copy is
-    local. What is there and isn't right is copied anew.
+    An existing file is kept if its size is right, and its checksum too if the source's store has one (S3, the Hub) and
+    the copy is local. Otherwise it is copied again.
     """
     copying = _Copying(destination, overwrite=overwrite, verify=verify)
     anyio.run(copying.run, source, fetch_config(ca_file), recursive)
@@ -95,11 +95,11 @@ class _Copying:
     def told(self) -> str:
         """Return what was done, in a line."""
         files = self._copied + self._kept
-        kept = f", {self._kept:,} were there" if self._kept else ""
+        kept = f", {self._kept:,} already there" if self._kept else ""
         by_size = f", {files - self._by_content:,} by size" if files > self._by_content else ""
         return (
-            f"{self._destination}: {self._copied:,} files copied, {format_bytes(self._copied_bytes)}{kept}; compared "
-            f"{self._by_content:,} by content{by_size}"
+            f"{self._destination}: {self._copied:,} file{'s' * (self._copied != 1)} copied, "
+            f"{format_bytes(self._copied_bytes)}{kept}; compared {self._by_content:,} by content{by_size}"
         )
 
     async def run(self, source: str, config: FetchConfig, recursive: bool) -> None:

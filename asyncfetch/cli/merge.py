@@ -28,29 +28,29 @@ MAX_EPISODES = 10_000_000
 """That can be named, and are held as a list: 0.4 GB of it."""
 _RANGE = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?")
 
-Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset, a directory or url.")]
+Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset: a directory or a URL.")]
 Destination = Annotated[str, typer.Argument(help="The directory or s3:// prefix to write.")]
 Workers = Annotated[
-    int | None, typer.Option(help="Pieces of work at a time. [default: one a processor]", show_default=False)
+    int | None, typer.Option(help="Pieces of work at a time. [default: one per processor]", show_default=False)
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, plan and print the plan only.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing destination.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, and print the plan; write nothing.")]
 
 
 def merge(
     paths: Annotated[
         list[str],
-        typer.Argument(help="The datasets, directories or urls, then the directory or s3:// prefix to write."),
+        typer.Argument(help="The datasets (directories or URLs), then the directory or s3:// prefix to write."),
     ],
     workers: Workers = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
-    data_file_max_bytes: Annotated[str, typer.Option(help="Length of a file of rows, such as 100MiB.")] = "100MiB",
-    video_file_max_bytes: Annotated[str, typer.Option(help="Length of a video, such as 200MiB.")] = "200MiB",
+    data_file_max_bytes: Annotated[str, typer.Option(help="Largest file of rows, such as 100MiB.")] = "100MiB",
+    video_file_max_bytes: Annotated[str, typer.Option(help="Largest video file, such as 200MiB.")] = "200MiB",
     files_per_chunk: Annotated[int, typer.Option(help="Files in a chunk directory, at most 1000.")] = 1000,
     ca_file: CaFile = None,
 ) -> None:
-    """Join LeRobot v3 datasets to one: checked first, every file written once, videos copied as they are."""
+    """Merge LeRobot datasets into one of v3. Everything is checked first, and videos aren't encoded again."""
     if len(paths) < 2:
         raise typer.BadParameter("give at least one dataset, then the directory to write")
     call = partial(
@@ -98,13 +98,13 @@ def print_report(report: MergeReport) -> None:
 def select(
     source: Source,
     destination: Destination,
-    episodes: Annotated[str, typer.Option(help="Which ones, such as 0-9,12,40-49; both ends count.")],
+    episodes: Annotated[str, typer.Option(help="Which episodes, such as 0-9,12 (0 to 9, both included).")],
     workers: Workers = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     ca_file: CaFile = None,
 ) -> None:
-    """Write some of a dataset's episodes as a dataset, videos copied as they are."""
+    """Write some of a dataset's episodes as a dataset. Videos aren't encoded again."""
     call = partial(select_episodes, source, destination, parse_episodes(episodes))
     call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
     print_report(run_with_bar(call))
@@ -117,14 +117,14 @@ def split(
         list[str], typer.Argument(help="Names and shares: train=0.9 val=0.1, or train=90 val=10, or val=0-9,12.")
     ],
     seed: Annotated[
-        int | None, typer.Option(help="Draw the episodes at random. [default: in their order]", show_default=False)
+        int | None, typer.Option(help="Shuffle the episodes with this seed. [default: in order]", show_default=False)
     ] = None,
     workers: Workers = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     ca_file: CaFile = None,
 ) -> None:
-    """Write parts of a dataset as datasets, each in a directory of its name in the destination."""
+    """Split a dataset into several, each in the directory DESTINATION/NAME."""
     shares = dict(map(parse_share, parts))
     if len(shares) < len(parts):
         raise ConfigError(f"two parts have the same name: {' '.join(parts)}")
@@ -142,7 +142,7 @@ def convert(
     dry_run: DryRun = False,
     ca_file: CaFile = None,
 ) -> None:
-    """Write a LeRobot v2.0 or v2.1 dataset as one of v3, videos copied as they are."""
+    """Write a LeRobot v2.0 or v2.1 dataset as one of v3. Videos aren't encoded again."""
     call = partial(convert_dataset, source, destination)
     call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
     print_report(run_with_bar(call))
@@ -157,7 +157,7 @@ def parse_episodes(text: str) -> list[int]:
             raise ConfigError(f"{text!r} names no episodes: write indices and ranges, such as 0-9,12")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ConfigError(f"{part.strip()!r} names no episodes: both ends count, and the lower one comes first")
+            raise ConfigError(f"{part.strip()!r} names no episodes: write the lower number first")
         more = range(first, last + 1)
         if len(episodes) + len(more) > MAX_EPISODES:
             raise ConfigError(f"{text!r} names more than {MAX_EPISODES:,} episodes: take fewer at a time")
@@ -169,7 +169,7 @@ def parse_share(text: str) -> tuple[str, Share]:
     """The name and the share in "train=0.9" (a part), "train=90" (a number) or "train=0-9,12" (which ones)."""
     name, separator, share = text.partition("=")
     if not separator:
-        raise ConfigError(f"{text!r} is no part of a split: write a name and a share, such as train=0.9")
+        raise ConfigError(f"{text!r} isn't a part of a split: write a name and a share, such as train=0.9")
     try:
         return name, int(share) if share.isascii() and share.isdigit() else float(share)
     except ValueError:

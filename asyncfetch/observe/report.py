@@ -29,14 +29,14 @@ _NETWORK = (Cause.LIMIT, Cause.FIRST_BYTE, Cause.BODIES)
 _WORDS = {
     Cause.OPENING: "metadata and indexes",
     Cause.LIMIT: "a limit or quota of requests",
-    Cause.FIRST_BYTE: "first bytes of answers",
-    Cause.BODIES: "bodies of answers, so the link",
+    Cause.FIRST_BYTE: "the first bytes of responses",
+    Cause.BODIES: "the bodies of responses, so the link",
     Cause.RETRIES: "failed requests and the pauses after them",
     Cause.ROOM: "room in memory",
     Cause.DISK: "the disk",
     Cause.DECODING: "decoding",
     Cause.TRANSFORM: "the transform",
-    Cause.HAND_OVER: "putting batches together and handing over",
+    Cause.HAND_OVER: "making batches and handing them over",
 }
 
 
@@ -135,16 +135,17 @@ class Report:
         lines = [f"{rate}; {who} waited {self.waited_share:.0%} of the time"]
         parts = [(seconds, _WORDS[cause]) for cause, seconds in waits.by_cause.items()]
         idle = _own_seconds(waits, self.num_workers)
-        parts += [(idle, "not waiting: the trainer's own" if self.num_workers else "not waiting: the consumer's own")]
+        parts += [(idle, f"nothing: {'the trainer' if self.num_workers else 'the consumer'} was busy")]
         if self.num_workers:
             parts += [(waits.busy_seconds - idle, "collating and handing over in the worker")]
         for seconds, words in sorted(parts, reverse=True):
             if _share(seconds, waits) >= 0.005:  # less rounds to nothing
                 lines.append(f"  {_share(seconds, waits):4.0%}  {words}")
-        lines.append(f"{verdict.binds} binds: {verdict.evidence}" if verdict.binds != "nothing" else verdict.evidence)
+        is_named = verdict.binds != "nothing"
+        lines.append(f"bottleneck: {verdict.binds}. {verdict.evidence}" if is_named else verdict.evidence)
         if verdict.setting:
             [(name, value)] = verdict.setting.items()
-            lines.append(f"set {name}={value:_}: about {verdict.gain:.2g} times as many samples/s")
+            lines.append(f"set {name}={value:_} for about {verdict.gain:.2g} times as many samples/s")
         if verdict.advice:
             lines.append(verdict.advice)
         return "\n".join(lines)
@@ -185,7 +186,7 @@ class _Judge:
             return Diagnosis(binds="nothing", evidence="no pass has begun in this process")
         own = waits.least_idle_share if self._workers else self._share(waits.busy_seconds)
         if own >= (IDLE_SHARE if self._workers else TRAINER_SHARE):
-            who = "all workers stood still" if self._workers else "the consumer was busy with its own"
+            who = "all workers stood still" if self._workers else "the consumer was busy"
             return Diagnosis(binds="trainer", evidence=f"{who} for {own:.0%} {self._when}; nothing to do here")
         seconds = self._seconds
         if self._workers:  # which put batches together between two samples
@@ -220,18 +221,18 @@ class _Judge:
         if seen.disk is not None and seen.disk.misses > seen.disk.hits:
             return Diagnosis(
                 binds=Cause.DISK.key,
-                evidence=f"{told}, for the disk cache is cold: {seen.disk.misses} reads weren't there, "
-                f"{seen.disk.hits} were",
-                advice="the next epoch reads from it; to have it full before, copy it or read the dataset once",
+                evidence=f"{told}, because the disk cache is cold: {seen.disk.misses} reads missed it, "
+                f"{seen.disk.hits} hit it",
+                advice="the next epoch reads from it; to fill it in advance, copy it or read the dataset once",
             )
         if loop >= LOOP_SHARE:
             return Diagnosis(
                 binds="loop",
                 evidence=f"{told}; the loop's thread, which sends requests and reads answers, TLS included, ran or "
-                f"waited for a core for {loop:.0%} of all the time",
+                f"waited for a core for {loop:.0%} of the whole time",
                 setting={"num_workers": max(2, min(4, self._cores))} if not self._workers else {},
                 gain=self._gain(network, max(1, min(2, self._cores))) if not self._workers else 1.0,
-                advice="each loader worker has a loop, and a core, of its own",
+                advice="each loader worker has its own loop, on its own core",
             )
         limit_share = seconds.get(Cause.LIMIT, 0.0) / network
         if config.fetch.max_bytes_per_second is not None and rate >= 0.8 * config.fetch.max_bytes_per_second:
@@ -252,8 +253,8 @@ class _Judge:
             if host.wait.count and host.limit >= config.fetch.max_requests_per_host // max(1, self._workers):
                 return Diagnosis(
                     binds=Cause.LIMIT.key,
-                    evidence=f"{told}; {host.limit} requests at a time is all that max_requests_per_host allows, and "
-                    f"half of them waited {host.wait.p50_seconds * 1e3:.0f} ms for their turn",
+                    evidence=f"{told}; max_requests_per_host allows only {host.limit} requests at a time, and half of "
+                    f"them waited {host.wait.p50_seconds * 1e3:.0f} ms for their turn",
                     setting={"fetch.max_requests_per_host": 2 * config.fetch.max_requests_per_host},
                     gain=self._gain(network, 2),
                 )
@@ -263,17 +264,17 @@ class _Judge:
         cause = Cause.BODIES if body >= first else Cause.FIRST_BYTE
         if cause is Cause.BODIES:
             streams = fetch.body.sum_seconds * max(1, waits.consumers) / max(waits.wall_seconds, 1e-9)
-            evidence = f"{told}; a stream had {fetch.bytes / max(fetch.body.sum_seconds, 1e-9) / MIB:.2f} MiB/s, "
+            evidence = f"{told}; a response had {fetch.bytes / max(fetch.body.sum_seconds, 1e-9) / MIB:.2f} MiB/s, "
             evidence += f"{streams:.1f} of them at a time"
         else:
-            evidence = f"{told}; first bytes took {fetch.first_byte.p50_seconds * 1e3:.0f} ms, "
-            evidence += f"{fetch.first_byte.p99_seconds * 1e3:.0f} for one of a hundred"
+            evidence = f"{told}; first bytes took {fetch.first_byte.p50_seconds * 1e3:.0f} ms "
+            evidence += f"(p99 {fetch.first_byte.p99_seconds * 1e3:.0f} ms)"
         if host is None or host.peak_in_flight * 2 >= host.limit or config.prefetch_episodes >= 64:
-            return Diagnosis(binds=cause.key, evidence=evidence, advice="nothing to set: more at a time isn't faster")
+            return Diagnosis(binds=cause.key, evidence=evidence, advice="no setting helps: more requests aren't faster")
         more = max(2, 2 * config.prefetch_episodes)
         return Diagnosis(
             binds=cause.key,
-            evidence=f"{evidence}; {host.peak_in_flight} requests at most, of {host.limit} that might be",
+            evidence=f"{evidence}; at most {host.peak_in_flight} of {host.limit} possible requests ran at a time",
             setting={"prefetch_episodes": more},
             gain=self._gain(network, 2),
         )
@@ -285,10 +286,10 @@ class _Judge:
             return None
         return Diagnosis(
             binds="episode",
-            evidence=f"{self._share(waits.longest_wait_seconds):.0%} of the time was waiting for episode "
-            f"{waits.longest_wait_episode}, of {waits.largest_bytes / MIB:.0f} MiB where others have "
+            evidence=f"{self._share(waits.longest_wait_seconds):.0%} of the time went into waiting for episode "
+            f"{waits.longest_wait_episode}, which has {waits.largest_bytes / MIB:.0f} MiB; others have "
             f"{waits.other_bytes / MIB:.1f}",
-            advice="cut it in several, or leave it out by episodes=; more prefetch_episodes begin it earlier",
+            advice="split it, or leave it out with episodes=; more prefetch_episodes start it earlier",
         )
 
     def _of(self, cause: Cause, seconds: float) -> Diagnosis:
@@ -299,8 +300,7 @@ class _Judge:
         return Diagnosis(
             binds=cause.key,
             evidence=share,
-            advice="it is paid once: keep the stream, and a loader's workers by persistent_workers=True, from epoch to"
-            " epoch",
+            advice="pay this once: keep the stream for all epochs, and loader workers by persistent_workers=True",
         )
 
     def _of_retries(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
@@ -310,7 +310,7 @@ class _Judge:
                 f": {fetch.errors} of {fetch.requests} requests failed, {fetch.throttled} of them refused (503, 429)"
             )
         return Diagnosis(
-            binds=cause.key, evidence=share, advice="ask less at a time of a host that refuses, or mend it"
+            binds=cause.key, evidence=share, advice="send fewer requests at a time to a host that refuses, or fix it"
         )
 
     def _of_room(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
@@ -330,8 +330,8 @@ class _Judge:
             gain = max(1.0, min(gain, at_a_time / max(episode_seconds * episodes_per_second, 1e-9)))
         return Diagnosis(
             binds=cause.key,
-            evidence=f"{share}: the clips of {config.pool_episodes} episodes of the pool and "
-            f"{config.prefetch_episodes} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit "
+            evidence=f"{share}: the clips of {config.pool_episodes} episodes in the pool and "
+            f"{config.prefetch_episodes} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit in "
             f"max_bytes={most_bytes / MIB:.0f} MiB",
             setting={"max_bytes": value},
             gain=gain,
@@ -340,25 +340,25 @@ class _Judge:
     def _of_disk(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         disk = None if self._seen is None else self._seen.disk
         if disk is not None:
-            share += f": {disk.hits} reads of the disk cache were there, {disk.misses} weren't"
-        return Diagnosis(binds=cause.key, evidence=share, advice="a faster disk, or more memory (max_bytes) before it")
+            share += f": {disk.hits} reads hit the disk cache, {disk.misses} missed it"
+        return Diagnosis(binds=cause.key, evidence=share, advice="use a faster disk, or more memory (max_bytes)")
 
     def _of_decoding(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         decode = None if self._seen is None else self._seen.decode
         threads = 0 if decode is None else decode.threads
         if decode is not None:
-            share += f"; {threads} threads took {decode.call.p50_seconds * 1e3:.0f} ms for a call"
+            share += f"; {threads} threads took {decode.call.p50_seconds * 1e3:.0f} ms per call"
         if 0 < threads < self._cores:
             return Diagnosis(
                 binds=cause.key,
-                evidence=f"{share}, where there are {self._cores} cores",
+                evidence=f"{share}, on {self._cores} cores",
                 setting={"decode_threads": self._cores},
                 gain=self._gain(seconds, self._cores / threads),
             )
         return Diagnosis(
             binds=cause.key,
             evidence=f"{share}, on {self._cores} cores",
-            advice="fewer cameras (features=), smaller pictures in the dataset, or more cores",
+            advice="read fewer cameras (features=), store smaller pictures, or use more cores",
         )
 
     def _of_transform(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
@@ -370,13 +370,13 @@ class _Judge:
             evidence=share,
             setting={"num_workers": workers},
             gain=self._gain(seconds, min(workers, self._cores)),
-            advice="Python code runs one thread at a time; each loader worker has an interpreter of its own",
+            advice="Python runs one thread at a time; each loader worker has its own interpreter",
         )
 
     def _of_hand_over(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         return Diagnosis(
             binds=cause.key,
             evidence=share,
-            advice="make your collate_fn faster, where there is one; StreamDataset(batch_size=...) without one, and "
-            "without a transform, copies nothing",
+            advice="make your collate_fn faster, if you have one; StreamDataset(batch_size=...) copies nothing without "
+            "collate_fn and transform",
         )

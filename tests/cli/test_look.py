@@ -92,7 +92,7 @@ def test_rows_and_episodes_that_are_there_twice_are_found(tmp_path: Path) -> Non
 
     rewrite(truth, doubled)
     found = findings(truth)
-    assert found.pop(("duplicate episode", 1)) == "its 4 rows are those of episode 0"
+    assert found.pop(("duplicate episode", 1)) == "its 4 rows equal those of episode 0"
     assert "2 rows have its episode_index and index 12; it should be one" in found.pop(("DatasetError", 2))
     assert not found
 
@@ -112,7 +112,7 @@ def test_a_camera_that_hung_is_found_by_decoding(tmp_path: Path) -> None:
     assert run("check", truth.root).exit_code == 0
     [(what, details)] = findings(truth, "--deep").items()
     assert what == ("duplicate frames", 1)
-    assert details == f"5 of 6 pictures of {truth.cameras[0]} are the one before"
+    assert details == f"5 of 6 pictures of {truth.cameras[0]} repeat the last one"
 
 
 def test_a_video_that_lacks_frames_is_found_without_decoding(truth: DatasetTruth) -> None:
@@ -147,8 +147,8 @@ def test_files_are_listed_and_copied_and_gone_on_with(truth: DatasetTruth, tmp_p
         assert (tmp_path / "two" / file).read_bytes() == (truth.root / file).read_bytes()
     (tmp_path / "two" / "meta" / "info.json").unlink()
     again = run("cp", "-r", truth.root, tmp_path / "two")
-    assert again.stdout.startswith(f"{tmp_path / 'two'}: 1 files copied, ")
-    assert f", {len(files) - 1} were there" in again.stdout
+    assert again.stdout.startswith(f"{tmp_path / 'two'}: 1 file copied, ")
+    assert f", {len(files) - 1} already there" in again.stdout
 
 
 def test_what_is_there_is_compared_by_size_or_by_content(truth: DatasetTruth, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_is_there_is_compared_by_size_or_by_content(truth: DatasetTruth, tm
     assert by_size.stdout.startswith(f"{place}: 0 files copied, 0 B")
     assert "compared 0 by content" in by_size.stdout
     by_content = run("cp", "-r", truth.root, place, "--verify")
-    assert by_content.stdout.startswith(f"{place}: 1 files copied")
+    assert by_content.stdout.startswith(f"{place}: 1 file copied")
     assert "by size" not in by_content.stdout
     assert changed.read_bytes() == info.read_bytes()
 
@@ -183,7 +183,9 @@ def test_the_checksum_that_a_store_tells_is_compared(tmp_path: Path, monkeypatch
             assert done.stdout == f"{place}: 2 files copied, 6 B; compared 2 by content\n", done.output
             (place / "a").write_bytes(b"won")
             again = run("cp", "-r", source, place, "--ca-file", ca_file)
-            assert again.stdout == f"{place}: 1 files copied, 3 B, 1 were there; compared 2 by content\n", again.output
+            assert again.stdout == f"{place}: 1 file copied, 3 B, 1 already there; compared 2 by content\n", (
+                again.output
+            )
             assert (place / "a").read_bytes() == b"one"
 
 

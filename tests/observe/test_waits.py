@@ -160,7 +160,7 @@ def of(by_cause: Mapping[Cause, float], busy: float = 0.0, workers: int = 0, mea
 def test_what_binds_is_the_largest_part(report: Report, binds: str) -> None:
     assert report.verdict.binds == binds
     assert binds in repr(report)
-    assert f"{binds} binds" in str(report)
+    assert f"bottleneck: {binds}. " in str(report)
     assert len(str(report).splitlines()) < 16
     assert all(isinstance(value, float) for value in report.as_dict().values())
     assert pickle.loads(pickle.dumps(report)).as_dict() == report.as_dict()
@@ -234,7 +234,7 @@ async def test_a_loop_that_always_has_something_to_do_binds_where_hosts_are_wait
     )
     verdict = Report.of(waits, statistics, StreamConfig()).verdict
     assert verdict.binds == "loop"
-    assert "for 85% of all the time" in verdict.evidence
+    assert "for 85% of the whole time" in verdict.evidence
     assert Report.of(replace(waits, loop_busy_seconds=5.0), statistics, StreamConfig()).verdict.binds == "first_byte"
 
 
