@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from asyncfetch import errors
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
@@ -206,6 +207,18 @@ def test_what_it_links_is_there(page: Path) -> None:
         linked = (page.parent / path).resolve() if path else page
         assert linked.exists(), link
         assert not anchor or anchor in anchors(linked), link
+
+
+@pytest.mark.parametrize(
+    "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda form: form.name
+)
+def test_an_issue_form_asks_what_it_means_to_ask(form: Path) -> None:
+    """In YAML's braces a comma ends a sentence that isn't quoted."""
+    asked = yaml.safe_load(form.read_text())
+    assert set(asked) == {"name", "description", "body"}
+    for question in asked["body"]:
+        assert question["attributes"]["label"]
+        assert set(question["attributes"]) <= {"label", "description", "render"}
 
 
 def test_every_guide_is_in_the_list_of_guides() -> None:
