@@ -162,7 +162,7 @@ def shown_default(thing: Any, parameter: inspect.Parameter) -> Any:  # noqa: ANN
     if repr(default) == "<factory>":
         [factory] = [field.default_factory for field in fields(thing) if field.name == parameter.name]
         return Shown(f"{getattr(factory, '__name__', factory)}()")
-    if is_dataclass(default) and default == type(default)():
+    if is_dataclass(default) and not isinstance(default, type) and default == type(default)():
         return Shown(f"{type(default).__name__}()")
     return Shown(default.__name__) if inspect.isfunction(default) else default
 

@@ -121,7 +121,7 @@ def bench(
     typer.echo(str(report))
     for link in links:
         typer.echo(
-            f"link, {link.streams:2} requests at a time: {link.mib_per_second:.1f} MiB/s, first byte "
+            f"link, {link.streams:2} at a time: {link.mib_per_second:.1f} MiB/s, first byte "
             f"{1e3 * link.first_byte_p50_seconds:.0f} ms (p99 {1e3 * link.first_byte_p99_seconds:.0f})"
         )
     typer.echo(f"decoding from memory: {frames_per_second:.0f} frames/s")

@@ -81,7 +81,7 @@ def info(
     videos = {camera.key for camera in told.cameras}
     for key, feature in told.features.items():
         if key not in videos:
-            typer.echo(f"  {key}: {feature.dtype} {'x'.join(map(str, feature.shape))}")
+            typer.echo(f"  {key}: {feature.dtype} ({'x'.join(map(str, feature.shape)) or '1'})")
     typer.echo(f"{len(told.tasks):,} tasks: {'; '.join(told.tasks[:5])}{'; ...' if len(told.tasks) > 5 else ''}")
     table = Table(
         "ranks", "fetched", "of the videos", "largest rank", "requests", title="video fetched in a shuffled epoch"

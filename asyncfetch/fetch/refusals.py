@@ -214,8 +214,8 @@ def connect_failure(
     match error:
         case ssl.SSLCertVerificationError():
             message = (
-                f"the certificate of {host} isn't trusted ({error}): if it is the right host, set"
-                " FetchConfig(ca_file=...) to the PEM file of its authority"
+                f"the certificate of {host} isn't trusted ({error}): if it is the right host, name the PEM file of"
+                " its authority by FetchConfig(ca_file=...), --ca-file or SSL_CERT_FILE"
             )
             return AttemptFailed(ConnectionFailed, message, RetryVerdict.FATAL)
         case ssl.SSLError():
