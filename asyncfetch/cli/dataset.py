@@ -91,7 +91,7 @@ def info(
         table.add_row(
             str(plan.world_size),
             format_bytes(plan.fetched_bytes),
-            f"{times:.0%}",
+            f"{times:.2f} x",
             format_bytes(plan.largest_rank_bytes),
             f"{plan.requests:,}",
         )
