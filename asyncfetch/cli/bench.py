@@ -36,6 +36,8 @@ LINK_SECONDS = 2.0
 """The most time that each number of streams is given; less where there is less to fetch."""
 MAX_RANGES = 4096
 RESIDENT_EPISODES, RESIDENT_SECONDS = 16, 3.0
+BATCH_SIZE = 32
+"""Of loader workers, whose batches are made where frames are decoded."""
 
 
 @dataclass(frozen=True)
@@ -145,14 +147,14 @@ def _stream(
 
             from asyncfetch.torch import StreamDataset
 
-            dataset = StreamDataset(stream)
+            dataset = StreamDataset(stream, batch_size=BATCH_SIZE)
             given = iter(DataLoader(dataset, batch_size=None, num_workers=num_workers))
             report = dataset.report
         else:
             given, report = iter(stream), stream.report  # type: ignore[assignment]
-        for _ in given:
+        for item in given:
             now = time.perf_counter()
-            times.append(now - started)
+            times += [now - started] * (len(item["index"]) if num_workers else 1)
             if now - told_at > 0.2:
                 told_at = now
                 progress(len(times), now - started)

@@ -126,14 +126,11 @@ class DecodePool:
 
     async def _in_thread(self, call: ThreadCall[ResultT], turn: int) -> ResultT:
         waiting = _Waiting(turn, next(self._came), call, Future())
-        with self._lock:
-            heapq.heappush(self._waiting, waiting)
         try:
-            self._executor.submit(self._run_next)
+            with self._lock:  # it waits here for the call, and no other thread takes a call that nobody comes for
+                self._executor.submit(self._run_next)
+                heapq.heappush(self._waiting, waiting)
         except RuntimeError as error:
-            with self._lock:  # nobody comes for it
-                self._waiting.remove(waiting)
-                heapq.heapify(self._waiting)
             if self._is_closed:
                 raise ClosedError("the threads that decode have ended: open the dataset again") from error
             if "shutdown" not in str(error):  # no thread can be started
@@ -147,6 +144,8 @@ class DecodePool:
     def _run_next(self) -> None:
         """Run the call whose turn it is, in a thread; one comes here for each call."""
         with self._lock:
+            if not self._waiting:  # it was queued although its thread couldn't start: its call has failed
+                return
             turn, _, call, result = heapq.heappop(self._waiting)
             self.turn = max(self.turn, turn)
         if not result.set_running_or_notify_cancel():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.connection import Connection
     from asyncfetch.fetch.retry import AttemptFailed
     from asyncfetch.observe import Quantiles
+    from asyncfetch.observe.trace import Tracer
     from asyncfetch.observe.waits import Meter
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
 
@@ -435,16 +436,17 @@ class Permit:
     """
 
     __slots__ = (
-        "_entered_at", "_first_byte_seconds", "_lane", "_meter", "_metered_at", "_sent_at", "_urgent", "host",
-        "size_bytes", "status", "told", "waited_seconds",
+        "_entered_at", "_first_byte_seconds", "_lane", "_meter", "_metered_at", "_sent_at", "_tracer", "_urgent",
+        "host", "size_bytes", "status", "told", "waited_seconds",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self._meter: Meter | None = running_meter()
         self._metered_at = 0.0  # what came before it is counted there
-        self._lane: int | None = None
-        """Of a trace."""
+        self._tracer: Tracer | None = None
+        """The one that its lane is of: another trace may have begun when the request ends."""
+        self._lane = 0
         self.status: int | None = None
         """Of the answer, where it is known."""
         self.told: dict[str, int | None] = {}
@@ -473,7 +475,7 @@ class Permit:
             self._metered_at = self._entered_at
             self._meter.begin(Cause.FIRST_BYTE, self._entered_at)
         if (tracer := running()) is not None:
-            self._lane = tracer.enter(host.name)
+            self._tracer, self._lane = tracer, tracer.enter(host.name)
         return True
 
     async def enter(self) -> None:
@@ -491,7 +493,7 @@ class Permit:
             self._metered_at = self._entered_at
         host.times.wait.record(self.waited_seconds)
         if (tracer := running()) is not None:
-            self._lane = tracer.enter(host.name)
+            self._tracer, self._lane = tracer, tracer.enter(host.name)
 
     def held_back(self) -> None:
         """Note that what came since it was entered was a wait for bandwidth that the user has bounded."""
@@ -506,17 +508,16 @@ class Permit:
         if succeeded and self._first_byte_seconds is not None:
             self.host._answered(self.host.now(), self._sent_at, self._first_byte_seconds, self.size_bytes)
         self.host.leave(urgent=self._urgent)
-        if self._lane is not None:
-            self._trace(self._lane, succeeded=succeeded)
+        if self._tracer is not None:
+            self._trace(self._tracer, succeeded=succeeded)
+            self._tracer = None
 
-    def _trace(self, lane: int, *, succeeded: bool) -> None:
-        tracer, host, self._lane = running(), self.host, None
-        if tracer is not None:
-            seconds = self._first_byte_seconds
-            times = None if seconds is None else (self._sent_at, self._sent_at + seconds)
-            told = {"succeeded": succeeded, "bytes": self.size_bytes, "waited_ms": 1e3 * self.waited_seconds}
-            tracer.request(host.name, lane, self._entered_at, times, told | self.told | {"status": self.status})
-            tracer.leave(host.name, lane)
+    def _trace(self, tracer: Tracer, *, succeeded: bool) -> None:
+        name, lane, seconds = self.host.name, self._lane, self._first_byte_seconds
+        times = None if seconds is None else (self._sent_at, self._sent_at + seconds)
+        told = {"succeeded": succeeded, "bytes": self.size_bytes, "waited_ms": 1e3 * self.waited_seconds}
+        tracer.request(name, lane, self._entered_at, times, told | self.told | {"status": self.status})
+        tracer.leave(name, lane)
 
     def answered(self, sent_at: float, first_byte_at: float, *, is_refusal: bool) -> None:
         """Note that the answer's head is there: when the request went out, and when that was, by the host's ``now``."""

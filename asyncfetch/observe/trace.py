@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from multiprocessing import parent_process, util
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import ConfigError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Tracer", "running", "trace"]
 
 VARIABLE = "ASYNCFETCH_TRACE"
+BEGUN = "ASYNCFETCH_TRACE_BEGUN"
+"""Set for processes that are started by one which has begun the file: they go on with it."""
 MAX_BYTES = 256 * 1024 * 1024
 """The size of a file, at most. What comes after that isn't written; Perfetto takes a minute to open as much."""
 FLUSH_BYTES, FLUSH_SECONDS = 64 * 1024, 0.5
@@ -183,10 +185,11 @@ def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterat
     before = os.environ.get(VARIABLE)
     _begin(path)
     _set(Tracer(path, max_bytes))
-    os.environ[VARIABLE] = path  # for processes that are spawned
+    os.environ[VARIABLE] = os.environ[BEGUN] = path  # for processes that are spawned
     try:
         yield
     finally:
+        del os.environ[BEGUN]
         tracer = _tracers.pop("the process's")
         tracer.close()
         if before is None:
@@ -203,6 +206,12 @@ def _begin(path: str) -> None:
 def _go_on_in_child() -> None:
     if (parents := running()) is not None:
         _set(tracer := Tracer(parents.path, parents._max_bytes))
+        _close_at_exit(tracer)
+        util.register_after_fork(tracer, _close_at_exit)  # multiprocessing forgets what was to be done at exit before
+
+
+def _close_at_exit(tracer: Tracer) -> None:
+    if tracer is running():
         util.Finalize(None, tracer.close, exitpriority=0)
 
 
@@ -212,10 +221,11 @@ os.register_at_fork(after_in_child=_go_on_in_child)
 def _begin_by_environment() -> None:
     path = os.environ.get(VARIABLE)
     if path:
-        if parent_process() is None and int(os.environ.get("RANK", "0")) == 0:
+        if os.environ.get(BEGUN) != path and int(os.environ.get("RANK", "0")) == 0:
             _begin(path)
+        os.environ[BEGUN] = path
         _set(tracer := Tracer(path))
-        util.Finalize(None, tracer.close, exitpriority=0)
+        _close_at_exit(tracer)
 
 
 _begin_by_environment()

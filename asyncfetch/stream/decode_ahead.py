@@ -277,9 +277,10 @@ class DecodeAhead:
             build, is_left = self._builder.build, self._left.is_set
             if running() is not None:
                 build = partial(_traced, build)
-            results = await self._dataset.decode_pool.run(
-                build, decoding.steps, episodes, is_left, decoding.rows, turn=self._first_turn + decoding.number
-            )
+            pool = self._dataset.decode_pool
+            # One that stood still for long goes before the others by what it decodes ahead, and no further.
+            turn = max(self._first_turn + decoding.number, pool.turn - self._max_samples)
+            results = await pool.run(build, decoding.steps, episodes, is_left, decoding.rows, turn=turn)
             if self._rows is not None and decoding.rows and any(type(result) is dict for result in results):
                 self._rows.stop()
             decoding.end(results, self._builder.weights)

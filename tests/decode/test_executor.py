@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -15,6 +16,9 @@ from asyncfetch.config import usable_cpus
 from asyncfetch.decode import DecodePool
 from asyncfetch.errors import ClosedError, ConfigError
 from tests.conftest import all_others_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class HeldCall:
@@ -123,6 +127,28 @@ async def test_the_lowest_turn_is_next_and_of_one_turn_the_first() -> None:
         first.may_end.set()
     assert order == ["the pool's own", "11", "12", "12 again", "14"]
     assert pool.turn == 14
+
+
+async def test_a_call_whose_thread_cannot_start_takes_nobody_elses_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython leaves in its queue what it then raises for: a thread comes later for a call that isn't there."""
+    pool, held = DecodePool(1), HeldCall()
+    submit = pool._executor.submit
+
+    def fail(run_next: Callable[[], None]) -> None:
+        submit(run_next)
+        raise RuntimeError("can't start new thread")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(pool.run, held)
+        await held.has_begun()
+        monkeypatch.setattr(pool._executor, "submit", fail)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await pool.run(int)
+        monkeypatch.undo()
+        held.may_end.set()
+        with anyio.fail_after(10):
+            assert await pool.run(divmod, 17, 5) == (3, 2)
+            assert await pool.run(divmod, 17, 5) == (3, 2)
 
 
 async def test_a_closed_pool_ends_its_threads_and_refuses() -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import multiprocessing
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 import asyncfetch as af
 from asyncfetch.observe import trace
 from asyncfetch.observe.report import Report
-from asyncfetch.observe.trace import Tracer
+from asyncfetch.observe.trace import Tracer, running
 from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.stream import serve_samples
 from asyncfetch.stream.figures import BOARD_BYTES, FiguresBoard
@@ -23,9 +27,10 @@ from asyncfetch.stream.samples import PassFigures
 from asyncfetch.testing import Fault, FaultOnce, RangeServer
 
 if TYPE_CHECKING:
+    from multiprocessing.context import ForkContext, SpawnContext
     from pathlib import Path
 
-    from asyncfetch.testing import DatasetTruth
+    from asyncfetch.testing import DatasetTruth, ServedRequest
 
 FETCH = af.FetchConfig(trust_env=False)
 
@@ -209,6 +214,50 @@ def test_a_trace_has_lanes_of_requests_decoding_and_waits_and_no_secret(truth: D
             by_lane.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
     for spans in by_lane.values():  # a lane has one request at a time
         assert all(one[1] <= other[0] + 1 for one, other in itertools.pairwise(sorted(spans)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_begun_in_a_trace_go_on_with_its_file_to_their_end(tmp_path: Path, method: str) -> None:
+    path = tmp_path / "trace.json"
+    with trace(path):
+        tell("before")
+        process = _context(method).Process(target=tell, args=("the child's",))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        tell("after")
+    events = json.loads(path.read_text().rstrip().rstrip(",") + "]")
+    assert sorted(event["name"] for event in events if event["ph"] == "X") == ["after", "before", "the child's"]
+
+
+def _context(method: str) -> ForkContext | SpawnContext:
+    return multiprocessing.get_context(method)  # type: ignore[return-value]
+
+
+def tell(name: str) -> None:
+    """Add a span to the trace of this process."""
+    tracer = running()
+    assert tracer is not None
+    tracer.span(name, 0.0, 0.001, 3, "a thread")
+
+
+def test_a_request_under_way_while_one_trace_ends_and_another_begins(truth: DatasetTruth, tmp_path: Path) -> None:
+    has_come = threading.Event()
+
+    def late(_: ServedRequest) -> Fault:
+        has_come.set()
+        return Fault.slow(first_byte_seconds=0.2)
+
+    async def fetch(url: str) -> bytes:
+        async with af.Fetcher() as fetcher:
+            return bytes(await fetcher.fetch(url))
+
+    with RangeServer(truth.root, tls=False, fault=late) as server, ThreadPoolExecutor(1) as threads:
+        with trace(tmp_path / "first.json"):
+            fetched = threads.submit(anyio.run, fetch, f"{server.url}/meta/info.json")
+            assert has_come.wait(10)
+        with trace(tmp_path / "second.json"):
+            assert fetched.result(10) == (truth.root / "meta/info.json").read_bytes()
 
 
 def test_spans_of_a_trace_end_where_the_next_ones_begin(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.to_thread
 
+from asyncfetch.observe.trace import running
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.threads import call_on
@@ -68,6 +69,8 @@ def serve(stream: SampleSource[Any], plan: Plan, connection: Connection) -> None
     channel = Channel(connection, parent.pid)
     if os.getppid() == parent.pid:  # else it is dead already, and the channel may watch a stranger
         anyio.run(_run, stream, plan, channel)
+    if (tracer := running()) is not None:
+        tracer.close()
     for file in (sys.stdout, sys.stderr):
         file.flush()
     os._exit(0)  # everything is closed; an interpreter with torch in it takes another second to take itself apart
