@@ -73,10 +73,14 @@ class WarmInterpreter:
         prctl = ctypes.CDLL(None).prctl
         with self._lock:
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # to whom those go whom their parent leaves
-            socket.send_fds(self._socket, [message], [*files.values()])
-            pid = int(self._socket.recv(MESSAGE_BYTES))
-            prctl(PR_SET_CHILD_SUBREAPER, 0)
-        return pid
+            try:
+                socket.send_fds(self._socket, [message], [*files.values()])
+                answer = self._socket.recv(MESSAGE_BYTES)
+            finally:
+                prctl(PR_SET_CHILD_SUBREAPER, 0)
+        if not answer:
+            raise RuntimeError("the warm interpreter has ended")
+        return int(answer)
 
     def stands_in(self, patch: pytest.MonkeyPatch) -> None:
         """Start what subprocess, and multiprocessing where it spawns, would start with this Python."""

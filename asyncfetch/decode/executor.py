@@ -134,7 +134,7 @@ class DecodePool:
             if self._is_closed:
                 raise ClosedError("the threads that decode have ended: open the dataset again") from error
             if "shutdown" not in str(error):  # no thread can be started
-                await call.ended()  # it may stand in the queue
+                await call.ended()
                 raise
             # The program's main thread is over, and all executors with it; the loop is in another one, and goes on.
             self._late = self._late or anyio.CapacityLimiter(self.threads)

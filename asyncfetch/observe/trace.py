@@ -169,7 +169,7 @@ def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterat
     """Write what happens in this block to a file that Perfetto opens: here, and in loader workers begun in it.
 
     Events name hosts, ranges, statuses, episodes and causes of waits; neither paths of urls nor headers. Setting the
-    environment's ``ASYNCFETCH_TRACE`` to a path traces a whole program.
+    environment's ``ASYNCFETCH_TRACE`` to a path traces a whole program, and those that it starts go on with the file.
 
     Args:
         path: The file, which is replaced.
@@ -189,11 +189,11 @@ def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterat
     try:
         yield
     finally:
-        del os.environ[BEGUN]
         tracer = _tracers.pop("the process's")
         tracer.close()
+        os.environ.pop(BEGUN, None)
         if before is None:
-            del os.environ[VARIABLE]
+            os.environ.pop(VARIABLE, None)
         else:
             os.environ[VARIABLE] = before
 

@@ -279,7 +279,8 @@ class DecodeAhead:
                 build = partial(_traced, build)
             pool = self._dataset.decode_pool
             # One that stood still for long goes before the others by what it decodes ahead, and no further.
-            turn = max(self._first_turn + decoding.number, pool.turn - self._max_samples)
+            self._first_turn = max(self._first_turn, pool.turn - self._max_samples - decoding.number)
+            turn = self._first_turn + decoding.number
             results = await pool.run(build, decoding.steps, episodes, is_left, decoding.rows, turn=turn)
             if self._rows is not None and decoding.rows and any(type(result) is dict for result in results):
                 self._rows.stop()
