@@ -37,7 +37,7 @@ LINK_SECONDS = 2.0
 MAX_RANGES = 4096
 RESIDENT_EPISODES, RESIDENT_SECONDS = 16, 3.0
 BATCH_SIZE = 32
-"""Of loader workers, whose batches are made where frames are decoded."""
+"""Samples in a batch of a loader worker."""
 
 
 @dataclass(frozen=True)
