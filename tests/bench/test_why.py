@@ -30,7 +30,7 @@ def test_what_was_made_is_compared_with_what_is_named(tmp_path: Path) -> None:
 def test_the_defaults_are_set_beside_a_grid(tmp_path: Path) -> None:
     write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
     rows = defaults.measure(
-        tmp_path, Console(quiet=True), dataset="small", seconds=0.5, profiles=["local files"], grid={"": {}}
+        tmp_path, Console(quiet=True), dataset="small", seconds=0.5, profiles=["local files"], grid={}, repeats=1
     )
     assert [(row.profile, row.share_of_best) for row in rows] == [("local files", 1.0)]
     assert rows[0].frames_per_second["defaults"] > 0
