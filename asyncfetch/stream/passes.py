@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from functools import partial
+from math import lcm
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from asyncfetch.errors import NotFound, UsageError
@@ -20,6 +22,7 @@ from asyncfetch.runtime.threads import ThreadClock
 from asyncfetch.stream.batch import Rows
 from asyncfetch.stream.decode_ahead import DecodeAhead
 from asyncfetch.stream.decode_jobs import Sizes
+from asyncfetch.stream.order import Order
 from asyncfetch.stream.samples import DeliveredSample, PassFigures, SampleDelivery, SamplePass
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from asyncfetch.stream.state import State
 
 __all__ = ["DatasetSession"]
+
+_log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound="Readable")
 
@@ -224,6 +229,7 @@ def _pass_maker(
     It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
     """
     config, placement = opened.config, plan.progress.placement
+    _warn_of_parted_groups(plan)
     builder = stream.builder(opened)
     decoded_samples = config.decoded_max_bytes // builder.sample_bytes
     open_episodes = plan.order.open_episodes(placement)
@@ -262,6 +268,27 @@ def _pass_maker(
         delivery=SampleDelivery(plan, rows=rows, on_error=config.on_error, quarantine=stream.quarantine, origin=origin),
         max_episodes=max_episodes,
         beyond=stream.plan(opened, placement, plan.progress.epoch + 1) if is_followed else None,
+    )
+
+
+def _warn_of_parted_groups(plan: PassPlan) -> None:
+    """Say so where the next frame of a group of pictures is mostly another worker's: then several decode the group."""
+    order, placement = plan.order, plan.progress.placement
+    if placement.worker or not isinstance(order, Order) or order.largest_group() == 1:
+        return
+    distance = order.open_episodes(replace(placement, workers=1, block_samples=1))
+    if placement.share_parted(distance) <= 1 / 2:
+        return
+    in_a_row = placement.workers * placement.block_samples * placement.world_size
+    remedy = f"pool_episodes={lcm(in_a_row, order.lanes)}" if order.shuffle else "StreamDataset(batch_size=...)"
+    _log.warning(
+        "num_workers=%d with batches of %d: the next frame of a group of pictures comes %d samples later, mostly in "
+        "another worker, so several decode the same group. With num_workers=1 (decoding runs in threads), "
+        "serve_samples() or %s one does",
+        placement.workers,
+        placement.block_samples,
+        distance,
+        remedy,
     )
 
 

@@ -85,6 +85,12 @@ class Placement:
         turn, place = divmod(number, self.block_samples)
         return (turn * self.workers + self.worker) * self.block_samples + place
 
+    def share_parted(self, distance: int) -> float:
+        """Return the share of the rank's samples that are another worker's than the one so many samples later."""
+        turns, rest = divmod(distance, self.block_samples)
+        later = rest / self.block_samples
+        return (1 - later) * (turns % self.workers > 0) + later * ((turns + 1) % self.workers > 0)
+
     def count_of(self, of_rank: int) -> int:
         """Return how many of the rank's first so many samples are the consumer's."""
         rounds, rest = divmod(of_rank, self.workers * self.block_samples)

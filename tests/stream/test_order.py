@@ -324,6 +324,22 @@ def test_consumers_that_divide_the_lanes_read_few_episodes_of_others(consumers: 
     assert len({(number % consumers, episode) for number, (episode, _) in steps}) / 300 < most
 
 
+@pytest.mark.parametrize(
+    ("batch", "workers", "parted"), [(32, 2, 0), (64, 2, 1), (32, 4, 1), (32, 3, 1), (48, 2, 2 / 3)]
+)
+def test_how_many_frames_of_a_group_come_to_another_worker_is_known(batch: int, workers: int, parted: float) -> None:
+    whole = order([150] * 300, lanes=64, pool=64, group=2)
+    middle = list(enumerate(drawn(whole)))[9600:28_800]  # where the slots change hands one by one
+    of_group = defaultdict(set)
+    for number, (episode, frame) in middle:
+        of_group[episode, frame // 2].add(number // batch % workers)
+    share = sum(len(those) > 1 for those in of_group.values()) / len(of_group)
+    rank = Placement()
+    shared = Placement(workers=workers, block_samples=batch)
+    assert shared.share_parted(whole.open_episodes(rank)) == pytest.approx(parted)
+    assert share == pytest.approx(parted, abs=0.05)
+
+
 def test_an_episode_that_begins_on_two_slots_comes_in_two_parts() -> None:
     steps = drawn(order([40] * 5, lanes=2, pool=2, group=4))
     frames = [frame for episode, frame in steps if episode == steps[0][0]]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import asyncfetch as af
 import asyncfetch.stream.prefetcher
+from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.pool import pools_that_fit
 from asyncfetch.stream.prefetcher import EpisodePrefetcher
 from asyncfetch.stream.protocols import Origin
@@ -506,3 +507,19 @@ async def test_a_tiny_bound_says_what_it_is_and_what_would_do(truth: DatasetTrut
         await first(max_bytes)
     assert "times the number of loader workers" in str(caught.value)
     assert await first(advised(caught.value, pool_episodes=1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("batch", "shuffle", "remedy"),
+    [(4, True, None), (8, True, "pool_episodes=16"), (1, False, r"StreamDataset\(batch_size=...\)"), (4, False, None)],
+)
+def test_workers_that_decode_the_same_groups_are_told_of_once(
+    truth: DatasetTruth, caplog: pytest.LogCaptureFixture, batch: int, shuffle: bool, remedy: str | None
+) -> None:
+    chosen = af.StreamConfig(lanes=8, pool_episodes=8, group_frames=2)
+    stream = af.Stream(str(truth.root), shuffle=shuffle, config=chosen)
+    for worker in range(2):
+        list(stream.iterate(Placement(worker=worker, workers=2, block_samples=batch), epoch=0))
+    stream.close()
+    assert len(caplog.messages) == (remedy is not None)
+    assert all(re.search(f"num_workers=2 .* {remedy} one does", message) for message in caplog.messages)
