@@ -113,6 +113,10 @@ class Waits(Figures):
     """A consumer's time, of one pass or of several side by side. All parts together are ``wall_seconds``."""
 
     telling = ("samples", "wall_seconds", "busy_seconds", "waited_seconds")
+    of_moment = (
+        "consumers", "least_idle_share", "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes",
+        "other_bytes",
+    )  # fmt: skip
 
     consumers: int = 0
     """Passes that are counted: one, or those of a loader's workers."""
@@ -149,6 +153,10 @@ class Waits(Figures):
     def waited_seconds(self) -> float:
         """All causes together."""
         return sum(self.by_cause.values())
+
+    def plus(self, other: Waits) -> Waits:
+        """See Figures."""
+        return Waits.together([self, other])
 
     @classmethod
     def together(cls, each: Iterable[Waits]) -> Waits:
@@ -270,18 +278,30 @@ class WaitAccount:
         if len(by_episode) > MAX_EPISODES:
             del by_episode[min(by_episode, key=by_episode.__getitem__)]
 
+    def settled(self, now: float) -> Waits:
+        """Return the snapshot, but that a wait under way has no cause yet, as that may turn out to be another one."""
+        return self._snapshot(now, None)
+
     def snapshot(self, now: float, path: Iterable[WaitStep] = ()) -> Waits:
         """Return what was counted, and what is under way; ``path`` says what a consumer that waits is waiting for."""
+        return self._snapshot(now, path)
+
+    def _snapshot(self, now: float, path: Iterable[WaitStep] | None) -> Waits:
         copy = WaitAccount(array("d", bytes(8 * FIGURES)))
         copy.figures[:] = array("d", self.figures)
         figures = copy.figures
+        unsettled_seconds = 0.0
+        if path is None:
+            path = ()
+            if figures[_STATE] == _WAITING:
+                unsettled_seconds, figures[_SINCE] = max(0.0, now - figures[_SINCE]), now
         if figures[_STATE] == _WAITING and not path and figures[_AT] >= 0:
             path = [WaitStep(now, {Cause(int(figures[_AT])): 1.0})]
         is_used = figures[_STATE] != _IDLE or any(figures[_SAMPLES:])
         copy.end(max(now, figures[_SINCE]), path)
         waited, start = figures[_CAUSES:_START], figures[_START:FIGURES]
         working_seconds = figures[_WORKING] + figures[_WORKED_SO_FAR]
-        wall_seconds = figures[_BUSY_SECONDS] + sum(waited)
+        wall_seconds = figures[_BUSY_SECONDS] + sum(waited) + unsettled_seconds
         idle_seconds = max(0.0, figures[_BUSY_SECONDS] - working_seconds)
         told_seconds = wall_seconds - sum(start) if wall_seconds > 2 * sum(start) else wall_seconds
         return Waits(

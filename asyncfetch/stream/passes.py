@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from asyncfetch.errors import NotFound, UsageError
 from asyncfetch.observe import Histogram
-from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, WaitStep
 from asyncfetch.runtime import LoopThread, iterate
 from asyncfetch.runtime.fork import AsyncOnly, ForkGuard, running_loop
@@ -191,7 +190,6 @@ class Samples(AsyncOnly, Generic[R]):
     async def __aenter__(self) -> SamplePass:
         running_loop("a pass over a stream")
         self._figures = self._stream.new_figures()
-        self._figures.account.wait(time.perf_counter())
         async with AsyncExitStack() as stack:
             stack.callback(self._end)
             opened = await stack.enter_async_context(self._opener())
@@ -377,7 +375,7 @@ def _deliver(
                 turn.check()
                 yield delivery
     finally:
-        figures.account.end(time.perf_counter())
+        figures.close()
         consumer.close()
     stream.finish(turn, plan)
 
@@ -406,8 +404,7 @@ class _Consumer:
         samples, path = self.micro_batches.popleft() if self.micro_batches else (0, ())
         now = time.perf_counter()
         self._figures.give(now, path, samples)
-        if (tracer := running()) is not None:
-            tracer.waits(self._asked_at, now, path)
+        self._figures.trace(self._asked_at, now, path)
 
 
 class _MicroBatches:

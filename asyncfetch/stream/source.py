@@ -262,9 +262,8 @@ class SampleSource(ABC, Generic[R]):
             memory: For batches of the placement's size, of which samples are then rows where they can be.
         """
         self._count_latest()
-        session = self._open_session()
-        figures = self.new_figures()
-        figures.account.wait(time.perf_counter())
+        before, session = self._session, self._open_session()
+        figures = self.new_figures(is_open=session is before)
         try:
             opened = session.opened()
         except NotFound as error:  # most often a typing error: the way to it tells nothing
@@ -484,9 +483,17 @@ class SampleSource(ABC, Generic[R]):
         session = self._session
         return session.statistics() if session is not None and session.is_usable else None
 
-    def new_figures(self) -> PassFigures:
-        """Return the figures of a pass that begins, which are from now on those of the latest one."""
-        self.figures = PassFigures(self.config, self.page)
+    def new_figures(self, *, is_open: bool = False) -> PassFigures:
+        """Return the figures of a pass that begins, which are from now on those of the latest one.
+
+        Args:
+            is_open: Whether what it reads was open before it; of an open dataset that is known.
+        """
+        before = None if self.figures is None else self.figures.all_waits()
+        if self._opened is not None:
+            is_open, report = True, self._opened.pass_report
+            before = None if report is None else report().all_waits  # whichever stream's they were
+        self.figures = PassFigures(self.config, self.page, waits_before=before, is_open=is_open)
         return self.figures
 
     def report(self) -> Report:

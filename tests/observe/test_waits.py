@@ -32,7 +32,7 @@ events = st.tuples(st.sampled_from(["wait", "give", "end", "snapshot"]), seconds
 def test_every_second_is_counted_once_whatever_comes_in_whatever_order(
     given_events: list[tuple[str, float, list[WaitStep]]],
 ) -> None:
-    account, now, started, idle = WaitAccount(), 5.0, None, 0.0
+    account, now, started, idle, before = WaitAccount(), 5.0, None, 0.0, Waits()
     for name, passed, path in given_events:
         state = account.figures[0]
         now += passed
@@ -46,6 +46,12 @@ def test_every_second_is_counted_once_whatever_comes_in_whatever_order(
             account.end(now, path)
         if name in {"wait", "give"} and started is None:
             started = now
+        settled = account.settled(now)
+        assert [max(0.0, before.by_cause[cause] - settled.by_cause[cause]) for cause in Cause if before.by_cause] == (
+            pytest.approx([0.0] * len(before.by_cause), abs=1e-6)
+        )
+        assert settled.wall_seconds >= before.wall_seconds - 1e-6
+        before = settled
         waits = account.snapshot(now, path)
         assert waits.busy_seconds + waits.waited_seconds == pytest.approx(waits.wall_seconds)
         assert waits.wall_seconds == pytest.approx(0 if started is None else now - started - idle, abs=1e-6)
