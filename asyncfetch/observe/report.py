@@ -25,6 +25,9 @@ IDLE_SHARE = 0.3
 """A share of a loader's workers' time. They make batches ahead: where they're idle for so long, the trainer binds."""
 LOOP_SHARE = 0.7
 """A share of the time. A loop that has something to do for more of it is late at everything."""
+LOOP_RAN_SHARE = 0.2
+"""A share of the time. A loop that runs for less of it keeps no core from the threads that decode. Made on purpose, TLS
+that takes a core had 0.22 to 0.49, and everything else 0.03 to 0.11."""
 HUGE_WAIT_SHARE, HUGE_TIMES = 0.4, 4.0
 """One episode binds where so much of the wait was for it, and it is so many times as long as the others."""
 _NETWORK = (Cause.LIMIT, Cause.FIRST_BYTE, Cause.BODIES)
@@ -129,6 +132,7 @@ class Report:
             "waited_share": self.waited_share,
             "busy_share": _share(waits.busy_seconds, waits),
             "loop_busy_share": _share(waits.loop_busy_seconds, waits),
+            "loop_ran_share": _share(waits.loop_ran_seconds, waits),
             "expected_gain": self.verdict.gain,
         }
         told |= {f"wait_share_{cause.key}": _share(waits.by_cause.get(cause, 0.0), waits) for cause in Cause}
@@ -380,6 +384,17 @@ class _Judge:
         threads = 0 if decode is None else decode.threads
         if decode is not None:
             share += f"; {threads} threads took {decode.call.p50_seconds * 1e3:.0f} ms per call"
+        loop, ran = (
+            _share(part, self._waits) for part in (self._waits.loop_busy_seconds, self._waits.loop_ran_seconds)
+        )
+        if loop >= LOOP_SHARE and ran >= LOOP_RAN_SHARE:
+            return Diagnosis(
+                binds="loop",
+                evidence=f"{share}, beside the loop's thread, which is busy: sending requests and reading answers, TLS "
+                f"included, it ran for {ran:.0%} of the whole time, and ran or waited for a core for {loop:.0%}",
+                advice="spare it TLS by http://, from a host in a network that you trust; where cores are idle, loader "
+                "workers (num_workers) or serve_samples have loops of their own",
+            )
         if 0 < threads < self._cores:
             return Diagnosis(
                 binds=cause.key,

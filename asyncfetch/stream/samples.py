@@ -353,7 +353,7 @@ class SamplePass:
     async def __aenter__(self) -> Self:
         self._started_at = time.perf_counter()
         self._clock = ThreadClock()
-        self._worked_seconds = self._clock.seconds()
+        self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
         self._account.wait(self._started_at)
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
@@ -443,8 +443,11 @@ class SamplePass:
         finally:
             self.latest_path, self._asked_at = self.path(), None
             self._ahead.forget_path()
-            before_that, self._worked_seconds = self._worked_seconds, self._clock.seconds()
-            self._figures.account.note(self._worked_seconds - before_that, self._ahead.prefetcher.sizes)
+            worked, ran = self._worked_seconds, self._ran_seconds
+            self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
+            self._figures.account.note(
+                self._worked_seconds - worked, self._ran_seconds - ran, self._ahead.prefetcher.sizes
+            )
             now = time.perf_counter()
             self._account.give(now, self.latest_path, self._delivery.samples - before)
             if self._account is self._figures.account:

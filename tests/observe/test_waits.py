@@ -244,6 +244,22 @@ async def test_a_loop_that_always_has_something_to_do_binds_where_hosts_are_wait
     assert Report.of(replace(waits, loop_busy_seconds=5.0), statistics, StreamConfig()).verdict.binds == "first_byte"
 
 
+def test_a_loop_that_takes_the_decoders_cores_binds() -> None:
+    waits = Waits(
+        consumers=1,
+        wall_seconds=10.0,
+        loop_busy_seconds=8.8,
+        loop_ran_seconds=3.5,
+        by_cause={Cause.DECODING: 6.0, Cause.FIRST_BYTE: 4.0},
+    )
+    verdict = Report.of(waits, None, StreamConfig()).verdict
+    assert verdict.binds == "loop"
+    assert "it ran for 35% of the whole time" in verdict.evidence
+    assert not verdict.setting  # on cores that are all in use, more processes bring nothing
+    for other in (replace(waits, loop_busy_seconds=3.5), replace(waits, loop_ran_seconds=0.5)):  # of a busy machine
+        assert Report.of(other, None, StreamConfig()).verdict.binds == "decoding"
+
+
 def test_work_of_a_consumer_that_has_not_asked_again_counts_once() -> None:
     account = WaitAccount()
     account.give(1.0)

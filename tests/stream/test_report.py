@@ -57,6 +57,7 @@ def test_a_synchronous_consumers_time_is_counted_whole(truth: DatasetTruth) -> N
     assert waits.wall_seconds == pytest.approx(seconds, rel=0.02)
     assert waits.busy_seconds + waits.waited_seconds == pytest.approx(waits.wall_seconds)
     assert waits.by_cause[Cause.FIRST_BYTE] > 0.2  # an index and a clip, one after the other
+    assert 0 < waits.loop_ran_seconds <= waits.loop_busy_seconds + 0.01 < waits.wall_seconds
     assert stream.report().as_dict() == report.as_dict()  # of a pass that is over, time goes no further
 
 
