@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Never
 
     from asyncfetch.lerobot import DatasetStatistics, Sample
+    from asyncfetch.observe.report import Report
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.job_builder import Builder
@@ -327,6 +328,10 @@ class StreamIterator(Generic[R]):
     def __length_hint__(self) -> int:
         """Samples that are yet to come at most, padding included; 0 before the first."""
         return sum(plan.left for plan in self._plans)
+
+    def report(self) -> Report:
+        """Return why the consumer waits, and what to set; also after the pass. It may be called in any thread."""
+        return self.figures.report()
 
     def state_dict(self) -> State:
         """Return what this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
