@@ -120,6 +120,12 @@ class PassFigures:
         self.account.wait(self.begun_at)
         self.account.note_cause(_opening())
 
+    def opened(self) -> None:
+        """What it reads is open, or can't be opened; in the consumer's thread."""
+        now = time.perf_counter()
+        self.account.end(now, _opening())
+        self.trace(self.begun_at, now, _opening())
+
     def begin(self, statistics: Callable[[], DatasetStatistics], path: Callable[[], Iterable[WaitStep]]) -> None:
         """Count what is read from now on, by the statistics of what it is read from; on the loop."""
         self._seen_before = statistics() if self._is_open else None
@@ -371,8 +377,9 @@ class SamplePass:
             raise
         self._figures.begin(self._dataset.statistics, self.path)
         self._dataset.pass_report = self._figures.report
-        now = time.perf_counter()
-        self._account.give(now, [WaitStep(now, {Cause.OPENING: 1.0})])
+        if self._account is self._figures.account:
+            self._figures.opened()
+        self._account.give(time.perf_counter(), _opening())
         return self
 
     async def __aexit__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
@@ -16,7 +15,7 @@ from asyncfetch.config.secrets import goes_to_own_child
 from asyncfetch.decode.backends import choose_backend
 from asyncfetch.errors import AsyncFetchError, ConfigError, NotFound, UsageError
 from asyncfetch.observe.report import Report
-from asyncfetch.observe.waits import Cause, Waits, WaitStep
+from asyncfetch.observe.waits import Waits
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.batch import MemoryPlan
@@ -269,8 +268,7 @@ class SampleSource(ABC, Generic[R]):
         except NotFound as error:  # most often a typing error: the way to it tells nothing
             raise error.with_traceback(None) from None
         finally:
-            now = time.perf_counter()
-            figures.account.end(now, [WaitStep(now, {Cause.OPENING: 1.0})])
+            figures.opened()
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
         is_followed = epoch is None and (loader is None or self._passes > 0)
         iterator = partial(

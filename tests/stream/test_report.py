@@ -6,6 +6,9 @@ import gc
 import itertools
 import json
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -235,9 +238,20 @@ def test_the_process_of_serve_samples_is_seen_while_it_runs_and_after_it(truth: 
         assert str(batches.report()) == "no pass has begun in this process"
         taken = sum(len(batch["index"]) for batch in itertools.islice(batches, 3))
         assert batches.report().waits.samples >= taken
+        totals = [taken]
+        for epoch in (1, 2):
+            assert sum(len(batch["index"]) for batch in batches) == truth.num_frames
+            report = batches.report()
+            assert report.waits.samples == truth.num_frames
+            assert report.num_workers == 1
+            assert report.statistics.fetch.bytes == 0 or epoch == 1  # all of it is in memory
+            totals.append(report.all_waits.samples)
     report = batches.report()
-    assert report.waits.samples >= taken
-    assert report.statistics.fetch.bytes > 0
+    assert report.waits.samples == truth.num_frames
+    assert report.all_statistics.fetch.bytes > 0
+    assert batches.statistics() == report.all_statistics
+    assert totals == sorted(totals)
+    assert totals[-1] - totals[-2] == truth.num_frames
 
 
 def test_a_trace_has_lanes_of_requests_decoding_and_waits_and_no_secret(truth: DatasetTruth, tmp_path: Path) -> None:
@@ -260,7 +274,11 @@ def test_a_trace_has_lanes_of_requests_decoding_and_waits_and_no_secret(truth: D
         assert event["ph"] not in "be" or event["id"]
     named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert all(event["tid"] in named for event in events if event["ph"] == "X")
-    assert sum(event["name"] == "request" for event in events) == requests
+    sent = [event["args"] for event in events if event["name"] == "request"]
+    assert len(sent) == requests
+    assert {(each["host"], each["status"], each["attempt"]) for each in sent} == {(server.url[7:], 206, 1)}
+    assert all(each["start"] is not None and each["bytes"] > 0 for each in sent)
+    assert {event["name"] for event in events} >= {"decode", "episode", "wait: opening", "wait: hand_over", "body"}
     decoded = [event for event in events if event["name"] == "decode"]
     assert sum(event["args"]["frames"] for event in decoded) == truth.num_frames
     assert all(named[event["tid"]].startswith("decode") for event in decoded)
@@ -284,6 +302,32 @@ def test_processes_begun_in_a_trace_go_on_with_its_file_to_their_end(tmp_path: P
         tell("after")
     events = json.loads(path.read_text().rstrip().rstrip(",") + "]")
     assert sorted(event["name"] for event in events if event["ph"] == "X") == ["after", "before", "the child's"]
+
+
+@pytest.mark.usefixtures("programs_are_warm")
+def test_a_program_is_traced_by_its_environment_and_each_worker_of_its_loader(
+    truth: DatasetTruth, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("of an earlier program")
+    program = (
+        "import sys, asyncfetch as af; from torch.utils.data import DataLoader; stream = af.Stream(sys.argv[1])\n"
+        "dataset = af.torch.StreamDataset(stream)\n"
+        "assert sum(1 for _ in DataLoader(dataset, batch_size=None, num_workers=2)) == int(sys.argv[2])"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, str(truth.root), str(truth.num_frames)],
+        env=os.environ | {"ASYNCFETCH_TRACE": str(path)},
+        check=True,
+    )
+    events = json.loads(path.read_text().rstrip().rstrip(",") + "]")
+    decoded: dict[int, int] = {}
+    for event in events:
+        if event["name"] == "decode":
+            decoded[event["pid"]] = decoded.get(event["pid"], 0) + event["args"]["frames"]
+    assert len(decoded) == 2
+    assert sum(decoded.values()) == truth.num_frames
+    assert len({event["pid"] for event in events}) == 3
 
 
 def test_a_spawned_process_goes_on_to_the_bound_that_was_given(tmp_path: Path) -> None:
