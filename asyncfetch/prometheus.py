@@ -117,8 +117,9 @@ class Collector(_Registered):
 
     Args:
         statistics: Gives the snapshot to show: ``statistics`` of a Fetcher, dataset, stream or pass, or ``report`` of
-            one but a Fetcher, which has its statistics and the consumer's waits by their cause. It is called in the
-            thread that scrapes. Nothing is shown while it gives None. What it raises fails the scrape.
+            one but a Fetcher, which has its statistics and the consumers' waits by their cause, of all passes; a wait
+            has a cause when it has ended. It is called in the thread that scrapes. Nothing is shown while it gives
+            None. What it raises fails the scrape.
 
     Raises:
         MissingDependency: prometheus_client isn't installed.

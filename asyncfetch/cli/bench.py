@@ -62,7 +62,7 @@ class Link:
 
 @dataclass
 class Alone:
-    """What parts of the way do by themselves, as far as that is measured."""
+    """The parts of the way by themselves, as far as they are measured."""
 
     links: list[Link] = field(default_factory=list)
     frames_per_second: float | None = None

@@ -47,7 +47,7 @@ BOARD_BYTES = PAGES * PAGE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a worker has written to its page, beside the numbers of its account."""
+    """The latest word of a worker on its page, beside the numbers of its account."""
 
     statistics: DatasetStatistics | None = None
     """Statistics of the pass alone; None until it has begun."""
