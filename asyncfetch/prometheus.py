@@ -100,7 +100,7 @@ OF_PASS = (
 """Figures of PassStatistics."""
 
 OF_WAITS = (
-    _Shown("counter", "consumer_samples_total", "samples", "Samples delivered, by all workers of a loader."),
+    _Shown("counter", "consumer_samples_total", "samples", "Samples delivered, in all passes, by all workers."),
     _Shown("counter", "consumer_seconds_total", "wall_seconds", "Time of the consumers, of whatever kind."),
     _Shown("counter", "consumer_busy_seconds_total", "busy_seconds", "Time that was the consumers' own."),
 )
@@ -117,8 +117,9 @@ class Collector(_Registered):
 
     Args:
         statistics: Gives the snapshot to show: ``statistics`` of a Fetcher, dataset, stream or pass, or ``report`` of
-            one but a Fetcher, which has its statistics and the consumer's waits by their cause. It is called in the
-            thread that scrapes. Nothing is shown while it gives None. What it raises fails the scrape.
+            one but a Fetcher, which has its statistics and the consumers' waits by their cause, of all passes; a wait
+            has a cause when it has ended. It is called in the thread that scrapes. Nothing is shown while it gives
+            None. What it raises fails the scrape.
 
     Raises:
         MissingDependency: prometheus_client isn't installed.
@@ -150,13 +151,13 @@ class Collector(_Registered):
             yield from self._metrics(OF_PASS, [({}, now)])
 
     def _of_report(self, now: Report) -> Iterator[Metric]:
-        yield from self._metrics(OF_WAITS, [({}, now.waits)])
+        yield from self._metrics(OF_WAITS, [({}, now.all_waits)])
         waited = self._core.Metric("asyncfetch_consumer_waited_seconds", "Time that consumers waited.", "counter")
-        for cause, seconds in now.waits.by_cause.items():
+        for cause, seconds in now.all_waits.by_cause.items():
             waited.add_sample("asyncfetch_consumer_waited_seconds_total", {"cause": cause.key}, seconds)
         yield waited
-        if now.statistics is not None:
-            yield from self._of_dataset(now.statistics)
+        if now.all_statistics is not None:
+            yield from self._of_dataset(now.all_statistics)
 
     def _of_fetcher(self, now: FetchStatistics) -> Iterator[Metric]:
         yield from self._metrics(BY_HOST, [({"host": origin}, host) for origin, host in now.hosts.items()])

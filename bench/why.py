@@ -2,6 +2,7 @@
 
     python -m bench.why                 three rounds of all twelve
     python -m bench.why --gains         and what the settings that it proposes bring, beside what it said
+    python -m bench.why --costs         instead, the CPU that the account of waits takes, and a trace
 
 Each is read for some seconds by a process of its own, which is told what to read and how, and not what is wrong. What
 it reports as binding is compared afterwards with what was made.
@@ -10,13 +11,15 @@ it reports as binding is compared afterwards with what was made.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
 import random
+import statistics
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -327,12 +330,80 @@ def show(console: Console, rows: list[Row]) -> None:
             console.print(f"\n{row.made}:\n{row.page}", markup=False)
 
 
+TURNS = ("as it is", "without the account", "traced")
+
+
+def measure_costs(root: Path, console: Console, *, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of CPU a sample, from its first ones on, of an epoch over HTTP, by turns; a figure for each repeat.
+
+    Without the account nothing is counted of the consumer, the loop, episodes and requests; the calls stay.
+    """
+    figures: dict[str, list[float]] = {turn: [] for turn in TURNS}
+    with served(Setup(), root) as (url, _), tempfile.TemporaryDirectory() as directory:
+        for _ in range(repeats):
+            for turn in random.sample(TURNS, len(TURNS)):
+                ours, theirs = _context(Setup()).Pipe()
+                process = _context(Setup()).Process(target=_read_for, args=(turn, url, f"{directory}/trace", theirs))
+                process.start()
+                theirs.close()
+                figures[turn].append(ours.recv())
+                process.join()
+                console.print(f"{turn}: {figures[turn][-1]:.3f} ms of CPU a sample", markup=False)
+    return figures
+
+
+def _read_for(turn: str, url: str, trace_path: str, connection: Connection) -> None:
+    import asyncfetch as af
+    from asyncfetch.observe import trace
+
+    if turn == "without the account":
+        _leave_out_the_account()
+    with trace(trace_path) if turn == "traced" else nullcontext():
+        stream = af.Stream(url, config=af.StreamConfig(fetch=af.FetchConfig(trust_env=False)))
+        samples = iter(stream)
+        for _ in itertools.islice(samples, 64):  # loads what decodes
+            pass
+        began = time.process_time()
+        count = sum(1 for _ in samples)
+        connection.send(1e3 * (time.process_time() - began) / count)
+        stream.close()
+
+
+def _leave_out_the_account() -> None:
+    from asyncfetch.observe.waits import WaitAccount
+    from asyncfetch.runtime.threads import ThreadClock
+    from asyncfetch.stream import prefetcher
+    from asyncfetch.stream.decode_ahead import DecodeAhead
+
+    gives: dict[tuple[object, str], object] = {
+        (DecodeAhead, "path"): (),
+        (DecodeAhead, "forget_path"): None,
+        (prefetcher.EpisodePrefetcher, "steps"): (),
+        (prefetcher, "metered"): nullcontext(),
+        (ThreadClock, "seconds"): 0.0,
+    }
+    gives |= {(WaitAccount, name): None for name in ("wait", "give", "end", "note", "note_cause", "note_worked")}
+    for (owner, name), given in gives.items():
+        setattr(owner, name, lambda *_, given=given, **__: given)
+
+
+def show_costs(console: Console, figures: dict[str, list[float]]) -> None:
+    """The figures for people."""
+    table = Table("CPU of", "share of the CPU", "lowest", "highest", title="what it costs to know")
+    for name, more, less in (("the account", TURNS[0], TURNS[1]), ("a trace", TURNS[2], TURNS[0])):
+        shares = sorted(one / other - 1 for one, other in zip(figures[more], figures[less], strict=True))
+        table.add_row(name, *(f"{share:.1%}" for share in (statistics.median(shares), shares[0], shares[-1])))
+    console.print(table)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, from its first sample on")
     parser.add_argument("--gains", action="store_true", help="also try each setting that is proposed")
+    parser.add_argument("--costs", action="store_true", help="measure what reports and traces cost instead")
+    parser.add_argument("--repeats", type=int, default=7, help="of --costs")
     parser.add_argument("--only", nargs="*", help="some of the cases")
     parser.add_argument("--root", type=Path, help="where the datasets are, or are made")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -342,6 +413,12 @@ def main(arguments: list[str] | None = None) -> None:
         root = asked.root or Path(directory)
         if not (root / "tiny").exists():
             datasets(root)
+        if asked.costs:
+            figures = measure_costs(root, console, repeats=asked.repeats)
+            show_costs(console, figures)
+            if asked.json:
+                print(json.dumps(figures, indent=2))
+            return
         rows = measure(root, console, rounds=asked.rounds, seconds=asked.seconds, gains=asked.gains, only=asked.only)
     show(console, rows)
     if asked.json:

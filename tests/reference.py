@@ -32,6 +32,7 @@ INTERNAL: Final = frozenset([
     "count",
     "decode_pool",
     "end_epoch",
+    "ended",
     "endpoint",
     "epochs",
     "file_bytes",
@@ -67,6 +68,7 @@ INTERNAL: Final = frozenset([
     "sample_builder",
     "samples_of",
     "shared_by",
+    "since",
     "start_of",
     "take_turn",
 ])

@@ -5,21 +5,24 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import multiprocessing
+import signal
 import time
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
 from rich.console import Console
 
 from asyncfetch.cli.files import CaFile, fetch_config
-from asyncfetch.errors import MissingDependency
+from asyncfetch.errors import AsyncFetchError, MissingDependency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import LeRobotDataset
@@ -30,12 +33,16 @@ __all__ = ["Link", "bench", "preload", "time_samples"]
 
 MIB = 1024 * 1024
 STREAMS = (1, 4, 16, 64)
-"""That the link is asked for side by side."""
+"""That the link is asked for side by side; fewer where there are fewer ranges."""
 RANGE_BYTES = MIB
 LINK_SECONDS = 2.0
 """The most time that each number of streams is given; less where there is less to fetch."""
 MAX_RANGES = 4096
 RESIDENT_EPISODES, RESIDENT_SECONDS = 16, 3.0
+ALONE_SECONDS = 30.0
+"""The most that all of this may take."""
+AGAIN_SECONDS = 5.0
+"""The time until an end is asked for again: one that is raised where something is collected, is lost."""
 BATCH_SIZE = 32
 """Samples in a batch of a loader worker."""
 
@@ -51,6 +58,17 @@ class Link:
     """The rate of one stream, from its answer's first byte on."""
     first_byte_p50_seconds: float
     first_byte_p99_seconds: float
+
+
+@dataclass
+class Alone:
+    """The parts of the way by themselves, as far as they are measured."""
+
+    links: list[Link] = field(default_factory=list)
+    frames_per_second: float | None = None
+    """Decoded from memory; None where the dataset has no cameras."""
+    trouble: str | None = None
+    """The reason why the rest isn't measured."""
 
 
 async def preload(dataset: LeRobotDataset, episodes: set[int]) -> None:
@@ -104,8 +122,12 @@ def bench(
             status.update(f"{samples:,} samples in {passed:.0f} of {seconds:.0f} s: {samples / passed:.1f} samples/s")
 
         report, times = _stream(source, config, seconds, num_workers, progress)
-        status.update("measuring the link and the decoders")
-        links, frames_per_second = anyio.run(partial(_look, source, config))
+        alone = Alone()
+        if times:
+            status.update("measuring the link and the decoders")
+            anyio.run(partial(_measure_alone, source, config, alone))
+        else:
+            alone.trouble = "no sample came"
     if plot is not None:
         _plot(times, plot, source)
     told = {
@@ -114,20 +136,51 @@ def bench(
         "evidence": report.verdict.evidence,
         "advice": report.verdict.advice,
         "setting": dict(report.verdict.setting),
-        "link": [asdict(link) for link in links],
-        "resident_frames_per_second": frames_per_second,
+        "link": [asdict(link) for link in alone.links],
+        "resident_frames_per_second": alone.frames_per_second,
+        "trouble": alone.trouble,
     }
     if as_json:
         typer.echo(json.dumps(told))
         return
     typer.echo(str(report))
-    for link in links:
+    for link in alone.links:
         typer.echo(
-            f"link, {link.streams:2} at a time: {link.mib_per_second:.1f} MiB/s, first byte "
-            f"{1e3 * link.first_byte_p50_seconds:.0f} ms (p99 {1e3 * link.first_byte_p99_seconds:.0f})"
+            f"link, {link.streams:2} at a time: {link.mib_per_second:.1f} MiB/s, a stream "
+            f"{link.stream_mib_per_second:.1f}, first byte {1e3 * link.first_byte_p50_seconds:.0f} ms "
+            f"(p99 {1e3 * link.first_byte_p99_seconds:.0f})"
         )
-    typer.echo(f"decoding from memory: {frames_per_second:.0f} frames/s")
+    if alone.frames_per_second is not None:
+        typer.echo(f"decoding from memory: {alone.frames_per_second:.0f} frames/s")
+    elif alone.trouble is None:
+        typer.echo("decoding from memory: the dataset has no cameras")
+    if alone.trouble is not None:
+        typer.echo(f"the rest isn't measured: {alone.trouble}")
     typer.echo(f"settings: {_settings(report)}")
+
+
+class _TimeIsUp(BaseException):
+    """Raised wherever the consumer is when its time is over, as KeyboardInterrupt is."""
+
+
+@contextmanager
+def _ends_after(seconds: float) -> Iterator[None]:
+    """End the block when the time is over, whatever it waits for; in a program's main thread."""
+
+    def end(*_: object) -> None:
+        raise _TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except _TimeIsUp:
+        pass
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def _stream(
@@ -139,43 +192,54 @@ def _stream(
 
     choose_backend(config.decoder)  # loads torch and what decodes, for seconds that aren't the stream's
     stream = Stream(source, config=config)
+    given: Iterable[Any] = stream
+    report: Callable[[], Report] = stream.report
+    if num_workers:
+        from torch.utils.data import DataLoader
+
+        from asyncfetch.torch import StreamDataset
+
+        dataset = StreamDataset(stream, batch_size=BATCH_SIZE)
+        given, report = DataLoader(dataset, batch_size=None, num_workers=num_workers), dataset.report
     times: list[float] = []
+    others = set(multiprocessing.active_children())
     started = told_at = time.perf_counter()
     try:
-        if num_workers:
-            from torch.utils.data import DataLoader
-
-            from asyncfetch.torch import StreamDataset
-
-            dataset = StreamDataset(stream, batch_size=BATCH_SIZE)
-            given = iter(DataLoader(dataset, batch_size=None, num_workers=num_workers))
-            report = dataset.report
-        else:
-            given, report = iter(stream), stream.report  # type: ignore[assignment]
-        for item in given:
-            now = time.perf_counter()
-            times += [now - started] * (len(item["index"]) if num_workers else 1)
-            if now - told_at > 0.2:
-                told_at = now
-                progress(len(times), now - started)
-            if now - started >= seconds:
-                break
+        with _ends_after(seconds):
+            samples = iter(given)
+            for item in samples:
+                now = time.perf_counter()
+                times += [now - started] * (len(item["index"]) if num_workers else 1)
+                if now - told_at > 0.2:
+                    told_at = now
+                    progress(len(times), now - started)
         return report(), times
     finally:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()  # torch waits five seconds for each that doesn't listen
         stream.close()
 
 
-async def _look(source: str, config: StreamConfig) -> tuple[list[Link], float]:
-    """Return what the link gives by itself, and frames a second of clips that are in memory."""
+async def _measure_alone(source: str, config: StreamConfig, alone: Alone) -> None:
+    """Measure what the link gives by itself, and frames a second of clips that are in memory."""
+    try:
+        with anyio.fail_after(ALONE_SECONDS):
+            await _measure(source, config, alone)
+    except TimeoutError:
+        alone.trouble = f"it took longer than {ALONE_SECONDS:.0f} s"
+    except (AsyncFetchError, OSError) as error:
+        alone.trouble = str(error)
+
+
+async def _measure(source: str, config: StreamConfig, alone: Alone) -> None:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot import open_dataset
     from asyncfetch.ranges import ByteRange
 
     async with open_dataset(source, config=config) as dataset:
         episodes = [index for index in dataset.episodes.indices[:RESIDENT_EPISODES] if dataset.episodes[index].length]
-        if not episodes or not dataset.cameras:
-            return [], 0.0
         urls = {span.url for index in episodes for span in dataset.episodes[index].videos.values()}
+        urls = urls or {dataset.episodes[index].data_url for index in episodes}
         async with Fetcher(config.fetch) as fetcher:
             sizes = {url: (await fetcher.stat(url)).size for url in sorted(urls)}
         ranges = [
@@ -183,11 +247,13 @@ async def _look(source: str, config: StreamConfig) -> tuple[list[Link], float]:
             for url, size in sizes.items()
             for start in range(0, size, RANGE_BYTES)
         ][:MAX_RANGES]
-        links = [await _measure_link(config, ranges, streams) for streams in STREAMS]
-        await preload(dataset, set(episodes))
-        await time_samples(dataset, 1, episodes=episodes)  # opens the libraries
-        times = await time_samples(dataset, seconds=RESIDENT_SECONDS, episodes=episodes)
-        return links, len(times) * len(dataset.cameras) / times[-1]
+        for streams in sorted({min(streams, len(ranges)) for streams in STREAMS if ranges}):
+            alone.links.append(await _measure_link(config, ranges, streams))
+        if dataset.cameras:
+            await preload(dataset, set(episodes))
+            await time_samples(dataset, 1, episodes=episodes)  # opens the libraries
+            times = await time_samples(dataset, seconds=RESIDENT_SECONDS, episodes=episodes)
+            alone.frames_per_second = len(times) * len(dataset.cameras) / times[-1]
 
 
 async def _measure_link(config: StreamConfig, ranges: Sequence[ByteRange], streams: int) -> Link:

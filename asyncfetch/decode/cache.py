@@ -67,6 +67,7 @@ class DecoderCacheStatistics(Figures):
     """A snapshot; the counters run from the cache's making, in this process."""
 
     telling = ("size", "hits", "misses", "evictions")
+    of_moment = ("size", "nbytes", "max_size", "max_bytes")
 
     size: int
     """Decoders held."""

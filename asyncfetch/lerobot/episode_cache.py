@@ -25,7 +25,7 @@ however
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -177,6 +177,7 @@ class EpisodeCacheStatistics(Figures):
     """A snapshot of an EpisodeCache."""
 
     telling = ("hits", "misses", "held")
+    of_moment = ("held", "kept", "kept_bytes")
 
     hits: int
     """Reads that found every byte of the episode in memory."""
@@ -188,6 +189,10 @@ class EpisodeCacheStatistics(Figures):
     """Episodes whose rows are kept, held ones included; their plans are bounded likewise, but kept apart."""
     kept_bytes: int
     """Memory of the rows and plans that are kept."""
+
+    def since(self, earlier: EpisodeCacheStatistics) -> EpisodeCacheStatistics:
+        """See Figures; ``kept`` says how many more are kept than then."""
+        return replace(Figures.since(self, earlier), kept=self.kept - earlier.kept)
 
 
 class _Fetched(NamedTuple):

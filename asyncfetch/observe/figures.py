@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from itertools import accumulate
 from math import ceil, log
 from operator import add
@@ -29,6 +29,8 @@ class Figures:
 
     telling: ClassVar[tuple[str, ...]] = ()
     """The fields that matter."""
+    of_moment: ClassVar[tuple[str, ...]] = ()
+    """The fields that tell of the moment of the snapshot; the others count, and only grow."""
     is_line: ClassVar[bool] = False
     """True if a table has it in one line."""
 
@@ -43,8 +45,41 @@ class Figures:
 
     def plus(self, other: Self) -> Self:
         """Return the sum, as if what both counted had been counted by one."""
-        together = {item.name: _sum(getattr(self, item.name), getattr(other, item.name)) for item in fields(self)}  # type: ignore[arg-type]
+        together = {item.name: _sum(getattr(self, item.name), getattr(other, item.name)) for item in _of(self)}
         return type(self)(**together)
+
+    def since(self, earlier: Self) -> Self:
+        """Return what was counted since an earlier snapshot of the same; all of it where it was counted anew."""
+        parts = {}
+        for name in (each.name for each in _of(self)):
+            now, then = getattr(self, name), getattr(earlier, name)
+            if name in self.of_moment or then is None or now is None:
+                parts[name] = now
+            elif isinstance(now, Figures):
+                parts[name] = now.since(then)
+            elif isinstance(now, Mapping):
+                parts[name] = {key: each.since(then[key]) if key in then else each for key, each in now.items()}
+            elif now < then:
+                return self
+            else:
+                parts[name] = now - then
+        return type(self)(**parts)
+
+    def ended(self) -> Self:
+        """Return the counts alone, for a sum with those of what goes on: nothing is of this moment any more."""
+        parts = {each.name: getattr(self, each.name) for each in _of(self)}
+        for name, value in parts.items():
+            if isinstance(value, Figures):
+                parts[name] = value.ended()
+            elif isinstance(value, Mapping):
+                parts[name] = {k: each.ended() if isinstance(each, Figures) else each for k, each in value.items()}
+            elif name in self.of_moment and value is not None:
+                parts[name] = type(value)()
+        return type(self)(**parts)
+
+
+def _of(statistics: Figures) -> tuple[Field[Any], ...]:
+    return fields(statistics)  # type: ignore[arg-type]
 
 
 def _short(value: Any) -> str:  # noqa: ANN401
@@ -135,6 +170,24 @@ class Quantiles(Figures):
             both._sum_seconds += quantiles.sum_seconds
             both._max_seconds = max(both._max_seconds, quantiles.max_seconds)
         return both.snapshot()  # type: ignore[return-value]
+
+    def since(self, earlier: Self) -> Self:
+        """See Figures: what a histogram begun then would tell, its longest duration within 2 %."""
+        if self.count < earlier.count:
+            return self
+        later, then = Histogram(), dict(earlier.buckets)
+        for bucket, count in self.buckets:
+            later._counts[bucket] = count - then.get(bucket, 0)
+            if later._counts[bucket]:
+                later._max_seconds = min(_value(bucket), self.max_seconds)
+        if self.max_seconds > earlier.max_seconds:
+            later._max_seconds = self.max_seconds
+        later._sum_seconds = max(0.0, self.sum_seconds - earlier.sum_seconds)
+        return later.snapshot()  # type: ignore[return-value]
+
+    def ended(self) -> Self:
+        """See Figures: all of it counts."""
+        return self
 
 
 class Histogram:

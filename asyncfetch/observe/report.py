@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["Diagnosis", "Report"]
 
 MIB = 1024 * 1024
+PAGE_COLUMNS = 80
 TRAINER_SHARE = 0.9
 """A share of the time; a consumer that is busy for so much gains a tenth at most by anything that is done here."""
 IDLE_SHARE = 0.3
 """A share of a loader's workers' time. They make batches ahead: where they're idle for so long, the trainer binds."""
 LOOP_SHARE = 0.7
 """A share of the time. A loop that has something to do for more of it is late at everything."""
+LOOP_RAN_SHARE = 0.2
+"""A share of the time. A loop that runs for less of it keeps no core from the threads that decode. Made on purpose, TLS
+that takes a core had 0.22 to 0.49, and everything else 0.03 to 0.11."""
 HUGE_WAIT_SHARE, HUGE_TIMES = 0.4, 4.0
 """One episode binds where so much of the wait was for it, and it is so many times as long as the others."""
 _NETWORK = (Cause.LIMIT, Cause.FIRST_BYTE, Cause.BODIES)
@@ -64,17 +69,41 @@ class Report:
     """The consumer's time, by what it went to."""
     verdict: Diagnosis
     statistics: Any = None
-    """DatasetStatistics at that moment; None where nothing is known."""
+    """DatasetStatistics of the pass alone, what opened the dataset included where the pass did; None where nothing is
+    known."""
     num_workers: int = 0
     """Loader workers whose time it is; 0 where the consumer is the trainer."""
+    all_waits: Waits = field(default_factory=Waits)
+    """The time of the passes before it, too, for what only grows: see ``asyncfetch.prometheus``."""
+    all_statistics: Any = None
+    """DatasetStatistics since the dataset was opened."""
 
     @classmethod
-    def of(cls, waits: Waits, statistics: Any, config: StreamConfig, *, num_workers: int = 0) -> Report:  # noqa: ANN401
-        """Return the report of these figures. Of workers they are sums, and ``config`` is the rank's."""
+    def of(
+        cls,
+        waits: Waits,
+        statistics: Any,  # noqa: ANN401
+        config: StreamConfig,
+        *,
+        num_workers: int = 0,
+        all_waits: Waits | None = None,
+        all_statistics: Any = None,  # noqa: ANN401
+    ) -> Report:
+        """Return the report of these figures. Of workers they are sums, and ``config`` is the rank's.
+
+        Without figures of all passes, there was this one alone.
+        """
         verdict = _Judge(waits, statistics, config, num_workers).verdict()
         if waits.consumers and not waits.samples:
             verdict = Diagnosis(binds=verdict.binds, evidence=f"no sample has come; {verdict.evidence}")
-        return cls(waits=waits, verdict=verdict, statistics=statistics, num_workers=num_workers)
+        return cls(
+            waits=waits,
+            verdict=verdict,
+            statistics=statistics,
+            num_workers=num_workers,
+            all_waits=waits if all_waits is None else all_waits,
+            all_statistics=statistics if all_statistics is None else all_statistics,
+        )
 
     @property
     def seconds(self) -> float:
@@ -103,6 +132,7 @@ class Report:
             "waited_share": self.waited_share,
             "busy_share": _share(waits.busy_seconds, waits),
             "loop_busy_share": _share(waits.loop_busy_seconds, waits),
+            "loop_ran_share": _share(waits.loop_ran_seconds, waits),
             "expected_gain": self.verdict.gain,
         }
         told |= {f"wait_share_{cause.key}": _share(waits.by_cause.get(cause, 0.0), waits) for cause in Cause}
@@ -130,7 +160,10 @@ class Report:
         waits, verdict = self.waits, self.verdict
         if not waits.consumers:
             return verdict.evidence
-        who = f"{waits.consumers} worker{'s' * (waits.consumers > 1)}" if self.num_workers else "the consumer"
+        who = "the consumer"
+        if self.num_workers:
+            others = f" of {self.num_workers}" if waits.consumers < self.num_workers else ""
+            who = f"{waits.consumers}{others} worker{'s' * (self.num_workers > 1)}"
         rate = f"{waits.samples:,} samples in {self.seconds:.1f} s: {self.samples_per_second:.1f} samples/s"
         lines = [f"{rate}; {who} waited {self.waited_share:.0%} of the time"]
         parts = [(seconds, _WORDS[cause]) for cause, seconds in waits.by_cause.items()]
@@ -148,7 +181,10 @@ class Report:
             lines.append(f"set {name}={value:_} for about {verdict.gain:.2g} times as many samples/s")
         if verdict.advice:
             lines.append(verdict.advice)
-        return "\n".join(lines)
+        return "\n".join(
+            textwrap.fill(line, PAGE_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+            for line in lines
+        )
 
 
 def _share(seconds: float, waits: Waits) -> float:
@@ -348,6 +384,17 @@ class _Judge:
         threads = 0 if decode is None else decode.threads
         if decode is not None:
             share += f"; {threads} threads took {decode.call.p50_seconds * 1e3:.0f} ms per call"
+        loop, ran = (
+            _share(part, self._waits) for part in (self._waits.loop_busy_seconds, self._waits.loop_ran_seconds)
+        )
+        if loop >= LOOP_SHARE and ran >= LOOP_RAN_SHARE:
+            return Diagnosis(
+                binds="loop",
+                evidence=f"{share}, beside the loop's thread, which is busy: sending requests and reading answers, TLS "
+                f"included, it ran for {ran:.0%} of the whole time, and ran or waited for a core for {loop:.0%}",
+                advice="spare it TLS by http://, from a host in a network that you trust; where cores are idle, loader "
+                "workers (num_workers) or serve_samples have loops of their own",
+            )
         if 0 < threads < self._cores:
             return Diagnosis(
                 binds=cause.key,

@@ -30,12 +30,18 @@ __all__ = ["Tracer", "running", "trace"]
 
 VARIABLE = "ASYNCFETCH_TRACE"
 BEGUN = "ASYNCFETCH_TRACE_BEGUN"
-"""Set for processes that are started by one which has begun the file: they go on with it."""
+"""Set for processes that are started by one which has begun the file: they go on with it. The size that it may have,
+and its path."""
 MAX_BYTES = 256 * 1024 * 1024
 """The size of a file, at most. What comes after that isn't written; Perfetto takes a minute to open as much."""
 FLUSH_BYTES, FLUSH_SECONDS = 64 * 1024, 0.5
-LOOP, CONSUMER, FIRST_HOST_LANE = 1, 2, 1000
-"""Lanes of a process. Those of threads have the threads' own numbers, which are larger than the first two."""
+LOOP = 2**22
+"""The lane of a process's loop. Those of threads have the threads' own numbers, which are smaller: Linux's largest is
+this. Those of consumers and hosts come behind it."""
+LANES = 2**16
+"""Lanes that a host may have, or the consumers."""
+CONSUMER = "consumer"
+"""The name in place of a host's for ``enter`` and ``leave``: passes that go on side by side have a lane each."""
 
 
 class Tracer:
@@ -76,10 +82,10 @@ class Tracer:
         self.add({"name": name, "ph": "X", "ts": begin, "dur": max(0, end - begin), "args": told}, lane, lane_name)
 
     def enter(self, host: str) -> int:
-        """Return a lane of the host that no other request is in; for ``leave``."""
+        """Return a lane of the host, or of consumers, that no other request or pass is in; for ``leave``."""
         with self._lock:
             if host not in self._lanes:
-                self._lanes[host] = FIRST_HOST_LANE * (1 + len(self._lanes)), [], count()
+                self._lanes[host] = LOOP + LANES * (1 + len(self._lanes)), [], count()
             first, free, unused = self._lanes[host]
             return first + (heappop(free) if free else next(unused))
 
@@ -93,7 +99,7 @@ class Tracer:
         self, host: str, lane: int, since: float, first_byte: tuple[float, float] | None, told: Mapping[str, Any]
     ) -> None:
         """Add a request that ends now, and within it the times to its first and to its last byte."""
-        now, name = time.perf_counter(), f"{host} {lane % FIRST_HOST_LANE}"
+        now, name = time.perf_counter(), f"{host} {lane % LANES}"
         self.span("request", since, now, lane, name, host=host, **told)
         if first_byte is not None:
             self.span("first byte", *first_byte, lane, name)
@@ -112,17 +118,18 @@ class Tracer:
             }
             self.add(event | {"args": {"episode": episode, **told}}, LOOP, "loop")
 
-    def waits(self, since: float, until: float, path: Iterable[WaitStep]) -> None:
+    def waits(self, lane: int, since: float, until: float, path: Iterable[WaitStep]) -> None:
         """Add a consumer's wait, cut where what it waited for came along, each piece called by its largest cause."""
+        name = f"{CONSUMER} {lane % LANES}" if lane % LANES else CONSUMER
         for step in path:
             end = min(step.until, until)
             if end > since and step.weights:
                 cause = max(step.weights, key=step.weights.__getitem__)
                 told = {} if step.episode is None else {"episode": step.episode}
-                self.span(f"wait: {cause.key}", since, end, CONSUMER, "consumer", **told)
+                self.span(f"wait: {cause.key}", since, end, lane, name, **told)
                 since = end
         if until > since:
-            self.span(f"wait: {Cause.HAND_OVER.key}", since, until, CONSUMER, "consumer")
+            self.span(f"wait: {Cause.HAND_OVER.key}", since, until, lane, name)
 
     def close(self) -> None:
         """Write what is left. Events that come later are dropped."""
@@ -185,7 +192,7 @@ def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterat
     before = os.environ.get(VARIABLE)
     _begin(path)
     _set(Tracer(path, max_bytes))
-    os.environ[VARIABLE] = os.environ[BEGUN] = path  # for processes that are spawned
+    os.environ[VARIABLE], os.environ[BEGUN] = path, f"{max_bytes} {path}"  # for processes that are spawned
     try:
         yield
     finally:
@@ -221,10 +228,13 @@ os.register_at_fork(after_in_child=_go_on_in_child)
 def _begin_by_environment() -> None:
     path = os.environ.get(VARIABLE)
     if path:
-        if os.environ.get(BEGUN) != path and int(os.environ.get("RANK", "0")) == 0:
-            _begin(path)
-        os.environ[BEGUN] = path
-        _set(tracer := Tracer(path))
+        max_bytes, _, begun = os.environ.get(BEGUN, "").partition(" ")
+        if begun != path:
+            max_bytes = str(MAX_BYTES)
+            if int(os.environ.get("RANK", "0")) == 0:
+                _begin(path)
+        os.environ[BEGUN] = f"{max_bytes} {path}"
+        _set(tracer := Tracer(path, int(max_bytes)))
         _close_at_exit(tracer)
 
 

@@ -113,6 +113,10 @@ class Waits(Figures):
     """A consumer's time, of one pass or of several side by side. All parts together are ``wall_seconds``."""
 
     telling = ("samples", "wall_seconds", "busy_seconds", "waited_seconds")
+    of_moment = (
+        "consumers", "least_idle_share", "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes",
+        "other_bytes",
+    )  # fmt: skip
 
     consumers: int = 0
     """Passes that are counted: one, or those of a loader's workers."""
@@ -126,6 +130,8 @@ class Waits(Figures):
     """That part of it in which the consumer's thread ran or waited for a core; 0 where it is the loop's."""
     loop_busy_seconds: float = 0.0
     """Time in which the loop's thread ran or waited for a core, of all of the time."""
+    loop_ran_seconds: float = 0.0
+    """That part of it in which it ran."""
     least_idle_share: float = 0.0
     """Share of the time after its first sample, or of all of a short run, in which a consumer's thread had nothing to
     do and waited for nothing; of several the least. Workers whose batches a loader takes in turns stand still for the
@@ -150,6 +156,10 @@ class Waits(Figures):
         """All causes together."""
         return sum(self.by_cause.values())
 
+    def plus(self, other: Waits) -> Waits:
+        """See Figures."""
+        return Waits.together([self, other])
+
     @classmethod
     def together(cls, each: Iterable[Waits]) -> Waits:
         """Return the sum."""
@@ -162,6 +172,7 @@ class Waits(Figures):
             busy_seconds=sum(one.busy_seconds for one in each),
             working_seconds=sum(one.working_seconds for one in each),
             loop_busy_seconds=sum(one.loop_busy_seconds for one in each),
+            loop_ran_seconds=sum(one.loop_ran_seconds for one in each),
             least_idle_share=min((one.least_idle_share for one in each if one.consumers), default=0.0),
             by_cause={cause: sum(one.by_cause.get(cause, 0.0) for one in each) for cause in Cause},
             start_by_cause={cause: sum(one.start_by_cause.get(cause, 0.0) for one in each) for cause in Cause},
@@ -176,7 +187,8 @@ class Waits(Figures):
 MAX_EPISODES = 64
 """Episodes whose waits are told apart at a time."""
 _IDLE, _BUSY, _WAITING = 0, 1, 2
-_STATE, _SINCE, _AT, _SAMPLES, _BUSY_SECONDS, _WORKING, _LOOP_BUSY, _EPISODE, _EPISODE_SECONDS, _SIZES = range(10)
+_STATE, _SINCE, _AT, _SAMPLES, _BUSY_SECONDS, _WORKING, _LOOP_BUSY, _LOOP_RAN, _EPISODE, _EPISODE_SECONDS = range(10)
+_SIZES = _EPISODE_SECONDS + 1
 _WORKED_SO_FAR = _SIZES + 3
 _CAUSES = _WORKED_SO_FAR + 1
 _START = _CAUSES + len(Cause)
@@ -229,10 +241,14 @@ class WaitAccount:
             figures[_BUSY_SECONDS] += now - figures[_SINCE]
         figures[_STATE] = _IDLE
 
-    def note(self, loop_busy: float, sizes: tuple[int, int, int]) -> None:
-        """Note the loop's seconds of work, and how many episodes have how many bytes, the largest how many of them."""
+    def note(self, loop_busy: float, loop_ran: float, sizes: tuple[int, int, int]) -> None:
+        """Note the loop's seconds of work, and those of them in which it ran.
+
+        ``sizes`` says how many episodes have how many bytes, the largest how many of them.
+        """
         figures, (episodes, total_bytes, largest_bytes) = self.figures, sizes
         figures[_LOOP_BUSY] += loop_busy
+        figures[_LOOP_RAN] += loop_ran
         figures[_SIZES] = total_bytes / episodes if episodes else 0.0
         figures[_SIZES + 1] = largest_bytes
         figures[_SIZES + 2] = (total_bytes - largest_bytes) / (episodes - 1) if episodes > 1 else 0.0
@@ -270,18 +286,30 @@ class WaitAccount:
         if len(by_episode) > MAX_EPISODES:
             del by_episode[min(by_episode, key=by_episode.__getitem__)]
 
+    def settled(self, now: float) -> Waits:
+        """Return the snapshot, but that a wait under way has no cause yet, as that may turn out to be another one."""
+        return self._snapshot(now, None)
+
     def snapshot(self, now: float, path: Iterable[WaitStep] = ()) -> Waits:
         """Return what was counted, and what is under way; ``path`` says what a consumer that waits is waiting for."""
+        return self._snapshot(now, path)
+
+    def _snapshot(self, now: float, path: Iterable[WaitStep] | None) -> Waits:
         copy = WaitAccount(array("d", bytes(8 * FIGURES)))
         copy.figures[:] = array("d", self.figures)
         figures = copy.figures
+        unsettled_seconds = 0.0
+        if path is None:
+            path = ()
+            if figures[_STATE] == _WAITING:
+                unsettled_seconds, figures[_SINCE] = max(0.0, now - figures[_SINCE]), now
         if figures[_STATE] == _WAITING and not path and figures[_AT] >= 0:
             path = [WaitStep(now, {Cause(int(figures[_AT])): 1.0})]
         is_used = figures[_STATE] != _IDLE or any(figures[_SAMPLES:])
         copy.end(max(now, figures[_SINCE]), path)
         waited, start = figures[_CAUSES:_START], figures[_START:FIGURES]
         working_seconds = figures[_WORKING] + figures[_WORKED_SO_FAR]
-        wall_seconds = figures[_BUSY_SECONDS] + sum(waited)
+        wall_seconds = figures[_BUSY_SECONDS] + sum(waited) + unsettled_seconds
         idle_seconds = max(0.0, figures[_BUSY_SECONDS] - working_seconds)
         told_seconds = wall_seconds - sum(start) if wall_seconds > 2 * sum(start) else wall_seconds
         return Waits(
@@ -291,6 +319,7 @@ class WaitAccount:
             busy_seconds=figures[_BUSY_SECONDS],
             working_seconds=working_seconds,
             loop_busy_seconds=figures[_LOOP_BUSY],
+            loop_ran_seconds=figures[_LOOP_RAN],
             least_idle_share=idle_seconds / told_seconds if told_seconds > 0 else 0.0,
             by_cause={cause: waited[cause] for cause in Cause},
             start_by_cause={cause: start[cause] for cause in Cause},

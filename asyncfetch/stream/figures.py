@@ -11,7 +11,9 @@ import os
 import pickle
 import tempfile
 import time
+import zlib
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
@@ -22,26 +24,46 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import DatasetStatistics
 
-__all__ = ["BOARD_BYTES", "PUBLISH_SECONDS", "FiguresBoard", "FiguresPage"]
+__all__ = ["BOARD_BYTES", "PUBLISH_SECONDS", "FiguresBoard", "FiguresPage", "Published"]
 
-WORKERS = 64
-"""That have a page; what those beyond them do isn't known elsewhere."""
+PAGES = 128
+"""The pages of a rank, one for each process that reads for it; what those beyond them do isn't known elsewhere."""
+_STEPS = (0, PAGES // 2, PAGES // 4, 3 * PAGES // 4)
+"""From a process's own page to those that it takes while that one belongs to a process that still lives."""
 PUBLISH_SECONDS = 0.5
 SILENT_SECONDS = 5.0
 """A process that has written nothing for so long has ended: it doesn't wait any longer."""
 _FIGURES_BYTES = 8 * FIGURES
-_LOADER, _NUM_WORKERS, _PUBLISHED_AT, _VERSION, _LENGTHS = range(5)
-_HEAD_BYTES = 8 * 6
-PAGE_BYTES = 64 * 1024
+_LOADER, _WORKER, _NUM_WORKERS, _PROCESS, _BEGUN_AT, _PUBLISHED_AT, _VERSION, _LENGTHS = range(8)
+_CHECKSUMS = _LENGTHS + 2
+_HEAD_BYTES = 8 * (_CHECKSUMS + 2)
+PAGE_BYTES = 32 * 1024
 _PICKLED_AT = _FIGURES_BYTES + _HEAD_BYTES
 _PICKLED_BYTES = (PAGE_BYTES - _PICKLED_AT) // 2
 """Of each of the latest two snapshots: while one is written the other stays, and if the writer is killed then."""
-BOARD_BYTES = WORKERS * PAGE_BYTES
-"""The size of all pages; what isn't written to takes no memory."""
+BOARD_BYTES = PAGES * PAGE_BYTES
+"""The size of all pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The latest word of a worker on its page, beside the numbers of its account."""
+
+    statistics: DatasetStatistics | None = None
+    """Statistics of the pass alone; None until it has begun."""
+    all_waits: Waits = field(default_factory=Waits)
+    """The consumers' time of all passes that were counted on the page."""
+    all_statistics: DatasetStatistics | None = None
+    """Statistics since the worker opened its dataset, and the counts of those that had the page before."""
+
+    def without_hosts(self) -> Published:
+        """Return the same without what is known of each host."""
+        told = [None if each is None else each.without_hosts() for each in (self.statistics, self.all_statistics)]
+        return replace(self, statistics=told[0], all_statistics=told[1])
 
 
 class FiguresPage:
-    """The page of one worker: written there, on its loop's thread, and read in any process that has it mapped."""
+    """The page of one worker: written there, and read in any process that has it mapped."""
 
     def __init__(self, memory: memoryview, descriptor: int | None = None) -> None:
         """``descriptor`` is that of the memory's file, for a process that is started with this page."""
@@ -50,6 +72,7 @@ class FiguresPage:
         self.numbers = memory[:_FIGURES_BYTES].cast("d")
         """Numbers in which the worker's account counts."""
         self._head = memory[_FIGURES_BYTES:_PICKLED_AT].cast("d")
+        self._before: DatasetStatistics | None = None
 
     @classmethod
     @contextmanager
@@ -65,50 +88,97 @@ class FiguresPage:
         assert self._descriptor is not None
         return _mapped, (reduction.DupFd(self._descriptor),)
 
-    def begin(self, loader: int, num_workers: int) -> None:
-        """Belong to a worker of this loader from now on."""
+    def begin(self, loader: int, worker: int, num_workers: int) -> None:
+        """Belong to this worker of this loader from now on."""
+        earlier = self.published()
+        self._before = None if earlier.all_statistics is None else earlier.all_statistics.ended()
         head = self._head
-        head[_VERSION] = head[_LENGTHS] = 0
-        head[_LOADER], head[_NUM_WORKERS], head[_PUBLISHED_AT] = loader % 2**48, num_workers, time.perf_counter()
+        head[_LOADER], head[_WORKER], head[_NUM_WORKERS], head[_PROCESS] = (
+            loader % 2**48, worker, num_workers, os.getpid(),
+        )  # fmt: skip
+        self.begin_pass(time.perf_counter())
 
-    def publish(self, statistics: DatasetStatistics) -> None:
-        """Write a snapshot. One that is too long goes without what is known of each host."""
-        pickled = pickle.dumps(statistics, pickle.HIGHEST_PROTOCOL)
+    def begin_pass(self, now: float) -> Waits:
+        """Count another pass of this process from now on; returns what was counted of those before."""
+        told = self.published()
+        head = self._head
+        head[_PROCESS], head[_BEGUN_AT] = os.getpid(), now
+        self._write(Published(None, told.all_waits, told.all_statistics))
+        return told.all_waits
+
+    def publish(self, statistics: DatasetStatistics, all_waits: Waits, all_statistics: DatasetStatistics) -> None:
+        """Write a snapshot: of the pass, of all passes, and since the dataset was opened."""
+        if self._before is not None:
+            all_statistics = all_statistics.plus(self._before)
+        self._write(Published(statistics, all_waits, all_statistics))
+
+    def _write(self, told: Published) -> None:
+        """One that is too long goes without what is known of each host."""
+        pickled = zlib.compress(pickle.dumps(told, pickle.HIGHEST_PROTOCOL), 1)
         if len(pickled) > _PICKLED_BYTES:
-            pickled = pickle.dumps(statistics.without_hosts(), pickle.HIGHEST_PROTOCOL)
+            pickled = zlib.compress(pickle.dumps(told.without_hosts(), pickle.HIGHEST_PROTOCOL), 1)
         head = self._head
         head[_PUBLISHED_AT] = time.perf_counter()
         if len(pickled) <= _PICKLED_BYTES:
             version = int(head[_VERSION]) + 1
             start = _PICKLED_AT + version % 2 * _PICKLED_BYTES
             self._memory[start : start + len(pickled)] = pickled
-            head[_LENGTHS + version % 2] = len(pickled)
+            head[_LENGTHS + version % 2], head[_CHECKSUMS + version % 2] = len(pickled), zlib.crc32(pickled)
             head[_VERSION] = version
 
     @property
-    def loader(self) -> tuple[float, int]:
-        """The time at which it was last written, and the loader's number."""
-        return self._head[_PUBLISHED_AT], int(self._head[_LOADER])
+    def begun_at(self) -> float:
+        """The time at which its pass began."""
+        return self._head[_BEGUN_AT]
 
     @property
     def num_workers(self) -> int:
         """The loader's workers; 0 where nobody has written here."""
         return int(self._head[_NUM_WORKERS])
 
+    @property
+    def loader(self) -> tuple[int, int]:
+        """The loader's number, and that of its workers."""
+        return int(self._head[_LOADER]), self.num_workers
+
+    @property
+    def worker(self) -> int:
+        """The worker's number in the loader."""
+        return int(self._head[_WORKER])
+
+    @property
+    def process(self) -> int:
+        """The id of the process that it belongs to."""
+        return int(self._head[_PROCESS])
+
+    @property
+    def is_in_use(self) -> bool:
+        """True if that process lives."""
+        return self.num_workers > 0 and _lives(self.process)
+
     def waits(self) -> Waits:
         """Return where the time of the worker's consumer went."""
-        return WaitAccount.read(self.numbers, min(time.perf_counter(), self._head[_PUBLISHED_AT] + SILENT_SECONDS))
+        now, silent_at = time.perf_counter(), self._head[_PUBLISHED_AT] + SILENT_SECONDS
+        if now > silent_at and not (self.published().statistics is None and self.is_in_use):
+            now = silent_at  # what opens a dataset says nothing meanwhile
+        return WaitAccount.read(self.numbers, now)
 
     def statistics(self) -> DatasetStatistics | None:
-        """Return the latest snapshot; None where there is none, or one is being written again and again."""
+        """Return the latest snapshot of the pass; None where there is none."""
+        return self.published().statistics
+
+    def published(self) -> Published:
+        """Return what was written last; nothing where two processes write at once, or again and again."""
         for _ in range(100):
             version = int(self._head[_VERSION])
             start, length = _PICKLED_AT + version % 2 * _PICKLED_BYTES, int(self._head[_LENGTHS + version % 2])
-            pickled = bytes(self._memory[start : start + length])
-            if version == self._head[_VERSION]:  # else two have been written meanwhile, it may be
-                found: DatasetStatistics | None = pickle.loads(pickled) if pickled else None
+            pickled, checksum = bytes(self._memory[start : start + length]), self._head[_CHECKSUMS + version % 2]
+            if version == 0:
+                break
+            if zlib.crc32(pickled) == checksum:  # else two have been written meanwhile, it may be
+                found: Published = pickle.loads(zlib.decompress(pickled))
                 return found
-        return None
+        return Published()
 
 
 def _mapped(descriptor: Any) -> FiguresPage:  # noqa: ANN401 - multiprocessing's own
@@ -119,8 +189,18 @@ def _mapped(descriptor: Any) -> FiguresPage:  # noqa: ANN401 - multiprocessing's
         os.close(number)
 
 
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody's
+        pass
+    return True
+
+
 class FiguresBoard:
-    """The pages of a rank's workers.
+    """The pages of a rank's workers, of any number of loaders.
 
     Args:
         memory: ``BOARD_BYTES`` zeros, or what other processes made of them.
@@ -129,14 +209,44 @@ class FiguresBoard:
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
 
-    def page(self, worker: int) -> FiguresPage | None:
-        """Return a worker's page; None where there is none left."""
-        return FiguresPage(self._memory[worker * PAGE_BYTES : (worker + 1) * PAGE_BYTES]) if worker < WORKERS else None
+    def claim(self, loader: int, worker: int, num_workers: int, process: int) -> FiguresPage | None:
+        """Take a page for a worker; None where all that it may take are in use.
+
+        Children of one process have different numbers, ``process``, and those that begin at the same time neighbouring
+        ones, so that no two take one page.
+        """
+        for step in _STEPS:
+            page = self._page((process + step) % PAGES)
+            if not page.is_in_use or page.process == os.getpid():
+                page.begin(loader, worker, num_workers)
+                return page
+        return None
+
+    def _page(self, place: int) -> FiguresPage:
+        return FiguresPage(self._memory[place * PAGE_BYTES : (place + 1) * PAGE_BYTES])
+
+    def _pages(self) -> list[FiguresPage]:
+        return [page for place in range(PAGES) if (page := self._page(place)).num_workers]
 
     def latest(self) -> Sequence[FiguresPage]:
-        """Return the pages of the latest loader's workers; none where no worker has begun."""
-        pages = [page for worker in range(WORKERS) if (page := self.page(worker)) is not None and page.num_workers]
-        if not pages:
-            return []
-        _, loader = max(page.loader for page in pages)
-        return [page for page in pages if page.loader[1] == loader]
+        """Return the pages of the workers of that loader whose pass began last; none where no worker has begun.
+
+        An earlier loader with the same seed and as many workers has pages of the same numbers, which began earlier.
+        """
+        pages = sorted(self._pages(), key=lambda page: page.begun_at)
+        of_loader = [page for page in pages if page.loader == pages[-1].loader]
+        return list({page.worker: page for page in of_loader}.values())
+
+    def together(self) -> tuple[Waits, DatasetStatistics | None]:
+        """Return the time of all consumers, and the statistics of all workers, those that have ended included."""
+        latest = {(page.worker, page.begun_at) for page in self.latest()}
+        waits, statistics = Waits(), None
+        for page in self._pages():
+            told = page.published()
+            waits = waits.plus(told.all_waits)
+            found = told.all_statistics
+            if found is not None and (page.worker, page.begun_at) not in latest and not page.is_in_use:
+                found = found.ended()
+            if found is not None:
+                statistics = found if statistics is None else statistics.plus(found)
+        return waits, statistics

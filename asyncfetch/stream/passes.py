@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from asyncfetch.errors import NotFound, UsageError
 from asyncfetch.observe import Histogram
-from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, WaitStep
 from asyncfetch.runtime import LoopThread, iterate
 from asyncfetch.runtime.fork import AsyncOnly, ForkGuard, running_loop
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Never
 
     from asyncfetch.lerobot import DatasetStatistics, Sample
+    from asyncfetch.observe.report import Report
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.job_builder import Builder
@@ -196,7 +196,6 @@ class Samples(AsyncOnly, Generic[R]):
     async def __aenter__(self) -> SamplePass:
         running_loop("a pass over a stream")
         self._figures = self._stream.new_figures()
-        self._figures.account.wait(time.perf_counter())
         async with AsyncExitStack() as stack:
             stack.callback(self._end)
             opened = await stack.enter_async_context(self._opener())
@@ -357,6 +356,10 @@ class StreamIterator(Generic[R]):
         """Samples that are yet to come at most, padding included; 0 before the first."""
         return sum(plan.left for plan in self._plans)
 
+    def report(self) -> Report:
+        """Return why the consumer waits, and what to set; also after the pass. It may be called in any thread."""
+        return self.figures.report()
+
     def state_dict(self) -> State:
         """Return what this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
         plan = self._plans[0] if self._plans else self._stream.plan(self._opened, self._placement, self._stream.epoch)
@@ -404,7 +407,7 @@ def _deliver(
                 turn.check()
                 yield delivery
     finally:
-        figures.account.end(time.perf_counter())
+        figures.close()
         consumer.close()
     stream.finish(turn, plan)
 
@@ -433,8 +436,7 @@ class _Consumer:
         samples, path = self.micro_batches.popleft() if self.micro_batches else (0, ())
         now = time.perf_counter()
         self._figures.give(now, path, samples)
-        if (tracer := running()) is not None:
-            tracer.waits(self._asked_at, now, path)
+        self._figures.trace(self._asked_at, now, path)
 
 
 class _MicroBatches:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
@@ -15,7 +17,7 @@ import anyio.to_thread
 from asyncfetch.errors import CacheError, ClosedError, DatasetError
 from asyncfetch.observe import Figures, Histogram
 from asyncfetch.observe.report import Report
-from asyncfetch.observe.trace import running
+from asyncfetch.observe.trace import CONSUMER, running
 from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import copied
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import OnError, StreamConfig
     from asyncfetch.lerobot import DatasetStatistics, Sample
     from asyncfetch.observe import Quantiles
+    from asyncfetch.observe.trace import Tracer
     from asyncfetch.stream.batch import Rows
     from asyncfetch.stream.decode_ahead import DecodeAhead
     from asyncfetch.stream.figures import FiguresPage
@@ -81,26 +84,62 @@ class PassStatistics(Figures):
 class PassFigures:
     """Figures of a pass, while it lasts and after it: of its consumer's time, and of what it reads.
 
+    Its consumer waits from the beginning on.
+
     Args:
         config: Of the pass.
         page: Where they are written for another process; None where this one's consumer is the trainer.
+        waits_before: Of the passes before; of a page, those that were counted on it are known there.
+        is_open: Whether what it reads was open before: what that has done until the pass begins isn't the pass's.
     """
 
-    def __init__(self, config: StreamConfig, page: FiguresPage | None = None) -> None:
-        self.account = WaitAccount(None if page is None else page.numbers)
-        """Counts the consumer's time."""
+    def __init__(
+        self,
+        config: StreamConfig,
+        page: FiguresPage | None = None,
+        *,
+        waits_before: Waits | None = None,
+        is_open: bool = False,
+    ) -> None:
+        self.begun_at = time.perf_counter()
+        self._process = os.getpid()
         self._config = config
         self._page = page
-        self.path: Callable[[], Iterable[WaitStep]] = tuple
+        self._waits_before = (waits_before or Waits()) if page is None else page.begin_pass(self.begun_at)
+        self._is_open = is_open
+        self.account = WaitAccount(None if page is None else page.numbers)
+        """Counts the consumer's time."""
+        self.path: Callable[[], Iterable[WaitStep]] = _opening
         """Gives what a consumer that waits is waiting for."""
-        self.statistics: Callable[[], DatasetStatistics | None] = lambda: None
+        self._seen: Callable[[], DatasetStatistics | None] = lambda: None
+        self._seen_before: DatasetStatistics | None = None
         self.clock: ThreadClock | None = None
         """The clock of the consumer's thread; None where that is the loop's."""
         self._worked_before = 0.0
+        self._lane: tuple[Tracer, int] | None = None
+        self.account.wait(self.begun_at)
+        self.account.note_cause(_opening())
+
+    def opened(self) -> None:
+        """What it reads is open, or can't be opened; in the consumer's thread."""
+        now = time.perf_counter()
+        self.account.end(now, _opening())
+        self.trace(self.begun_at, now, _opening())
+
+    def begin(self, statistics: Callable[[], DatasetStatistics], path: Callable[[], Iterable[WaitStep]]) -> None:
+        """Count what is read from now on, by the statistics of what it is read from; on the loop."""
+        self._seen_before = statistics() if self._is_open else None
+        self.path, self._seen = path, statistics
 
     def end(self, statistics: DatasetStatistics) -> None:
         """Keep the last figures in place of the pass, which ends."""
-        self.path, self.statistics = tuple, lambda: statistics
+        self.path, self._seen = tuple, lambda: statistics
+        self._publish()
+
+    def close(self) -> None:
+        """The consumer won't ask any more; in its thread."""
+        self.account.end(time.perf_counter())
+        self.leave_lane()
         self._publish()
 
     def wait(self, now: float) -> None:
@@ -132,20 +171,53 @@ class PassFigures:
             await anyio.sleep(PUBLISH_SECONDS)
 
     def _publish(self) -> None:
-        statistics = None if self._page is None else self.statistics()
-        if self._page is not None and statistics is not None:
+        seen = None if self._page is None else self._seen()
+        if self._page is not None and seen is not None:
             self.account.note_cause(tuple(self.path()))
             self.account.note_worked(self._worked())
-            self._page.publish(statistics)
+            self._page.publish(self._of_pass(seen), self.all_waits(), seen)
+
+    def _of_pass(self, seen: DatasetStatistics) -> DatasetStatistics:
+        return seen if self._seen_before is None else seen.since(self._seen_before)
 
     def waits(self) -> Waits:
         """Return where the consumer's time went. It may be called in any thread."""
         return self.account.snapshot(time.perf_counter(), self.path())
 
+    def all_waits(self) -> Waits:
+        """Return where its time went in this pass and in those before; what it waits for now will be known then."""
+        return self._waits_before.ended().plus(self.account.settled(time.perf_counter()))
+
+    def trace(self, since: float, until: float, path: Iterable[WaitStep]) -> None:
+        """Add a wait to the trace, if there is one, in a lane of this pass's own."""
+        if (tracer := running()) is not None:
+            if self._lane is None or self._lane[0] is not tracer:
+                self._lane = tracer, tracer.enter(CONSUMER)
+            tracer.waits(self._lane[1], since, until, path)
+
+    def leave_lane(self) -> None:
+        """Give the lane back."""
+        if self._lane is not None:
+            (tracer, lane), self._lane = self._lane, None
+            tracer.leave(CONSUMER, lane)
+
     def report(self) -> Report:
-        """Return why the consumer waits, and what to set."""
-        num_workers = 0 if self._page is None else self._page.num_workers
-        return Report.of(self.waits(), self.statistics(), self._config, num_workers=num_workers)
+        """Return why the consumer waits, and what to set; in a forked child that nothing has begun there."""
+        if self._process != os.getpid():
+            return Report.of(Waits(), None, self._config)
+        num_workers, seen = 0 if self._page is None else self._page.num_workers, self._seen()
+        return Report.of(
+            self.waits(),
+            None if seen is None else self._of_pass(seen),
+            self._config,
+            num_workers=num_workers,
+            all_waits=self.all_waits(),
+            all_statistics=seen,
+        )
+
+
+def _opening() -> tuple[WaitStep, ...]:
+    return (WaitStep(math.inf, {Cause.OPENING: 1.0}),)
 
 
 class SampleDelivery:
@@ -287,7 +359,7 @@ class SamplePass:
     async def __aenter__(self) -> Self:
         self._started_at = time.perf_counter()
         self._clock = ThreadClock()
-        self._worked_seconds = self._clock.seconds()
+        self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
         self._account.wait(self._started_at)
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
@@ -303,10 +375,11 @@ class SamplePass:
             self._account.end(time.perf_counter())
             self._clock.close()
             raise
-        self._figures.path, self._figures.statistics = self.path, self._dataset.statistics
+        self._figures.begin(self._dataset.statistics, self.path)
         self._dataset.pass_report = self._figures.report
-        now = time.perf_counter()
-        self._account.give(now, [WaitStep(now, {Cause.OPENING: 1.0})])
+        if self._account is self._figures.account:
+            self._figures.opened()
+        self._account.give(time.perf_counter(), _opening())
         return self
 
     async def __aexit__(
@@ -314,6 +387,8 @@ class SamplePass:
     ) -> None:
         self._ahead.leave()
         self._account.end(time.perf_counter(), self.path())
+        if self._account is self._figures.account:
+            self._figures.leave_lane()
         self._figures.end(self._dataset.statistics())
         try:
             await end_tasks(self._group)
@@ -375,12 +450,15 @@ class SamplePass:
         finally:
             self.latest_path, self._asked_at = self.path(), None
             self._ahead.forget_path()
-            before_that, self._worked_seconds = self._worked_seconds, self._clock.seconds()
-            self._figures.account.note(self._worked_seconds - before_that, self._ahead.prefetcher.sizes)
+            worked, ran = self._worked_seconds, self._ran_seconds
+            self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
+            self._figures.account.note(
+                self._worked_seconds - worked, self._ran_seconds - ran, self._ahead.prefetcher.sizes
+            )
             now = time.perf_counter()
             self._account.give(now, self.latest_path, self._delivery.samples - before)
-            if self._account is self._figures.account and (tracer := running()) is not None:
-                tracer.waits(waiting_since, now, self.latest_path)
+            if self._account is self._figures.account:
+                self._figures.trace(waiting_since, now, self.latest_path)
 
     async def _wait_for_micro_batch(self, waiting_since: float) -> list[DeliveredSample]:
         if self._ended or not await self._ahead.wait():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
@@ -16,7 +15,7 @@ from asyncfetch.config.secrets import goes_to_own_child
 from asyncfetch.decode.backends import choose_backend
 from asyncfetch.errors import AsyncFetchError, ConfigError, NotFound, UsageError
 from asyncfetch.observe.report import Report
-from asyncfetch.observe.waits import Cause, Waits, WaitStep
+from asyncfetch.observe.waits import Waits
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.batch import MemoryPlan
@@ -262,16 +261,14 @@ class SampleSource(ABC, Generic[R]):
             memory: For batches of the placement's size, of which samples are then rows where they can be.
         """
         self._count_latest()
-        session = self._open_session()
-        figures = self.new_figures()
-        figures.account.wait(time.perf_counter())
+        before, session = self._session, self._open_session()
+        figures = self.new_figures(is_open=session is before)
         try:
             opened = session.opened()
         except NotFound as error:  # most often a typing error: the way to it tells nothing
             raise error.with_traceback(None) from None
         finally:
-            now = time.perf_counter()
-            figures.account.end(now, [WaitStep(now, {Cause.OPENING: 1.0})])
+            figures.opened()
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
         is_followed = epoch is None and (loader is None or self._passes > 0)
         iterator = partial(
@@ -484,9 +481,17 @@ class SampleSource(ABC, Generic[R]):
         session = self._session
         return session.statistics() if session is not None and session.is_usable else None
 
-    def new_figures(self) -> PassFigures:
-        """Return the figures of a pass that begins, which are from now on those of the latest one."""
-        self.figures = PassFigures(self.config, self.page)
+    def new_figures(self, *, is_open: bool = False) -> PassFigures:
+        """Return the figures of a pass that begins, which are from now on those of the latest one.
+
+        Args:
+            is_open: Whether what it reads was open before it; of an open dataset that is known.
+        """
+        before = None if self.figures is None else self.figures.all_waits()
+        if self._opened is not None:
+            is_open, report = True, self._opened.pass_report
+            before = None if report is None else report().all_waits  # whichever stream's they were
+        self.figures = PassFigures(self.config, self.page, waits_before=before, is_open=is_open)
         return self.figures
 
     def report(self) -> Report:

@@ -10,11 +10,12 @@ import threading
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import anyio
 
 from asyncfetch.errors import ClosedError
+from asyncfetch.observe import Figures
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.concurrently import kept
 from asyncfetch.runtime.leased_lru import LeasedLRU
@@ -258,9 +259,12 @@ class Shard:
         return self._tensor is not None and self._tensor._version > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferStatistics:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BufferStatistics(Figures):
     """A snapshot. ``bytes + in_flight_bytes <= max_bytes`` always; counters are since the start."""
+
+    telling: ClassVar[tuple[str, ...]] = ("entries", "bytes", "max_bytes", "in_flight", "hits", "misses", "evictions")
+    of_moment = ("entries", "bytes", "max_bytes", "in_flight", "in_flight_bytes", "pinned_bytes")
 
     entries: int
     """Shards kept."""

@@ -340,9 +340,11 @@ class Cleared(NamedTuple):
     """Shards on the server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ClientStatistics(BufferStatistics):
     """A snapshot of a client; counters are since it was entered."""
+
+    telling = ("entries", "bytes", "hits", "misses", "fetched", "fetched_bytes", "stored", "requests", "retries")
 
     fetched: int
     """Shards that came from servers."""

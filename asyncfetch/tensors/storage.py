@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 import numpy as np
 
 from asyncfetch.errors import TensorError
+from asyncfetch.observe import Figures
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.tensors.wire import Header, check_payload
@@ -219,9 +220,12 @@ MAX_IDLE_BYTES = 128 * 1024 * 1024
 """Memory of deleted shards kept for the next ones; shared memory isn't, which somebody may still have mapped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageStatistics:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StorageStatistics(Figures):
     """A snapshot. Counters are since the start."""
+
+    telling = ("shards", "bytes", "max_bytes", "stored", "read", "refused")
+    of_moment = ("shards", "bytes", "reserved_bytes", "max_bytes", "shared_shards")
 
     shards: int
     """Held now."""

@@ -29,7 +29,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.stream import DatasetSession, Placement, SampleSource
 from asyncfetch.stream.batch import PinnedMemory, PooledMemory, batch_of, samples_of
-from asyncfetch.stream.epochs import MAX_WORKERS
+from asyncfetch.stream.epochs import MAX_WORKERS, child_number
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
 from asyncfetch.stream.state import State, check_state, merge_shares
@@ -38,7 +38,7 @@ from asyncfetch.torch.handing_over import can_hand_over, handed_over
 from asyncfetch.torch.memory import WorkersMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from types import FrameType
 
     from torch.utils.data._utils.worker import WorkerInfo
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DepthUnit, ImageDtype, LeRobotDataset, Sample, Windows
     from asyncfetch.stream import StreamIterator
     from asyncfetch.stream.batch import BatchMemory
+    from asyncfetch.stream.figures import FiguresBoard
 
 __all__ = ["FrameDataset", "StreamDataset", "collate"]
 
@@ -172,15 +173,16 @@ class StreamDataset(IterableDataset[Any]):
         if worker is None:
             samples = self.stream.iterate(self._in_batches(self.stream.placement()), memory=self._memory_of_batches())
         else:
+            # A loader draws one seed, and gives each of its workers that and the worker's number.
+            loader = worker.seed - worker.id
             if self._workers_stream is None:
                 self._workers_stream = self.stream.shared_by(worker.num_workers, self._readers_name(worker))
                 self._workers_stream.quarantine = Quarantine()
                 self._workers_stream.quarantine.share(self._memory.board, worker.id)
-                self._workers_stream.page = page = self._memory.figures.page(worker.id)
-                if page is not None:
-                    page.begin(worker.seed - worker.id, worker.num_workers)
-            # A loader draws one seed, and gives each of its workers that and the worker's number.
-            loader = worker.seed - worker.id
+                process = child_number()
+                self._workers_stream.page = self._memory.figures.claim(
+                    loader, worker.id, worker.num_workers, worker.id if process is None else process
+                )
             samples = self._workers_stream.iterate(
                 self._placement(worker.id, worker.num_workers), loader=loader, memory=self._memory_of_batches()
             )
@@ -319,22 +321,31 @@ class StreamDataset(IterableDataset[Any]):
         own = (self._workers_stream or self.stream).statistics()
         if get_worker_info() is not None:
             return own
-        each = [own, *(page.statistics() for page in self._memory.figures.latest())]
-        found = [statistics for statistics in each if statistics is not None]
-        return functools.reduce(DatasetStatistics.plus, found) if found else None
+        return _sum([own, self._board().together()[1]])
 
     def report(self) -> Report:
-        """Return why the trainer waits, and what to set: of the loader's workers where it has some."""
-        pages = [] if get_worker_info() is not None else self._memory.figures.latest()
-        if not pages:
-            return (self._workers_stream or self.stream).report()
-        statistics = [found for page in pages if (found := page.statistics()) is not None]
-        return Report.of(
-            Waits.together(page.waits() for page in pages),
-            functools.reduce(DatasetStatistics.plus, statistics) if statistics else None,
-            self.stream.config,
-            num_workers=pages[0].num_workers,
-        )
+        """Return why the trainer waits, and what to set, in the latest pass: of its workers, where it has some."""
+        own = self._workers_stream or self.stream
+        report = own.report()
+        if get_worker_info() is not None:
+            return report
+        board = self._board()
+        pages = board.latest()
+        all_waits, all_statistics = board.together()
+        all_waits, all_statistics = all_waits.plus(report.all_waits), _sum([all_statistics, report.all_statistics])
+        own_begun_at = own.figures.begun_at if own.figures is not None and report.waits.consumers else 0.0
+        if pages and max(page.begun_at for page in pages) > own_begun_at:
+            report = Report.of(
+                Waits.together(page.waits() for page in pages),
+                _sum([page.statistics() for page in pages]),
+                self.stream.config,
+                num_workers=pages[0].num_workers,
+            )
+        return replace(report, all_waits=all_waits, all_statistics=all_statistics)
+
+    def _board(self) -> FiguresBoard:
+        self._memory.keep_apart()  # a forked child's loaders are its own
+        return self._memory.figures
 
     def __getstate__(self) -> dict[str, Any]:
         self._memory.keep_apart()
@@ -346,6 +357,11 @@ class StreamDataset(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         return f"StreamDataset({self.stream!r})"
+
+
+def _sum(each: Iterable[DatasetStatistics | None]) -> DatasetStatistics | None:
+    found = [statistics for statistics in each if statistics is not None]
+    return functools.reduce(DatasetStatistics.plus, found) if found else None
 
 
 def _batch_size(given: Any) -> int | None:  # noqa: ANN401 - what a user gave

@@ -83,7 +83,9 @@ class WorkersMemory:
         if self._owner == os.getpid() or get_worker_info() is not None:
             return
         self._owner = os.getpid()
-        self._epochs, self._board, self._figures = map(_shared_copy, (self._epochs, self._board, self._figures))
+        self._epochs, self._board = map(_shared_copy, (self._epochs, self._board))
+        # The workers whose figures are here are another process's.
+        self._figures = _shared_copy(torch.from_numpy(np.zeros(FIGURES_BYTES, np.uint8)))
         self._share()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -35,3 +35,12 @@ def test_the_defaults_are_set_beside_a_grid(tmp_path: Path) -> None:
     assert [(row.profile, row.share_of_best) for row in rows] == [("local files", 1.0)]
     assert rows[0].frames_per_second["defaults"] > 0
     defaults.show(Console(quiet=True), rows)
+
+
+@pytest.mark.timeout(100)
+def test_what_it_costs_to_know(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
+    figures = why.measure_costs(tmp_path, Console(quiet=True), repeats=1)
+    assert figures.keys() == set(why.TURNS)
+    assert all(milliseconds > 0 for [milliseconds] in figures.values())
+    why.show_costs(Console(quiet=True), figures)

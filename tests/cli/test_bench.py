@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,10 +12,12 @@ from typer.testing import CliRunner
 
 from asyncfetch.cli import bench
 from asyncfetch.cli.app import app
-from asyncfetch.testing import RangeServer, write_dataset
+from asyncfetch.testing import Fault, RangeServer, write_dataset
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from asyncfetch.testing import ServedRequest
 
 
 @pytest.fixture(autouse=True)
@@ -33,15 +37,71 @@ def test_how_fast_a_dataset_streams_and_why(tmp_path: Path, workers: int) -> Non
     told = json.loads(done.stdout)
     assert told["report"]["samples"] == truth.num_frames
     assert told["binds"]
-    assert [link["streams"] for link in told["link"]] == list(bench.STREAMS)
+    videos = list(truth.root.rglob("*.mp4"))  # each of less than a MiB
+    assert [link["streams"] for link in told["link"]] == sorted({min(len(videos), each) for each in bench.STREAMS})
     assert all(0 < link["first_byte_p50_seconds"] <= link["first_byte_p99_seconds"] for link in told["link"])
     assert told["resident_frames_per_second"] > 0
+    assert told["trouble"] is None
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_ends_with_settings_to_use(tmp_path: Path) -> None:
+def test_the_page_is_narrow_and_ends_with_settings_to_use(tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "one", episodes=(4, 5), codec="h264", width=96, height=64)
-    done = CliRunner().invoke(app, ["bench", str(truth.root), "--seconds", "1"])
+    with RangeServer(truth.root, tls=False) as server:
+        done = CliRunner().invoke(app, ["bench", server.url, "--seconds", "1"])
     assert done.exit_code == 0, done.output
-    assert "samples/s" in done.stdout.splitlines()[0]
-    assert done.stdout.splitlines()[-1].startswith("settings: ")
+    lines = done.stdout.splitlines()
+    assert "samples/s" in lines[0]
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.startswith("link,  1 at a time: ") and "MiB/s, a stream " in line]
+    assert lines[-1].startswith("settings: ")
+
+
+def test_a_dataset_without_cameras_has_a_link_and_nothing_to_decode(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path / "one", episodes=(4, 5), cameras=[])
+    with RangeServer(truth.root, tls=False) as server:
+        done = CliRunner().invoke(app, ["bench", server.url, "--seconds", "1"])
+    assert done.exit_code == 0, done.output
+    assert "link,  1 at a time" in done.stdout
+    assert "decoding from memory: the dataset has no cameras" in done.stdout
+    assert "frames/s" not in done.stdout
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_host_that_never_answers_ends_in_time_and_is_reported(tmp_path: Path, workers: int) -> None:
+    truth = write_dataset(tmp_path / "one", episodes=(4, 5), codec="h264", width=96, height=64)
+    with RangeServer(truth.root, tls=False, fault=lambda _: Fault.slow(first_byte_seconds=60)) as server:
+        began = time.perf_counter()
+        options = ["--seconds", "3", "--num-workers", str(workers), "--json"]
+        done = CliRunner().invoke(app, ["bench", server.url, *options])
+        seconds = time.perf_counter() - began
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["report"]["samples"] == 0
+    assert told["binds"] == "opening"
+    assert told["report"]["seconds"] > 0
+    assert told["trouble"] == "no sample came"
+    assert seconds < 10  # the start of this process and its worker included
+
+
+def test_a_host_that_fails_after_the_stream_loses_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = write_dataset(tmp_path / "one", episodes=(4, 5), codec="h264", width=96, height=64)
+    has_ended = threading.Event()
+
+    def fault(_: ServedRequest) -> Fault | None:
+        return Fault.status(404) if has_ended.is_set() else None
+
+    stream = bench._stream
+
+    def stream_then_fail(*arguments: object) -> object:
+        told = stream(*arguments)  # type: ignore[arg-type]
+        has_ended.set()
+        return told
+
+    monkeypatch.setattr(bench, "_stream", stream_then_fail)
+    with RangeServer(truth.root, tls=False, fault=fault) as server:
+        done = CliRunner().invoke(app, ["bench", server.url, "--seconds", "30"])
+    assert done.exit_code == 0, done.output
+    assert f"{truth.num_frames} samples in " in done.stdout
+    assert "the rest isn't measured: " in done.stdout
+    assert "404" in done.stdout

@@ -32,7 +32,7 @@ events = st.tuples(st.sampled_from(["wait", "give", "end", "snapshot"]), seconds
 def test_every_second_is_counted_once_whatever_comes_in_whatever_order(
     given_events: list[tuple[str, float, list[WaitStep]]],
 ) -> None:
-    account, now, started, idle = WaitAccount(), 5.0, None, 0.0
+    account, now, started, idle, before = WaitAccount(), 5.0, None, 0.0, Waits()
     for name, passed, path in given_events:
         state = account.figures[0]
         now += passed
@@ -46,6 +46,12 @@ def test_every_second_is_counted_once_whatever_comes_in_whatever_order(
             account.end(now, path)
         if name in {"wait", "give"} and started is None:
             started = now
+        settled = account.settled(now)
+        assert [max(0.0, before.by_cause[cause] - settled.by_cause[cause]) for cause in Cause if before.by_cause] == (
+            pytest.approx([0.0] * len(before.by_cause), abs=1e-6)
+        )
+        assert settled.wall_seconds >= before.wall_seconds - 1e-6
+        before = settled
         waits = account.snapshot(now, path)
         assert waits.busy_seconds + waits.waited_seconds == pytest.approx(waits.wall_seconds)
         assert waits.wall_seconds == pytest.approx(0 if started is None else now - started - idle, abs=1e-6)
@@ -236,6 +242,22 @@ async def test_a_loop_that_always_has_something_to_do_binds_where_hosts_are_wait
     assert verdict.binds == "loop"
     assert "for 85% of the whole time" in verdict.evidence
     assert Report.of(replace(waits, loop_busy_seconds=5.0), statistics, StreamConfig()).verdict.binds == "first_byte"
+
+
+def test_a_loop_that_takes_the_decoders_cores_binds() -> None:
+    waits = Waits(
+        consumers=1,
+        wall_seconds=10.0,
+        loop_busy_seconds=8.8,
+        loop_ran_seconds=3.5,
+        by_cause={Cause.DECODING: 6.0, Cause.FIRST_BYTE: 4.0},
+    )
+    verdict = Report.of(waits, None, StreamConfig()).verdict
+    assert verdict.binds == "loop"
+    assert "it ran for 35% of the whole time" in verdict.evidence
+    assert not verdict.setting  # on cores that are all in use, more processes bring nothing
+    for other in (replace(waits, loop_busy_seconds=3.5), replace(waits, loop_ran_seconds=0.5)):  # of a busy machine
+        assert Report.of(other, None, StreamConfig()).verdict.binds == "decoding"
 
 
 def test_work_of_a_consumer_that_has_not_asked_again_counts_once() -> None:

@@ -6,11 +6,13 @@ import gc
 import itertools
 import json
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,11 +20,9 @@ import pytest
 
 import asyncfetch as af
 from asyncfetch.observe import trace
-from asyncfetch.observe.report import Report
-from asyncfetch.observe.trace import Tracer, running
-from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
+from asyncfetch.observe.trace import CONSUMER, Tracer, running
+from asyncfetch.observe.waits import Cause
 from asyncfetch.stream import serve_samples
-from asyncfetch.stream.figures import BOARD_BYTES, FiguresBoard
 from asyncfetch.stream.samples import PassFigures
 from asyncfetch.testing import Fault, FaultOnce, RangeServer
 
@@ -51,15 +51,18 @@ def test_a_synchronous_consumers_time_is_counted_whole(truth: DatasetTruth) -> N
     with RangeServer(truth.root, tls=False, first_byte_seconds=0.1) as server:
         stream = af.Stream(server.url, config=config())
         began = time.perf_counter()
-        count = sum(1 for _ in stream)
+        samples = iter(stream)
+        count = sum(1 for _ in samples)
         seconds = time.perf_counter() - began
         report = stream.report()
+        assert samples.report().as_dict() == report.as_dict()
         stream.close()
     waits = report.waits
     assert waits.samples == count == truth.num_frames
     assert waits.wall_seconds == pytest.approx(seconds, rel=0.02)
-    assert waits.busy_seconds + waits.waited_seconds == pytest.approx(waits.wall_seconds)
+    assert waits.busy_seconds + waits.waited_seconds == pytest.approx(seconds, rel=0.02)
     assert waits.by_cause[Cause.FIRST_BYTE] > 0.2  # an index and a clip, one after the other
+    assert 0 < waits.loop_ran_seconds <= waits.loop_busy_seconds + 0.01 < waits.wall_seconds
     assert stream.report().as_dict() == report.as_dict()  # of a pass that is over, time goes no further
 
 
@@ -86,6 +89,61 @@ async def test_an_open_dataset_tells_of_the_latest_pass_over_it(truth: DatasetTr
             await anext(samples)
             assert dataset.report().waits.samples == 1
         assert dataset.report().as_dict() == samples.report().as_dict()
+
+
+def test_the_evidence_is_of_the_pass_that_is_reported(truth: DatasetTruth) -> None:
+    with RangeServer(truth.root, tls=False) as server:
+        stream = af.Stream(server.url, config=config())
+        reports, sent = [], [0]
+        for _ in range(2):
+            assert sum(1 for _ in stream) == truth.num_frames
+            reports.append(stream.report())
+            sent.append(server.statistics().bytes_sent)
+        statistics = stream.statistics()
+        stream.close()
+    assert [report.as_dict()["fetched_bytes"] for report in reports] == [sent[1], sent[2] - sent[1]]
+    assert [report.all_statistics.fetch.bytes for report in reports] == sent[1:]
+    assert statistics is not None
+    assert sum(report.statistics.decode.finished for report in reports) == statistics.decode.finished
+    assert sum(report.as_dict()["decode_busy_seconds"] for report in reports) == pytest.approx(
+        statistics.decode.busy_seconds
+    )
+    assert reports[1].all_waits.samples == 2 * truth.num_frames
+
+
+async def test_the_evidence_is_of_the_pass_over_an_open_dataset(truth: DatasetTruth) -> None:
+    async with (
+        RangeServer(truth.root, tls=False) as server,
+        af.open_dataset(server.url, config=config()) as dataset,
+    ):
+        for number, episodes in enumerate(([0, 1], [3, 4]), 1):
+            sent_bytes = server.statistics().bytes_sent
+            async with af.Stream(dataset, episodes=episodes).samples() as samples:
+                assert [sample async for sample in samples]
+            report = dataset.report()
+            assert report.statistics.fetch.bytes == server.statistics().bytes_sent - sent_bytes > 0
+            assert report.all_statistics.fetch.bytes == server.statistics().bytes_sent
+            assert report.all_waits.samples == sum(truth.lengths[each] for each in [0, 1, 3, 4][: 2 * number])
+
+
+def test_a_host_that_does_not_answer_is_seen_as_opening_while_it_does_not(truth: DatasetTruth) -> None:
+    has_come, goes_on = threading.Event(), threading.Event()
+
+    def late(_: ServedRequest) -> None:
+        has_come.set()
+        goes_on.wait(20)
+
+    with RangeServer(truth.root, tls=False, fault=late) as server, ThreadPoolExecutor(1) as threads:
+        stream = af.Stream(server.url, config=config())
+        count = threads.submit(lambda: sum(1 for _ in stream))
+        assert has_come.wait(10)
+        report = stream.report()
+        goes_on.set()
+        assert count.result(30) == truth.num_frames
+        stream.close()
+    assert report.verdict.binds == "opening"
+    assert report.waits.by_cause[Cause.OPENING] == report.waits.wall_seconds > 0
+    assert "no sample has come; " in str(report)
 
 
 def test_a_slow_transform_binds_and_its_setting_is_workers(truth: DatasetTruth) -> None:
@@ -125,6 +183,7 @@ def test_a_stream_that_was_left_early_and_one_that_failed_say_what_was(truth: Da
     gc.collect()
     left = stream.report()
     assert left.waits.samples >= 1
+    assert left.waits.busy_seconds + left.waits.waited_seconds == pytest.approx(left.waits.wall_seconds, rel=0.02)
     assert stream.report().waits.wall_seconds == left.waits.wall_seconds
     stream.close()
 
@@ -179,9 +238,20 @@ def test_the_process_of_serve_samples_is_seen_while_it_runs_and_after_it(truth: 
         assert str(batches.report()) == "no pass has begun in this process"
         taken = sum(len(batch["index"]) for batch in itertools.islice(batches, 3))
         assert batches.report().waits.samples >= taken
+        totals = [taken]
+        for epoch in (1, 2):
+            assert sum(len(batch["index"]) for batch in batches) == truth.num_frames
+            report = batches.report()
+            assert report.waits.samples == truth.num_frames
+            assert report.num_workers == 1
+            assert report.statistics.fetch.bytes == 0 or epoch == 1  # all of it is in memory
+            totals.append(report.all_waits.samples)
     report = batches.report()
-    assert report.waits.samples >= taken
-    assert report.statistics.fetch.bytes > 0
+    assert report.waits.samples == truth.num_frames
+    assert report.all_statistics.fetch.bytes > 0
+    assert batches.statistics() == report.all_statistics
+    assert totals == sorted(totals)
+    assert totals[-1] - totals[-2] == truth.num_frames
 
 
 def test_a_trace_has_lanes_of_requests_decoding_and_waits_and_no_secret(truth: DatasetTruth, tmp_path: Path) -> None:
@@ -204,7 +274,11 @@ def test_a_trace_has_lanes_of_requests_decoding_and_waits_and_no_secret(truth: D
         assert event["ph"] not in "be" or event["id"]
     named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert all(event["tid"] in named for event in events if event["ph"] == "X")
-    assert sum(event["name"] == "request" for event in events) == requests
+    sent = [event["args"] for event in events if event["name"] == "request"]
+    assert len(sent) == requests
+    assert {(each["host"], each["status"], each["attempt"]) for each in sent} == {(server.url[7:], 206, 1)}
+    assert all(each["start"] is not None and each["bytes"] > 0 for each in sent)
+    assert {event["name"] for event in events} >= {"decode", "episode", "wait: opening", "wait: hand_over", "body"}
     decoded = [event for event in events if event["name"] == "decode"]
     assert sum(event["args"]["frames"] for event in decoded) == truth.num_frames
     assert all(named[event["tid"]].startswith("decode") for event in decoded)
@@ -228,6 +302,54 @@ def test_processes_begun_in_a_trace_go_on_with_its_file_to_their_end(tmp_path: P
         tell("after")
     events = json.loads(path.read_text().rstrip().rstrip(",") + "]")
     assert sorted(event["name"] for event in events if event["ph"] == "X") == ["after", "before", "the child's"]
+
+
+@pytest.mark.usefixtures("programs_are_warm")
+def test_a_program_is_traced_by_its_environment_and_each_worker_of_its_loader(
+    truth: DatasetTruth, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("of an earlier program")
+    program = (
+        "import sys, asyncfetch as af; from torch.utils.data import DataLoader; stream = af.Stream(sys.argv[1])\n"
+        "dataset = af.torch.StreamDataset(stream)\n"
+        "assert sum(1 for _ in DataLoader(dataset, batch_size=None, num_workers=2)) == int(sys.argv[2])"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, str(truth.root), str(truth.num_frames)],
+        env=os.environ | {"ASYNCFETCH_TRACE": str(path)},
+        check=True,
+    )
+    events = json.loads(path.read_text().rstrip().rstrip(",") + "]")
+    decoded: dict[int, int] = {}
+    for event in events:
+        if event["name"] == "decode":
+            decoded[event["pid"]] = decoded.get(event["pid"], 0) + event["args"]["frames"]
+    assert len(decoded) == 2
+    assert sum(decoded.values()) == truth.num_frames
+    assert len({event["pid"] for event in events}) == 3
+
+
+def test_a_spawned_process_goes_on_to_the_bound_that_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with trace(path, max_bytes=5_000):
+        process = _context("spawn").Process(target=tell, args=("x" * 10_000,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    assert path.stat().st_size <= 5_000
+
+
+def test_no_lane_of_a_host_or_consumer_is_a_threads(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    tracer = Tracer(str(path))
+    lanes = [tracer.enter(f"host {number % 3}") for number in range(3_600)] + [tracer.enter(CONSUMER)]
+    tracer.episode(1, 0.0, 1.0, {})
+    tracer.close()
+    lanes += [json.loads(line.rstrip(",\n"))["tid"] for line in path.read_text().splitlines()][:1]
+    assert len(lanes) == len(set(lanes)) == 3_602
+    assert min(lanes) >= 2**22  # the largest number of a thread is less
+    assert max(lanes) < 2**31
 
 
 def _context(method: str) -> ForkContext | SpawnContext:
@@ -275,6 +397,23 @@ def test_spans_of_a_trace_end_where_the_next_ones_begin(tmp_path: Path) -> None:
         assert first_byte["ts"] + first_byte["dur"] == body["ts"]
 
 
+def test_passes_side_by_side_have_a_lane_each(truth: DatasetTruth, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with trace(path):
+        stream = af.Stream(truth.root, config=config())
+        for _ in range(2):  # a lane is used again
+            passes = iter(stream), iter(stream)
+            for each in passes:
+                next(each)
+            for each in passes:
+                each.close()
+        stream.close()
+    events = json.loads(path.read_text().rstrip(",\n") + "]")
+    waits = [event for event in events if event["name"].startswith("wait: ")]
+    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {named[wait["tid"]] for wait in waits} == {"consumer", "consumer 1"}
+
+
 def test_a_trace_ends_where_its_file_is_full(truth: DatasetTruth, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with trace(path, max_bytes=3_000):
@@ -282,60 +421,6 @@ def test_a_trace_ends_where_its_file_is_full(truth: DatasetTruth, tmp_path: Path
         list(stream)
         stream.close()
     assert path.stat().st_size <= 3_000
-
-
-def test_64_workers_add_up_and_those_of_an_earlier_loader_do_not() -> None:
-    board = FiguresBoard(memoryview(bytearray(BOARD_BYTES)))
-    assert board.latest() == []
-    assert board.page(64) is None
-    for loader in (1, 2):
-        for worker in range(70 if loader == 1 else 63):
-            page = board.page(worker)
-            if page is not None:
-                page.begin(loader, 64)
-                account, now = WaitAccount(page.numbers), time.perf_counter()
-                account.wait(now - 1.0)
-                account.give(now, [WaitStep(now, {Cause.BODIES: 1.0})], samples=loader)
-                account.end(now)
-    pages = board.latest()
-    assert len(pages) == 63  # the last one hasn't begun again
-    report = Report.of(Waits.together(page.waits() for page in pages), None, af.StreamConfig(), num_workers=64)
-    assert report.waits.samples == 2 * 63
-    assert report.seconds == pytest.approx(1.0)
-    assert report.verdict.binds == "bodies"
-    assert "63 workers" in str(report)
-
-
-async def test_a_page_keeps_what_it_can_of_a_dataset_with_many_hosts(truth: DatasetTruth) -> None:
-    async with af.open_dataset(truth.root) as dataset:
-        statistics = dataset.statistics()
-    [host] = statistics.fetch.hosts.values()
-    many = replace(statistics, fetch=replace(statistics.fetch, hosts={f"https://{i}": host for i in range(2_000)}))
-    [page] = [FiguresBoard(memoryview(bytearray(BOARD_BYTES))).page(0)]
-    assert page is not None
-    assert page.statistics() is None
-    page.publish(statistics)
-    assert page.statistics() == statistics
-    page.publish(many)
-    assert page.statistics() == many.without_hosts()
-    page._memory = Torn(page._memory)  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt):
-        page.publish(statistics)
-    assert page.statistics() == many.without_hosts()  # of a process that was killed while it wrote, the one before
-
-
-class Torn:
-    """Memory whose writer doesn't get to the end."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self._memory = memory
-
-    def __getitem__(self, place: slice) -> memoryview:
-        return self._memory[place]
-
-    def __setitem__(self, place: slice, value: bytes) -> None:
-        self._memory[place.start : place.start + 10] = value[:10]
-        raise KeyboardInterrupt
 
 
 async def test_statistics_are_a_line_as_repr_and_a_table_as_str(truth: DatasetTruth) -> None:

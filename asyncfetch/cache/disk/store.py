@@ -41,6 +41,7 @@ class DiskStatistics(Figures):
     """A snapshot. Counters are this process's, of files, since the tier was opened."""
 
     telling = ("hits", "misses", "written", "skipped", "failures")
+    of_moment = ("max_bytes",)
 
     hits: int
     """Files read and found right."""

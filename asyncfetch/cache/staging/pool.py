@@ -14,6 +14,7 @@ from asyncfetch.cache.staging.stores import Method, StoreBinding, StoredFile, Va
 from asyncfetch.cache.staging.table import Quota
 from asyncfetch.config.checks import absolute_directory
 from asyncfetch.errors import CacheError, ConfigError
+from asyncfetch.observe import Figures
 from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
@@ -31,9 +32,12 @@ CLOSE_SECONDS = 10.0
 """Longest wait for reads under way at the end: a file of 64 MiB at 8 MiB/s gets through."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagingStatistics:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StagingStatistics(Figures):
     """A snapshot, of this process."""
+
+    telling = ("count", "bytes", "queued", "waiting", "reads", "write_failures", "damaged")
+    of_moment = ("bytes", "count", "max_bytes", "max_count", "entries", "queued", "waiting")
 
     bytes: int = 0
     """Room taken on disk: of staged files, and set aside for those on their way."""

@@ -334,6 +334,7 @@ class HttpTransport:
                 )
             finally:
                 if connection.received_bytes:  # of the expected answer
+                    permit.status = 206
                     permit.answered(connection.sent_at, connection.first_byte_at, is_refusal=False)
                     _received(permit, download, connection)
             if connection.is_whole:

@@ -285,7 +285,7 @@ class ServedBatches:
         rank = self._stream.placement()
         placement = replace(self._in_batches, rank=rank.rank, world_size=rank.world_size)
         with FiguresPage.made() as self._page:
-            self._page.begin(0, 1)
+            self._page.begin(0, 0, 1)
             plan = Plan(placement, self._max_ahead, self._max_ahead_bytes, self._page)
             self._worker = WorkerProcess(self._stream, plan)
         # Called at exit too, before multiprocessing waits for all its children; not in a forked child.
@@ -382,14 +382,22 @@ class ServedBatches:
 
         It isn't asked: they may be taken in any thread, of a process that computes, and of one that has ended.
         """
-        return None if self._page is None else self._page.statistics()
+        return None if self._page is None else self._page.published().all_statistics
 
     def report(self) -> Report:
         """Return why the trainer waits, and what to set, by what the process wrote last. It isn't asked."""
         page = self._page
         if page is None:
             return Report.of(Waits(), None, self._stream.config)
-        return Report.of(page.waits(), page.statistics(), self._stream.config, num_workers=page.num_workers)
+        told = page.published()
+        return Report.of(
+            page.waits(),
+            told.statistics,
+            self._stream.config,
+            num_workers=page.num_workers,
+            all_waits=told.all_waits,
+            all_statistics=told.all_statistics,
+        )
 
     def _entered(self) -> WorkerProcess:
         self._guard.check()
