@@ -124,7 +124,8 @@ class StreamDataset(IterableDataset[Any]):
     A batch is what ``collate`` makes of its samples, but without a copy: each picture is written to its place when it
     has been decoded, channels-last in memory (``contiguous()`` gives another order). Workers hand batches over in
     shared memory. A batch's memory is used again when its last tensor is gone; of a worker's ninth batch that is held
-    the trainer gets a copy. Samples that a transform makes are copied together, at 1.3 times the CPU; those around bad
+    the trainer gets a copy, and one that is held while the process forks stays in the child's memory as long as that
+    lives or holds it. Samples that a transform makes are copied together, at 1.3 times the CPU; those around bad
     data that is left out or replaced, too.
 
     ``len`` counts this rank's samples, or batches, of a whole epoch; it opens the dataset. ``len(loader)`` is right

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -313,6 +314,52 @@ def test_what_is_held_of_a_workers_batch_is_never_written_to(truth: DatasetTruth
     for part, sample in zip(slices, together(stream, 2), strict=True):
         assert torch.equal(part, sample[TOP][1:])
     stream.close()
+
+
+@contextmanager
+def ways(stream: af.Stream | af.Mixture, way: str, size: int, **options: Any) -> Iterator[Iterable[Any]]:  # noqa: ANN401
+    """Batches as a trainer gets them from another process."""
+    if way == "served":
+        with af.serve_samples(stream, size, **options) as batches:
+            yield batches
+    else:
+        dataset = af.torch.StreamDataset(stream, size, **options)
+        yield DataLoader(
+            dataset, batch_size=None, num_workers=1, multiprocessing_context="fork", persistent_workers=True
+        )
+
+
+@pytest.mark.usefixtures("no_copies")
+@pytest.mark.parametrize("way", ["worker", "served"])
+def test_a_child_sees_what_was_held_when_it_was_forked_and_takes_one_piece_of_memory(
+    truth: DatasetTruth, way: str
+) -> None:
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    slots = []
+    with ways(stream, way, 2) as batches:
+        passes = itertools.chain.from_iterable(itertools.repeat(batches))
+        for _ in range(4):
+            batch = next(passes)
+            like = copy.deepcopy(batch)
+            go, told = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    assert_alike(batch, like)
+                    os.read(go, 1)
+                    assert_alike(batch, like)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            del batch
+            for _ in range(truth.num_frames // 2):  # all memory goes round
+                next(passes)
+            slots.append(mapped_slots())
+            os.write(told, b"!")
+            os.close(told)
+            os.close(go)
+            assert os.waitpid(pid, 0)[1] == 0
+    assert slots[-1] <= slots[0] + 1
 
 
 def _without_a_camera(batch: dict[str, Any]) -> dict[str, Any]:

@@ -254,6 +254,7 @@ class _ServingWorker:
                 message = Close()
             if isinstance(message, Taken):
                 self._slots.give_back(message.freed)
+                self._slots.forget(message.forgotten)
             call_on(self._loop, self._messages.put_nowait, message)
         threading.Event().wait(STOP_SECONDS)
         os._exit(0)  # something doesn't let go: a transform that computes, or a decoder
