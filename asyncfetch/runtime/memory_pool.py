@@ -87,10 +87,12 @@ class MemoryPool:
 
     Args:
         max_idle_bytes: Most that is kept for reuse; what comes back beyond it goes to the system.
+        sizes_recur: Whether what is asked for has one of a few sizes, so that no block needs to be larger than that.
     """
 
-    def __init__(self, max_idle_bytes: int) -> None:
+    def __init__(self, max_idle_bytes: int, *, sizes_recur: bool = False) -> None:
         self._max_idle_bytes = max_idle_bytes
+        self._sizes_recur = sizes_recur
         self._idle: dict[int, list[_Memory]] = {}
         self._idle_bytes = self._taken = self._reused = 0
         self._lock = threading.Lock()
@@ -106,7 +108,7 @@ class MemoryPool:
         """
         if nbytes < SMALL_BYTES:
             return np.empty(nbytes, np.uint8)
-        size = block_bytes(nbytes)
+        size = nbytes if self._sizes_recur else block_bytes(nbytes)
         memory = None
         with self._lock:
             self._taken += 1

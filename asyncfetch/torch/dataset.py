@@ -201,7 +201,7 @@ class StreamDataset(IterableDataset[Any]):
             elif self.pin_memory and get_worker_info() is None and torch.cuda.is_available():
                 self._batches_memory = PinnedMemory()
             else:
-                self._batches_memory = PooledMemory(MemoryPool(self.stream.config.decoded_max_bytes))
+                self._batches_memory = PooledMemory(MemoryPool(self.stream.config.decoded_max_bytes, sizes_recur=True))
         return self._batches_memory
 
     def _rank(self) -> Placement:

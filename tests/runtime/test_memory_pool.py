@@ -55,6 +55,15 @@ def test_a_block_is_at_most_an_eighth_larger_than_asked(nbytes: int) -> None:
     assert block_bytes(block_bytes(nbytes)) == block_bytes(nbytes)
 
 
+@pytest.mark.parametrize(("sizes_recur", "more"), [(False, True), (True, False)])
+def test_where_sizes_recur_a_block_is_no_larger_than_asked(sizes_recur: bool, more: bool) -> None:
+    pool = MemoryPool(9 * MIB, sizes_recur=sizes_recur)
+    for _ in range(2):
+        assert pool.take(5 * MIB + 3).nbytes == 5 * MIB + 3
+    assert (pool.statistics().idle_bytes > 5 * MIB + 3) == more
+    assert pool.statistics().reused == 1
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, SMALL_BYTES - 1, SMALL_BYTES, 5 * MIB + 3])
 def test_a_block_is_writable_and_as_long_as_asked(nbytes: int) -> None:
     block = MemoryPool(MIB).take(nbytes)

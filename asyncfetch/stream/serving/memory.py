@@ -26,7 +26,6 @@ import numpy as np
 
 from asyncfetch.errors import ConfigError, WorkerError
 from asyncfetch.runtime.fork import fork_count
-from asyncfetch.runtime.memory_pool import block_bytes
 from asyncfetch.stream.batch import Room
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class MemorySlots:
             for number in dropped:
                 self._slots.pop(number).close_descriptor()
             self._made += 1
-            slot = self._slots[self._made] = _make(self._made, block_bytes(max(nbytes, mmap.PAGESIZE)))
+            slot = self._slots[self._made] = _make(self._made, max(nbytes, mmap.PAGESIZE))
         return slot, dropped
 
     def lend(self, slot: MemorySlot) -> NDArray[np.uint8]:
