@@ -22,7 +22,7 @@ import torch
 
 from asyncfetch.errors import WorkerError
 from asyncfetch.runtime.fork import fork_count, was_forked_since
-from asyncfetch.stream.serving.memory import FREE, SEEN_BY_A_CHILD, TOKEN_AT, TensorPlace, place_of, tensor_at
+from asyncfetch.stream.serving.memory import ABANDONED, FREE, TOKEN_AT, TensorPlace, place_of, tensor_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -130,7 +130,10 @@ class _Mappings:
         return found
 
     def drop_ended(self) -> None:
-        """Forget slots of workers that have ended."""
+        """Forget slots of workers that have ended, and those that they fill no more."""
+        for key, memory in list(self.memory.items()):
+            if memory[0] == ABANDONED and key not in self.held:
+                self.memory.pop(key, None)
         for pid in {pid for pid, _, _ in list(self.memory)}:
             if not os.path.exists(f"/proc/{pid}"):
                 for key in [key for key in list(self.memory) if key[0] == pid]:
@@ -175,7 +178,7 @@ class _BlockLease:
             self._mappings.held.discard(self._key)
             if was_forked_since(self._fork_count):
                 self._mappings.memory.pop(self._key, None)
-                self._memory[0] = SEEN_BY_A_CHILD
+                self._memory[0] = ABANDONED
             else:
                 self._memory[0] = FREE
             self._mappings.drop_ended()

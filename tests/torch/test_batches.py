@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import deque
 from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -26,6 +27,7 @@ import asyncfetch.torch.dataset as torch_dataset
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.stream import Placement, passes
 from asyncfetch.stream.batch import PooledMemory, Rows
+from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
 from asyncfetch.testing import DatasetTruth, write_dataset
 from asyncfetch.testing.truth import EXTRAS, SNAPSHOT
 from asyncfetch.torch import handing_over
@@ -384,6 +386,24 @@ def test_a_worker_may_change_a_batch_or_make_another_of_it(truth: DatasetTruth, 
     stream.close()
 
 
+def test_memory_that_is_too_small_by_now_is_kept_by_neither_side() -> None:
+    """As where batches of a mixture are of one member, and come to a larger one."""
+    memory = SlotMemory(MemorySlots())
+
+    def hand_over(nbytes: int) -> Any:  # noqa: ANN401
+        room = memory.take([nbytes])
+        batch = handing_over.HandedOver(x=torch.from_numpy(room.arrays[0]))
+        batch.slots, batch.slot = memory.slots, room.slot
+        return pickle.loads(ForkingPickler.dumps(batch))["x"]
+
+    before = mapped_slots()
+    held = hand_over(100_000)
+    for nbytes in (100_000, 200_000, 300_000, 400_000):
+        assert hand_over(nbytes).nbytes == nbytes
+    assert mapped_slots() - before <= 2 * 3  # on both sides: what is held, the latest, and the one before
+    del held
+
+
 def test_who_keeps_a_workers_actions_keeps_no_pictures(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
     batch = next(iter(loader_of(stream, SIZE, num_workers=1, multiprocessing_context="fork")))
@@ -490,4 +510,8 @@ def test_what_a_rank_takes_is_known_before(truth: DatasetTruth) -> None:
     assert batches.batches == pytest.approx(3 * 128 * 2 * picture_mib, rel=0.1)  # two cameras
     assert workers.batches == pytest.approx(batches.batches * 5 / 3)
     assert workers.workers > 2 * 2 * 128 * 2 * picture_mib
+    served = [af.serve_samples(stream, 128, max_ahead=9, max_ahead_bytes=most).memory_plan() for most in (9 * mib, 1)]
+    assert served[0].batches == batches.batches
+    a_batch = batches.batches / 3
+    assert served[0].workers - served[1].workers == 9 - a_batch  # one goes, whatever its size
     stream.close()

@@ -18,6 +18,7 @@ from asyncfetch.observe.waits import Waits
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import ForkGuard, was_forked_since
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
+from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.figures import FiguresPage
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.serving.memory import MemorySlot, Returned, lease, unpack
@@ -395,6 +396,21 @@ class ServedBatches:
         if page is None:
             return Report.of(Waits(), None, self._stream.config)
         return Report.of(page.waits(), page.statistics(), self._stream.config, num_workers=page.num_workers)
+
+    def memory_plan(self) -> MemoryPlan:
+        """Return what this process and that one take at most; see ``Stream.memory_plan``. It may be asked before them.
+
+        What is read is opened here for it, where that wasn't done yet: ``stream.close()`` closes that again.
+        """
+        size = self._in_batches.batch_size or 1
+        most, most_bytes = self._max_ahead, self._max_ahead_bytes / MIB
+        return MemoryPlan.of(
+            self._stream.config,
+            self._stream._sample_bytes(),
+            size,
+            num_workers=1,
+            ahead=lambda batch: max(batch, min(most * batch, most_bytes)),
+        )
 
     def _entered(self) -> WorkerProcess:
         self._guard.check()

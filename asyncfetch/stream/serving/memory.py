@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "ABANDONED",
     "ALIGNMENT_BYTES",
     "FREE",
-    "SEEN_BY_A_CHILD",
     "TOKEN_AT",
     "MemorySlot",
     "MemorySlots",
@@ -55,8 +55,9 @@ __all__ = [
 
 ALIGNMENT_BYTES = 64
 """The alignment of each tensor: a cache line, and what vector instructions of any processor ask for."""
-FREE, HELD, SEEN_BY_A_CHILD = 0, 1, 2
-"""The first byte of a slot that is given back by it. The last one: it is free, and not to be filled any more."""
+FREE, HELD, ABANDONED = 0, 1, 2
+"""The first byte of a slot that is given back by it. Abandoned is one that nobody fills any more: it was too small, or
+a child may see it."""
 TOKEN_BYTES = 16
 TOKEN_AT = slice(16, 16 + TOKEN_BYTES)
 """The token's place in a slot that is given back by a flag; batches begin after it, aligned."""
@@ -127,6 +128,8 @@ class MemorySlots:
             for place in reversed(range(len(self._free))):  # the one used last may still be in the processor's caches
                 if self._free[place].nbytes >= nbytes:
                     return self._free.pop(place), []
+            for slot in self._free:
+                slot.memory[0] = ABANDONED
             dropped, self._free = [slot.number for slot in self._free], []
             for number in dropped:
                 self._slots.pop(number).close_descriptor()
@@ -180,7 +183,7 @@ class MemorySlots:
         for number in [number for number in self._flagged if self._slots[number].memory[0] != HELD]:
             self._flagged.discard(number)
             self._away.discard(number)
-            if self._slots[number].memory[0] == SEEN_BY_A_CHILD:
+            if self._slots[number].memory[0] == ABANDONED:
                 self._slots.pop(number).close_descriptor()
             else:
                 self._free_unless_in_use(number)
