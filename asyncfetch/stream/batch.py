@@ -105,6 +105,16 @@ class PinnedMemory:
         tensors = [torch.empty(each, dtype=torch.uint8, device="cpu", pin_memory=True) for each in nbytes]
         return Room([tensor.numpy() for tensor in tensors], tensors=tensors)
 
+    def pinned(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The batch with its tensors there."""
+        import torch
+
+        def moved(value: Any) -> Any:  # noqa: ANN401
+            on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided
+            return value.pin_memory() if on_cpu else value
+
+        return {key: moved(value) for key, value in batch.items()}
+
 
 class RowBatch:
     """Room for so many samples of one layout. Its memory is taken when the first of them is written."""

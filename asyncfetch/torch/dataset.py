@@ -117,7 +117,9 @@ class StreamDataset(IterableDataset[Any]):
             left out.
         pin_memory: Whether batches made in the training process are in page-locked memory, where there is CUDA:
             ``.to("cuda", non_blocking=True)`` then needs no copy before it, nor does a loader's ``pin_memory=True``
-            make one. Batches of workers are pinned by the loader.
+            make one. It is torch's, which locks it once and hands it out again when no tensor and no copy to a device
+            needs it any more. Samples that are copied together get there by one copy more. Batches of workers are
+            pinned by the loader, and those of a ``collate_fn`` by whoever makes them.
         collate_fn: Makes a batch of a list of samples, instead of ``collate``, and may return anything. Reports count
             its time as hand-over, with and without workers; without, that of a loader's own is the trainer's to them.
 
@@ -410,7 +412,8 @@ def _warn_of_second_batching(size: int, caller: FrameType) -> None:
 
 def _together(batch: list[Any], memory: BatchMemory | None) -> Any:  # noqa: ANN401
     if (found := batch_of(batch)) is None:
-        return collate(samples_of(batch))
+        collated = collate(samples_of(batch))
+        return memory.pinned(collated) if isinstance(memory, PinnedMemory) else collated
     whole, rows = found
     return handed_over(whole, rows, memory) if isinstance(memory, SlotMemory) else whole.rows(rows)
 

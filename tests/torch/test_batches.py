@@ -12,11 +12,13 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections import deque
+import weakref
+from collections import Counter, deque
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -466,27 +468,71 @@ def test_a_killed_trainer_leaves_nothing(truth: DatasetTruth) -> None:
         assert f"-{process.pid}-" not in sockets.read()  # that by which its workers found each other
 
 
-def test_pinned_memory_is_torchs_own(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which knows when a copy to a device has read it. Where there is no GPU, an allocator stands for CUDA's."""
-    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
-    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
-    pinned: list[torch.Tensor] = []
-    if not torch.cuda.is_available():
-        empty = torch.empty
+class _Locked(np.ndarray[Any, Any]):
+    """Memory of ``Pinning``."""
 
-        def allocate(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:  # noqa: ANN401
-            tensor = empty(*shape, **options)
-            pinned.extend([tensor] * pin_memory)
-            return tensor
 
-        monkeypatch.setattr(torch, "empty", allocate)
+class Pinning:
+    """Stands for CUDA's allocator in torch where there is no GPU: what comes back is handed out again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.locked = 0
+        """Blocks that were locked."""
+        self._idle: Counter[int] = Counter()
+        self._out: dict[int, weakref.ref[Any]] = {}
+        self._empty = torch.empty
+        monkeypatch.setattr(torch, "empty", self.empty)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self.copy(tensor))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for batch, like in zip(af.torch.StreamDataset(stream, SIZE, pin_memory=True), expected, strict=True):
-        assert_alike(batch, like)
-        own = {tensor.untyped_storage()._cdata for tensor in pinned}
-        for value in batch.values():
-            if isinstance(value, torch.Tensor):
-                assert value.untyped_storage()._cdata in own or value.is_pinned()
+
+    def empty(self, *shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:  # noqa: ANN401
+        if not pin_memory:
+            return self._empty(*shape, **options)
+        (nbytes,) = shape
+        self.locked += not self._idle[nbytes]
+        self._idle[nbytes] = max(0, self._idle[nbytes] - 1)
+        block = np.empty(nbytes, np.uint8).view(_Locked)
+        tensor = torch.from_numpy(block)
+        address = tensor.data_ptr()
+
+        def come_back(_: object) -> None:
+            del self._out[address]
+            self._idle[nbytes] += 1
+
+        self._out[address] = weakref.ref(block, come_back)
+        return tensor
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        twin = self.empty(tensor.nbytes, dtype=torch.uint8, pin_memory=True).view(tensor.dtype).view(tensor.shape)
+        return twin.copy_(tensor)
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._out
+
+
+def _as_it_is(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
+@pytest.mark.parametrize("transform", [None, _as_it_is], ids=["rows", "copied"])
+def test_pinned_memory_is_torchs_own_and_locked_once(
+    truth: DatasetTruth,
+    monkeypatch: pytest.MonkeyPatch,
+    transform: Any,  # noqa: ANN401
+) -> None:
+    """Torch knows when a copy to a device has read it, too."""
+    stream = af.Stream(str(truth.root), transform=transform, config=af.StreamConfig(**CONFIG))
+    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    pinning = None if torch.cuda.is_available() else Pinning(monkeypatch)
+    dataset = af.torch.StreamDataset(stream, SIZE, pin_memory=True)
+    for epoch in range(6):
+        for number, batch in enumerate(dataset):
+            tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
+            assert all(value.is_pinned() if pinning is None else pinning.has(value) for value in tensors)
+            if epoch == 0:
+                assert_alike(batch, expected[number])
+    if pinning is not None:
+        assert pinning.locked <= (len(expected) + 3) * len(tensors)  # not six times as many
     stream.close()
 
 
