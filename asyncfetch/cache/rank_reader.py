@@ -129,15 +129,13 @@ class _Server:
         self._names = itertools.count(1)
         self._users: dict[CacheKey, int] = {}
         self._lent_bytes = 0
-        self._left: list[tuple[CacheKey, Lease]] = []
-        """The clips that workers which are gone hadn't given back: they may be alive, and have views yet."""
 
     async def attend(self, connection: socket.socket) -> None:
-        """One worker, until it closes its connection."""
+        """One worker, until it closes its connection, and has given back what it has, or ended."""
         _sockets.add(connection)
         try:
-            _check_peer(connection)
-        except WorkerError:
+            process = _opened(_check_peer(connection))
+        except (WorkerError, ProcessLookupError):
             connection.close()
             return
         reader, writer = await asyncio.open_unix_connection(sock=connection)
@@ -159,9 +157,14 @@ class _Server:
                         case "gone", names:
                             self._take_back(worker, names)
                 group.cancel_scope.cancel()
+            writer.close()
+            if worker.lent:  # it may have views of these, for as long as it lives
+                await _ended(process)
+                self._take_back(worker, list(worker.lent))
         finally:
             writer.close()
-            self._left += worker.lent.values()
+            if process is not None:
+                os.close(process)
 
     async def _answer(self, worker: _WorkerPeer, number: int, verb: str, arguments: tuple[Any, ...]) -> None:
         try:
@@ -565,6 +568,32 @@ def _check_peer(connection: socket.socket) -> int:
     if uid != os.getuid():
         raise WorkerError(f"what answers as the reader of this rank's workers is a process of another user ({uid=})")
     return int(pid)
+
+
+def _opened(pid: int) -> int | None:
+    """A descriptor of a process, which tells its end; None in a sandbox that has none.
+
+    Raises:
+        ProcessLookupError: It has ended.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return None
+
+
+async def _ended(process: int | None) -> None:
+    """Wait until the process has ended; for ever where nothing tells."""
+    loop, ended = asyncio.get_running_loop(), anyio.Event()
+    if process is not None:
+        loop.add_reader(process, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        if process is not None:
+            loop.remove_reader(process)
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:  # noqa: ANN401

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Never
 
-__all__ = ["AsyncOnly", "ForkGuard", "LoopGuard", "forks_wait", "leave_openssl", "running_loop", "stand_still_at_forks"]
+__all__ = [
+    "AsyncOnly",
+    "ForkGuard",
+    "LoopGuard",
+    "fork_count",
+    "forks_wait",
+    "leave_openssl",
+    "running_loop",
+    "stand_still_at_forks",
+    "was_forked_since",
+]
 
 PAUSE_SECONDS: Final = 1.0
 """Seconds that a fork waits for loops to stand still, and they for the fork."""
@@ -66,10 +76,21 @@ class ForkGuard:
 
 _pid = os.getpid()
 """This process. Every sample asks for it, and the system would take longer to say so than the sample takes."""
+_fork_count = 0
 _threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, int] = weakref.WeakKeyDictionary()
 """Threads of loops that stand still."""
 _forked: dict[int, threading.Event] = {}
 """Events of the forks under way, by the thread that forks."""
+
+
+def fork_count() -> int:
+    """A count that each fork of this process moves on as it begins and as it ends; see ``was_forked_since``."""
+    return _fork_count
+
+
+def was_forked_since(count: int) -> bool:
+    """True if a child may see what there was at this ``fork_count``: a fork has begun since, or is under way."""
+    return count != _fork_count or bool(_block.forking)
 
 
 def stand_still_at_forks() -> None:
@@ -153,6 +174,8 @@ def _wait_for_blocks(block: _ForkBlock) -> None:
 
 
 def _stop() -> None:
+    global _fork_count
+    _fork_count += 1
     _wait_for_blocks(_block)
     _stop_loops()
 
@@ -176,6 +199,8 @@ def _stand(stands: threading.Event, forked: threading.Event) -> None:
 
 
 def _go_on() -> None:
+    global _fork_count
+    _fork_count += 1  # what was made since it began may be in the child, too
     forked = _forked.pop(threading.get_ident(), None)
     if forked is not None:  # else an interrupt came before it
         forked.set()

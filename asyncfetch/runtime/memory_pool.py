@@ -87,10 +87,14 @@ class MemoryPool:
 
     Args:
         max_idle_bytes: Most that is kept for reuse; what comes back beyond it goes to the system.
+        sizes_recur: Whether what is asked for has one of a few sizes. Then no block is larger than what it is for, and
+            a new one takes the place of idle ones of other sizes: all of them together take no more than those in use
+            once took.
     """
 
-    def __init__(self, max_idle_bytes: int) -> None:
+    def __init__(self, max_idle_bytes: int, *, sizes_recur: bool = False) -> None:
         self._max_idle_bytes = max_idle_bytes
+        self._sizes_recur = sizes_recur
         self._idle: dict[int, list[_Memory]] = {}
         self._idle_bytes = self._taken = self._reused = 0
         self._lock = threading.Lock()
@@ -106,18 +110,31 @@ class MemoryPool:
         """
         if nbytes < SMALL_BYTES:
             return np.empty(nbytes, np.uint8)
-        size = block_bytes(nbytes)
-        memory = None
+        size = nbytes if self._sizes_recur else block_bytes(nbytes)
+        memory, replaced = None, []
         with self._lock:
             self._taken += 1
             if blocks := self._idle.get(size):
                 memory = blocks.pop()  # the one used last: some of it may still be in the processor's caches
                 self._idle_bytes -= size
                 self._reused += 1
+            elif self._sizes_recur:
+                replaced = self._pop_idle(size)
+        del replaced  # unmapped here, outside of the lock
         if memory is None:
             array = fresh_memory(size)
             memory = _Memory(array, array.__array_interface__)
         return np.asarray(_Mapping(self, memory, nbytes))
+
+    def _pop_idle(self, nbytes: int) -> list[_Memory]:
+        """Idle blocks, of any size, that take so many bytes or are all that there are."""
+        popped: list[_Memory] = []
+        left = nbytes
+        while left > 0 and (size := next((size for size, blocks in self._idle.items() if blocks), 0)):
+            popped.append(self._idle[size].pop())
+            self._idle_bytes -= size
+            left -= size
+        return popped
 
     def clear(self) -> None:
         """Give the idle blocks to the system."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.plan import PassPlan
 
 __all__ = [
+    "MIB",
     "BatchMemory",
     "BatchRow",
     "Layout",
@@ -103,6 +104,16 @@ class PinnedMemory:
 
         tensors = [torch.empty(each, dtype=torch.uint8, device="cpu", pin_memory=True) for each in nbytes]
         return Room([tensor.numpy() for tensor in tensors], tensors=tensors)
+
+    def pinned(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The batch with its tensors there."""
+        import torch
+
+        def moved(value: Any) -> Any:  # noqa: ANN401
+            on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided
+            return value.pin_memory() if on_cpu else value
+
+        return {key: moved(value) for key, value in batch.items()}
 
 
 class RowBatch:
@@ -234,9 +245,11 @@ class MemoryPlan:
     decoded: float
     """``decoded_max_bytes``: samples, or rows of batches, that wait for the consumer."""
     batches: float
-    """The one that the trainer has, and the rows beside those that are counted, of the first and the last batch."""
+    """The one that the trainer has, and the rows beside those that are counted, of the first and the last batch. Memory
+    that waits for its next batch is among all these."""
     workers: float
-    """A loader's workers: batches that it has asked for ahead, and processes with torch in them."""
+    """Processes with torch in them, a loader's workers or that of ``serve_samples``, and batches that are made ahead
+    there."""
 
     @property
     def total(self) -> float:
@@ -244,15 +257,21 @@ class MemoryPlan:
         return self.clips + self.decoded + self.batches + self.workers
 
     @classmethod
-    def of(cls, config: StreamConfig, sample_bytes: int, batch_size: int, num_workers: int) -> MemoryPlan:
-        """Return the plan for samples of this size."""
+    def of(
+        cls,
+        config: StreamConfig,
+        sample_bytes: int,
+        batch_size: int,
+        num_workers: int,
+        ahead: Callable[[float], float] = lambda batch: PREFETCHED_BATCHES * batch,
+    ) -> MemoryPlan:
+        """Return the plan for samples of this size. ``ahead`` says what a worker makes ahead, by a batch's size."""
         batch = batch_size * sample_bytes / MIB
-        a_worker = PREFETCHED_BATCHES * batch + WORKER_MIB
         return cls(
             clips=config.max_bytes / MIB,
             decoded=config.decoded_max_bytes / MIB,
             batches=batch * (1 + 2 * max(1, num_workers)),
-            workers=num_workers * a_worker,
+            workers=num_workers * (ahead(batch) + WORKER_MIB),
         )
 
 

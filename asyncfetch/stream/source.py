@@ -508,8 +508,10 @@ class SampleSource(ABC, Generic[R]):
             batch_size: Of a ``StreamDataset`` that makes batches; None for single samples.
             num_workers: Of its loader, which reads two batches ahead of each of them.
         """
-        opened = self._open_session().opened()
-        return MemoryPlan.of(self.config, self.builder(opened).sample_bytes, batch_size or 0, num_workers)
+        return MemoryPlan.of(self.config, self._sample_bytes(), batch_size or 0, num_workers)
+
+    def _sample_bytes(self) -> int:
+        return self.builder(self._open_session().opened()).sample_bytes
 
     def traffic_plan(self, *, world_size: int = 1, num_workers: int = 0, batch_size: int | None = None) -> TrafficPlan:
         """Return what the next epoch fetches, told from lengths and indexes alone: nothing of it is read.

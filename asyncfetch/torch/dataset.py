@@ -120,14 +120,17 @@ class StreamDataset(IterableDataset[Any]):
             left out.
         pin_memory: Whether batches made in the training process are in page-locked memory, where there is CUDA:
             ``.to("cuda", non_blocking=True)`` then needs no copy before it, nor does a loader's ``pin_memory=True``
-            make one. Batches of workers are pinned by the loader.
+            make one. It is torch's, which locks it once and hands it out again when no tensor and no copy to a device
+            needs it any more. Samples that are copied together get there by one copy more. Batches of workers are
+            pinned by the loader, and those of a ``collate_fn`` by whoever makes them.
         collate_fn: Makes a batch of a list of samples, instead of ``collate``, and may return anything. Reports count
             its time as hand-over, with and without workers; without, that of a loader's own is the trainer's to them.
 
     A batch is what ``collate`` makes of its samples, but without a copy: each picture is written to its place when it
     has been decoded, channels-last in memory (``contiguous()`` gives another order). Workers hand batches over in
     shared memory. A batch's memory is used again when its last tensor is gone; of a worker's ninth batch that is held
-    the trainer gets a copy. Samples that a transform makes are copied together, at 1.3 times the CPU; those around bad
+    the trainer gets a copy, and one that is held while the process forks stays in the child's memory as long as that
+    lives or holds it. Samples that a transform makes are copied together, at 1.3 times the CPU; those around bad
     data that is left out or replaced, too.
 
     ``len`` counts this rank's samples, or batches, of a whole epoch; it opens the dataset. ``len(loader)`` is right
@@ -204,7 +207,7 @@ class StreamDataset(IterableDataset[Any]):
             elif self.pin_memory and get_worker_info() is None and torch.cuda.is_available():
                 self._batches_memory = PinnedMemory()
             else:
-                self._batches_memory = PooledMemory(MemoryPool(self.stream.config.decoded_max_bytes))
+                self._batches_memory = PooledMemory(MemoryPool(self.stream.config.decoded_max_bytes, sizes_recur=True))
         return self._batches_memory
 
     def _rank(self) -> Placement:
@@ -427,7 +430,8 @@ def _warn_of_second_batching(size: int, caller: FrameType) -> None:
 
 def _together(batch: list[Any], memory: BatchMemory | None) -> Any:  # noqa: ANN401
     if (found := batch_of(batch)) is None:
-        return collate(samples_of(batch))
+        collated = collate(samples_of(batch))
+        return memory.pinned(collated) if isinstance(memory, PinnedMemory) else collated
     whole, rows = found
     return handed_over(whole, rows, memory) if isinstance(memory, SlotMemory) else whole.rows(rows)
 

@@ -3,7 +3,7 @@
 Torch's way copies each tensor into shared memory of its own and sends a descriptor of it. Here the worker's decode
 threads have written into a slot already, and what crosses the loader's queue says where. The trainer opens the worker's
 own descriptor, by /proc, so no name is left behind by whoever is killed. When the last tensor of the batch is gone, it
-sets the slot's first byte to 0, and the worker fills the slot again.
+says so in the slot's first byte, and the worker fills the slot again; see ``stream/serving/memory.py``.
 
 Only multiprocessing's queues and pipes are told where: any other pickle of a batch is a copy, as it is of a dict.
 """
@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from asyncfetch.errors import WorkerError
-from asyncfetch.stream.serving.memory import TOKEN_AT, TensorPlace, place_of, tensor_at
+from asyncfetch.runtime.fork import fork_count, was_forked_since
+from asyncfetch.stream.serving.memory import ABANDONED, FREE, TOKEN_AT, TensorPlace, place_of, tensor_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -129,7 +130,10 @@ class _Mappings:
         return found
 
     def drop_ended(self) -> None:
-        """Forget slots of workers that have ended."""
+        """Forget slots of workers that have ended, and those that they fill no more."""
+        for key, memory in list(self.memory.items()):
+            if memory[0] == ABANDONED and key not in self.held:
+                self.memory.pop(key, None)
         for pid in {pid for pid, _, _ in list(self.memory)}:
             if not os.path.exists(f"/proc/{pid}"):
                 for key in [key for key in list(self.memory) if key[0] == pid]:
@@ -153,13 +157,14 @@ def _mappings() -> _Mappings:
 class _BlockLease:
     """The owner of a batch's memory in the trainer, which every view refers to in the end."""
 
-    __slots__ = ("__array_interface__", "_key", "_mappings", "_memory")
+    __slots__ = ("__array_interface__", "_fork_count", "_key", "_mappings", "_memory")
 
     def __init__(self, name: _Name) -> None:
         with _lock:
             self._mappings = _mappings()
             self._memory = self._mappings.map(name)
         self._key = name.key
+        self._fork_count = fork_count()
         self._mappings.held.add(self._key)
         self.__array_interface__ = self._memory.__array_interface__
 
@@ -171,7 +176,11 @@ class _BlockLease:
     def __del__(self) -> None:
         if hasattr(self, "__array_interface__") and self._mappings.pid == os.getpid():  # not in a forked child
             self._mappings.held.discard(self._key)
-            self._memory[0] = 0
+            if was_forked_since(self._fork_count):
+                self._mappings.memory.pop(self._key, None)
+                self._memory[0] = ABANDONED
+            else:
+                self._memory[0] = FREE
             self._mappings.drop_ended()
 
 

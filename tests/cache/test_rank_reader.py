@@ -141,6 +141,38 @@ async def test_a_child_that_outlives_the_one_who_reads_is_no_reader(server: Rang
                 assert (await reader.stat(url)).size == len(DATA)
 
 
+LEASES = """if True:
+    import asyncio, sys
+    from asyncfetch.cache.rank_reader import RankReader
+    from asyncfetch.fetch import Fetcher
+
+    async def main(name, url):
+        async with RankReader(name, Fetcher, clips_bytes=1, small_bytes=1, workers=2) as reader:
+            lease = await reader.lease(url, 0, 10_000)
+        print("left", flush=True)
+        sys.stdin.read()
+        print(bytes(lease.view[:1]))
+
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_what_a_worker_has_is_its_own_until_it_has_ended_however_that_was(server: RangeServer) -> None:
+    name, url = secrets.token_hex(8), f"{server.url}/a"
+    command = [sys.executable, "-W", "ignore", "-c", LEASES, name, url]
+    async with RankReader(name, Fetcher, clips_bytes=10_000, small_bytes=1 << 20, workers=2) as reader:
+        await reader.stat(url)
+        async with await anyio.open_process(command, stderr=None) as process:
+            assert process.stdout is not None
+            assert (await process.stdout.receive()).strip() == b"left"
+            assert await reader.lease(url, 10_000, 15_000) is None
+            process.kill()
+            with anyio.fail_after(10), calling(Caller(urgent=False)):
+                lease = await reader.lease(url, 10_000, 15_000)
+        assert lease is not None
+        assert bytes(lease.view) == DATA[10_000:15_000]
+
+
 async def test_where_the_one_who_reads_ends_another_takes_its_place(server: RangeServer, readers: Readers) -> None:
     url = f"{server.url}/a"
     slow = Slow()

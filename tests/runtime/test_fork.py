@@ -230,3 +230,20 @@ def test_openssl_itself_forgets_threads() -> None:
     """
     found = "NO_CERTIFICATE_OR_CRL_FOUND\n"
     assert run(body).startswith((f"OPENSSL_thread_stop\n{found * 3}", "LibreSSL"))
+
+
+def test_who_held_something_knows_whether_a_child_may_see_it() -> None:
+    """What was there when a fork began, and what came while it was under way; and nothing that came afterwards."""
+    body = """
+    under_way = []
+    def look():
+        under_way.append(forks.fork_count())
+        print(forks.was_forked_since(before), forks.was_forked_since(under_way[0]))
+    forks._stop_loops = look
+    before = forks.fork_count()
+    print(forks.was_forked_since(before))
+    fork()
+    print(forks.was_forked_since(before), forks.was_forked_since(under_way[0]))
+    print(forks.was_forked_since(forks.fork_count()))
+    """
+    assert run(body).splitlines() == ["False", "True True", "True True", "False"]

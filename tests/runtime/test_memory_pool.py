@@ -55,6 +55,27 @@ def test_a_block_is_at_most_an_eighth_larger_than_asked(nbytes: int) -> None:
     assert block_bytes(block_bytes(nbytes)) == block_bytes(nbytes)
 
 
+@pytest.mark.parametrize(("sizes_recur", "more"), [(False, True), (True, False)])
+def test_where_sizes_recur_a_block_is_no_larger_than_asked(sizes_recur: bool, more: bool) -> None:
+    pool = MemoryPool(9 * MIB, sizes_recur=sizes_recur)
+    for _ in range(2):
+        assert pool.take(5 * MIB + 3).nbytes == 5 * MIB + 3
+    assert (pool.statistics().idle_bytes > 5 * MIB + 3) == more
+    assert pool.statistics().reused == 1
+
+
+def test_where_sizes_recur_idle_blocks_make_room_for_those_of_another_size() -> None:
+    pool = MemoryPool(9 * MIB, sizes_recur=True)
+    small, large = [pool.take(MIB) for _ in range(4)], pool.take(3 * MIB)
+    del small, large
+    for size, idle in ((2, 5), (3, 4)):
+        block = pool.take(size * MIB)
+        assert pool.statistics().idle_bytes == idle * MIB
+        assert pool.statistics().idle_bytes + block.nbytes <= 7 * MIB
+        del block
+    assert pool.statistics().reused == 1
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, SMALL_BYTES - 1, SMALL_BYTES, 5 * MIB + 3])
 def test_a_block_is_writable_and_as_long_as_asked(nbytes: int) -> None:
     block = MemoryPool(MIB).take(nbytes)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.config import DecoderBackend
+    from asyncfetch.stream.samples import SamplePass
     from asyncfetch.testing import DatasetTruth
 
 TOP = "observation.images.top"
@@ -351,6 +352,33 @@ async def test_two_passes_at_once_over_one_dataset(truth: DatasetTruth, image_dt
                     assert read_identity(sample[TOP]) == truth.identity(episode, frame, TOP)
                     keys.append(index(sample))
     assert seen[0] == sorted(seen[1]) == list(range(truth.num_frames))
+
+
+async def test_one_that_stood_still_neither_holds_up_another_until_it_has_caught_up_nor_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    """Beside a bound on what is decoded ahead, the one is as far behind as a held-out pass is behind training."""
+    behind = 1000
+    root = write_dataset(tmp_path, episodes=6, length=400, width=64, height=64, cameras=[TOP], distinct_videos=1).root
+    config = dataclasses.replace(CONFIG, decode_threads=1, decoded_max_bytes=80 * 64 * 64 * 3)
+    given = 0
+
+    async def read_on(samples: SamplePass) -> None:
+        nonlocal given
+        async for _ in samples:
+            given += 1
+
+    async with af.open_dataset(str(root), features=[TOP], config=config) as dataset:
+        passes = af.Stream(dataset, shuffle=False).samples(), af.Stream(dataset, shuffle=False).samples()
+        async with passes[0] as ahead, passes[1] as late, anyio.create_task_group() as group:
+            await anext(late)
+            for _ in range(behind):
+                await anext(ahead)
+            group.start_soon(read_on, late)
+            for _ in range(200):
+                await anext(ahead)
+            assert 20 < given < behind / 2
+            group.cancel_scope.cancel()
 
 
 async def test_statistics_of_a_pass(truth: DatasetTruth) -> None:

@@ -12,9 +12,13 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections import deque
+import weakref
+from collections import Counter, deque
+from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -25,6 +29,7 @@ import asyncfetch.torch.dataset as torch_dataset
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.stream import Placement, passes
 from asyncfetch.stream.batch import PooledMemory, Rows
+from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
 from asyncfetch.testing import DatasetTruth, write_dataset
 from asyncfetch.testing.truth import EXTRAS, SNAPSHOT
 from asyncfetch.torch import handing_over
@@ -315,6 +320,52 @@ def test_what_is_held_of_a_workers_batch_is_never_written_to(truth: DatasetTruth
     stream.close()
 
 
+@contextmanager
+def ways(stream: af.Stream | af.Mixture, way: str, size: int, **options: Any) -> Iterator[Iterable[Any]]:  # noqa: ANN401
+    """Batches as a trainer gets them from another process."""
+    if way == "served":
+        with af.serve_samples(stream, size, **options) as batches:
+            yield batches
+    else:
+        dataset = af.torch.StreamDataset(stream, size, **options)
+        yield DataLoader(
+            dataset, batch_size=None, num_workers=1, multiprocessing_context="fork", persistent_workers=True
+        )
+
+
+@pytest.mark.usefixtures("no_copies")
+@pytest.mark.parametrize("way", ["worker", "served"])
+def test_a_child_sees_what_was_held_when_it_was_forked_and_takes_one_piece_of_memory(
+    truth: DatasetTruth, way: str
+) -> None:
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    slots = []
+    with ways(stream, way, 2) as batches:
+        passes = itertools.chain.from_iterable(itertools.repeat(batches))
+        for _ in range(4):
+            batch = next(passes)
+            like = copy.deepcopy(batch)
+            go, told = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    assert_alike(batch, like)
+                    os.read(go, 1)
+                    assert_alike(batch, like)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            del batch
+            for _ in range(truth.num_frames // 2):  # all memory goes round
+                next(passes)
+            slots.append(mapped_slots())
+            os.write(told, b"!")
+            os.close(told)
+            os.close(go)
+            assert os.waitpid(pid, 0)[1] == 0
+    assert slots[-1] <= slots[0] + 1
+
+
 def _without_a_camera(batch: dict[str, Any]) -> dict[str, Any]:
     assert_alike(pickle.loads(pickle.dumps(batch)), batch)
     assert_alike(copy.deepcopy(batch), batch)
@@ -335,6 +386,24 @@ def test_a_worker_may_change_a_batch_or_make_another_of_it(truth: DatasetTruth, 
     for batch, like in zip(loader, expected, strict=True):
         assert_alike(batch, like)
     stream.close()
+
+
+def test_memory_that_is_too_small_by_now_is_kept_by_neither_side() -> None:
+    """As where batches of a mixture are of one member, and come to a larger one."""
+    memory = SlotMemory(MemorySlots())
+
+    def hand_over(nbytes: int) -> Any:  # noqa: ANN401
+        room = memory.take([nbytes])
+        batch = handing_over.HandedOver(x=torch.from_numpy(room.arrays[0]))
+        batch.slots, batch.slot = memory.slots, room.slot
+        return pickle.loads(ForkingPickler.dumps(batch))["x"]
+
+    before = mapped_slots()
+    held = hand_over(100_000)
+    for nbytes in (100_000, 200_000, 300_000, 400_000):
+        assert hand_over(nbytes).nbytes == nbytes
+    assert mapped_slots() - before <= 2 * 3  # on both sides: what is held, the latest, and the one before
+    del held
 
 
 def test_who_keeps_a_workers_actions_keeps_no_pictures(truth: DatasetTruth) -> None:
@@ -399,27 +468,71 @@ def test_a_killed_trainer_leaves_nothing(truth: DatasetTruth) -> None:
         assert f"-{process.pid}-" not in sockets.read()  # that by which its workers found each other
 
 
-def test_pinned_memory_is_torchs_own(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which knows when a copy to a device has read it. Where there is no GPU, an allocator stands for CUDA's."""
-    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
-    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
-    pinned: list[torch.Tensor] = []
-    if not torch.cuda.is_available():
-        empty = torch.empty
+class _Locked(np.ndarray[Any, Any]):
+    """Memory of ``Pinning``."""
 
-        def allocate(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:  # noqa: ANN401
-            tensor = empty(*shape, **options)
-            pinned.extend([tensor] * pin_memory)
-            return tensor
 
-        monkeypatch.setattr(torch, "empty", allocate)
+class Pinning:
+    """Stands for CUDA's allocator in torch where there is no GPU: what comes back is handed out again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.locked = 0
+        """Blocks that were locked."""
+        self._idle: Counter[int] = Counter()
+        self._out: dict[int, weakref.ref[Any]] = {}
+        self._empty = torch.empty
+        monkeypatch.setattr(torch, "empty", self.empty)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self.copy(tensor))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for batch, like in zip(af.torch.StreamDataset(stream, SIZE, pin_memory=True), expected, strict=True):
-        assert_alike(batch, like)
-        own = {tensor.untyped_storage()._cdata for tensor in pinned}
-        for value in batch.values():
-            if isinstance(value, torch.Tensor):
-                assert value.untyped_storage()._cdata in own or value.is_pinned()
+
+    def empty(self, *shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:  # noqa: ANN401
+        if not pin_memory:
+            return self._empty(*shape, **options)
+        (nbytes,) = shape
+        self.locked += not self._idle[nbytes]
+        self._idle[nbytes] = max(0, self._idle[nbytes] - 1)
+        block = np.empty(nbytes, np.uint8).view(_Locked)
+        tensor = torch.from_numpy(block)
+        address = tensor.data_ptr()
+
+        def come_back(_: object) -> None:
+            del self._out[address]
+            self._idle[nbytes] += 1
+
+        self._out[address] = weakref.ref(block, come_back)
+        return tensor
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        twin = self.empty(tensor.nbytes, dtype=torch.uint8, pin_memory=True).view(tensor.dtype).view(tensor.shape)
+        return twin.copy_(tensor)
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._out
+
+
+def _as_it_is(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
+@pytest.mark.parametrize("transform", [None, _as_it_is], ids=["rows", "copied"])
+def test_pinned_memory_is_torchs_own_and_locked_once(
+    truth: DatasetTruth,
+    monkeypatch: pytest.MonkeyPatch,
+    transform: Any,  # noqa: ANN401
+) -> None:
+    """Torch knows when a copy to a device has read it, too."""
+    stream = af.Stream(str(truth.root), transform=transform, config=af.StreamConfig(**CONFIG))
+    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    pinning = None if torch.cuda.is_available() else Pinning(monkeypatch)
+    dataset = af.torch.StreamDataset(stream, SIZE, pin_memory=True)
+    for epoch in range(6):
+        for number, batch in enumerate(dataset):
+            tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
+            assert all(value.is_pinned() if pinning is None else pinning.has(value) for value in tensors)
+            if epoch == 0:
+                assert_alike(batch, expected[number])
+    if pinning is not None:
+        assert pinning.locked <= (len(expected) + 3) * len(tensors)  # not six times as many
     stream.close()
 
 
@@ -443,4 +556,8 @@ def test_what_a_rank_takes_is_known_before(truth: DatasetTruth) -> None:
     assert batches.batches == pytest.approx(3 * 128 * 2 * picture_mib, rel=0.1)  # two cameras
     assert workers.batches == pytest.approx(batches.batches * 5 / 3)
     assert workers.workers > 2 * 2 * 128 * 2 * picture_mib
+    served = [af.serve_samples(stream, 128, max_ahead=9, max_ahead_bytes=most).memory_plan() for most in (9 * mib, 1)]
+    assert served[0].batches == batches.batches
+    a_batch = batches.batches / 3
+    assert served[0].workers - served[1].workers == 9 - a_batch  # one goes, whatever its size
     stream.close()

@@ -3,6 +3,9 @@
 A slot is a file without a name: memfd, where the system has it, which /dev/shm's size doesn't bound. The side that
 fills it makes it, and sends its descriptor along with the first batch in it. When neither process is left, however it
 ended, so is the memory. Samples become a batch in a slot: tensors as they are, the rest pickled behind them.
+
+A child that is forked while a batch is held sees that memory, too, as long as it likes. So such a slot isn't filled
+again: both sides forget it, another one takes its place, and the child's is the last mapping of it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import ConfigError, WorkerError
-from asyncfetch.runtime.memory_pool import block_bytes
+from asyncfetch.runtime.fork import fork_count
 from asyncfetch.stream.batch import Room
 
 if TYPE_CHECKING:
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "ABANDONED",
     "ALIGNMENT_BYTES",
+    "FREE",
     "TOKEN_AT",
     "MemorySlot",
     "MemorySlots",
@@ -50,6 +55,9 @@ __all__ = [
 
 ALIGNMENT_BYTES = 64
 """The alignment of each tensor: a cache line, and what vector instructions of any processor ask for."""
+FREE, HELD, ABANDONED = 0, 1, 2
+"""The first byte of a slot that is given back by it. Abandoned is one that nobody fills any more: it was too small, or
+a child may see it."""
 TOKEN_BYTES = 16
 TOKEN_AT = slice(16, 16 + TOKEN_BYTES)
 """The token's place in a slot that is given back by a flag; batches begin after it, aligned."""
@@ -120,11 +128,13 @@ class MemorySlots:
             for place in reversed(range(len(self._free))):  # the one used last may still be in the processor's caches
                 if self._free[place].nbytes >= nbytes:
                     return self._free.pop(place), []
+            for slot in self._free:
+                slot.memory[0] = ABANDONED
             dropped, self._free = [slot.number for slot in self._free], []
             for number in dropped:
                 self._slots.pop(number).close_descriptor()
             self._made += 1
-            slot = self._slots[self._made] = _make(self._made, block_bytes(max(nbytes, mmap.PAGESIZE)))
+            slot = self._slots[self._made] = _make(self._made, max(nbytes, mmap.PAGESIZE))
         return slot, dropped
 
     def lend(self, slot: MemorySlot) -> NDArray[np.uint8]:
@@ -138,15 +148,15 @@ class MemorySlots:
 
         Args:
             slot: Whose.
-            is_flagged: It does so by setting the first byte to 0, and finds the token behind it; else ``give_back`` is
-                called.
+            is_flagged: It does so by setting the first byte, and finds the token behind it; else ``give_back`` is
+                called, or ``forget``.
         """
         with self._lock:
             if slot.number in self._away:
                 return False
             self._away.add(slot.number)
             if is_flagged:
-                slot.memory[0] = 1
+                slot.memory[0] = HELD
                 slot.memory[TOKEN_AT] = np.frombuffer(self.token, np.uint8)
                 self._flagged.add(slot.number)
         return True
@@ -158,18 +168,28 @@ class MemorySlots:
                 self._away.discard(number)
                 self._free_unless_in_use(number)
 
+    def forget(self, numbers: Iterable[int]) -> None:
+        """The consumer's last views of these are gone, but a child forked from it may have some."""
+        with self._lock:
+            for number in numbers:
+                self._away.discard(number)
+                self._slots.pop(number).close_descriptor()
+
     def _collect(self) -> None:
         while self._ended:
             number = self._ended.popleft().number
             self._lent.discard(number)
             self._free_unless_in_use(number)
-        for number in [number for number in self._flagged if self._slots[number].memory[0] == 0]:
+        for number in [number for number in self._flagged if self._slots[number].memory[0] != HELD]:
             self._flagged.discard(number)
             self._away.discard(number)
-            self._free_unless_in_use(number)
+            if self._slots[number].memory[0] == ABANDONED:
+                self._slots.pop(number).close_descriptor()
+            else:
+                self._free_unless_in_use(number)
 
     def _free_unless_in_use(self, number: int) -> None:
-        if number not in self._lent and number not in self._away:
+        if number in self._slots and number not in self._lent and number not in self._away:
             self._free.append(self._slots[number])
 
 
@@ -228,8 +248,10 @@ class _SlotLease:
 class Returned(weakref.ref[_SlotLease]):
     """Says which slot's last view is gone."""
 
-    __slots__ = ("number",)
+    __slots__ = ("fork_count", "number")
     number: int
+    fork_count: int
+    """The count when it was made."""
 
 
 def lease(slot: MemorySlot, returned: deque[Returned]) -> NDArray[np.uint8]:
@@ -239,7 +261,7 @@ def lease(slot: MemorySlot, returned: deque[Returned]) -> NDArray[np.uint8]:
     """
     lease = _SlotLease(slot)
     slot.returned = Returned(lease, returned.append)
-    slot.returned.number = slot.number
+    slot.returned.number, slot.returned.fork_count = slot.number, fork_count()
     return np.asarray(lease)
 
 

@@ -62,6 +62,8 @@ class Taken:
 
     freed: list[int]
     """Slots whose last view is gone."""
+    forgotten: list[int]
+    """Likewise, where a child forked from the consumer may have a view."""
 
 
 @dataclass(frozen=True, slots=True)

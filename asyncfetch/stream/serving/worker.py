@@ -19,6 +19,7 @@ import anyio.to_thread
 from asyncfetch.observe.trace import running
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
+from asyncfetch.runtime.memory_pool import block_bytes
 from asyncfetch.runtime.threads import call_on
 from asyncfetch.stream.batch import RowBatch, batch_of, samples_of
 from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Packed, SlotMemory, collate
@@ -221,7 +222,7 @@ class _ServingWorker:
         if slot is not None:
             start, stop, rest = 0, slot.nbytes, batch.rest
         else:
-            slot, dropped = self._slots.take(batch.nbytes)
+            slot, dropped = self._slots.take(block_bytes(batch.nbytes))  # one that is a little longer will fit, too
             self._memory.dropped += dropped
             try:
                 start, stop = batch.write(slot.memory)
@@ -254,6 +255,7 @@ class _ServingWorker:
                 message = Close()
             if isinstance(message, Taken):
                 self._slots.give_back(message.freed)
+                self._slots.forget(message.forgotten)
             call_on(self._loop, self._messages.put_nowait, message)
         threading.Event().wait(STOP_SECONDS)
         os._exit(0)  # something doesn't let go: a transform that computes, or a decoder
