@@ -143,7 +143,8 @@ def test_ranks_whose_hashes_have_different_seeds_share_one_order(served: Served,
     assert first != other
     streams = [af.Stream(served.url, features=[], seed=seed) for seed in range(2)]
     mixture = af.Mixture(streams, [2, 1], stop_on=97, config=served.config())
-    for source, mine, yours in zip((served.stream(features=[]), mixture), ours, theirs, strict=True):
+    sources: list[af.Stream | af.Mixture] = [served.stream(features=[]), mixture]
+    for source, mine, yours in zip(sources, ours, theirs, strict=True):
         assert sorted(mine + yours) == sorted(int(sample["index"]) for sample in source)
 
 
