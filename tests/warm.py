@@ -5,12 +5,14 @@
         subprocess.run([sys.executable, "-c", "import asyncfetch as af; ..."])
 
 Each is a fork of an interpreter that has PRELOADED, of which nothing is asyncfetch's. It is a child of this process as
-any other, and ends as any interpreter does. What is about an interpreter's start or end, or about who imports what,
-needs one of its own.
+any other. It ends as any interpreter does, but that the modules which it found are still whole then, and torch's
+destructors don't run; with ``ends_in_full`` they do, for 0.2 s. What is about an interpreter's start, or about who
+imports what, needs one of its own.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -35,7 +37,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-PRELOADED: Final = ("numpy", "pyarrow.parquet", "torch.utils.data", "torchcodec.decoders")
+PRELOADED: Final = (
+    *("attr", "yarl", "rich.progress", "rich.table", "typer"),
+    *("numpy", "pyarrow.parquet", "torch.utils.data", "torchcodec.decoders"),
+)
+SET_HERE: Final = {"PYTHONPATH", "PYTHONWARNINGS"}
+"""Variables of Python's that a program may have otherwise than this process: the others say how it starts."""
 MESSAGE_BYTES: Final = 200_000
 MAX_FILES: Final = 100
 OPTIONS: Final = {"-W": 2, "-X": 2, "-B": 1}
@@ -51,6 +58,7 @@ class WarmInterpreter:
         self._parent = os.getpid()
 
     def __enter__(self) -> Self:
+        self._started_by = _variables_of_start(os.environ)
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen([sys.executable, __file__], stdin=other.fileno())
@@ -61,11 +69,12 @@ class WarmInterpreter:
         self._socket.close()
         self._process.wait()
 
-    def can_start(self, command: Any) -> bool:  # noqa: ANN401 - whatever subprocess takes
-        """Whether it is a program, and this the process whose child it would be."""
+    def can_start(self, command: Any, environment: Mapping[str, str]) -> bool:  # noqa: ANN401 - as subprocess takes it
+        """Whether it is a program that starts as this process did, and this the process whose child it would be."""
         python, first = [*map(os.fsdecode, command[:2]), "", ""][:2]
         is_program = first in {"-c", "-m", *OPTIONS} or not first.startswith("-")
-        return python == sys.executable and is_program and os.getpid() == self._parent
+        starts_alike = _variables_of_start(environment) == self._started_by
+        return python == sys.executable and is_program and starts_alike and os.getpid() == self._parent
 
     def start(self, words: Sequence[str], files: Mapping[int, int], **how: object) -> int:
         """Start what ``python *words`` is, with open files of ours by its own numbers; return its process id."""
@@ -82,14 +91,17 @@ class WarmInterpreter:
             raise RuntimeError("the warm interpreter has ended")
         return int(answer)
 
-    def stands_in(self, patch: pytest.MonkeyPatch) -> None:
+    def stands_in(self, patch: pytest.MonkeyPatch, *, ends_in_full: bool = False) -> None:
         """Start what subprocess, and multiprocessing where it spawns, would start with this Python."""
         python, spawn = self, multiprocessing.util.spawnv_passfds
 
         class Popen(subprocess.Popen[Any]):
             def _execute_child(self, args: Any, *rest: Any) -> None:  # noqa: ANN401 - as subprocess calls it
-                _, preexec_fn, _, passed, cwd, env, _, _, shell, *pipes = rest[:15]
-                if shell or preexec_fn or not python.can_start(args):
+                executable, preexec_fn, _, passed, cwd, env, _, _, shell, *pipes = rest[:15]
+                *_, umask, session, process_group = rest[15:]
+                environment = dict(os.environ if env is None else env)
+                is_plain = not (shell or preexec_fn or executable) and umask == process_group == -1
+                if not is_plain or not python.can_start(args, environment):
                     super()._execute_child(args, *rest)  # type: ignore[misc]
                     return
                 own = {number: number if pipe == -1 else pipe for number, pipe in enumerate((pipes[0], *pipes[3::2]))}
@@ -97,20 +109,37 @@ class WarmInterpreter:
                     [os.fspath(word) for word in args[1:]],
                     own | {number: number for number in passed},
                     cwd=os.path.abspath(cwd or "."),
-                    env=dict(os.environ if env is None else env),
-                    session=rest[20],
+                    env=environment,
+                    session=session,
+                    ends_in_full=ends_in_full,
                 )
                 self._child_created = True
                 self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
         def spawn_warm(path: bytes, words: Sequence[Any], files: Sequence[int]) -> int:
-            if "--multiprocessing-fork" not in words or not python.can_start(words):  # one of multiprocessing's own
+            is_tracker = any("resource_tracker" in os.fsdecode(word) for word in words)  # which imports next to nothing
+            if is_tracker or not python.can_start(words, os.environ):
                 return spawn(path, words, files)
             own = {number: number for number in (0, 1, 2, *files)}
-            return python.start(words[1:], own, cwd=os.getcwd(), env=dict(os.environ), session=False)
+            how = {"cwd": os.getcwd(), "env": dict(os.environ), "session": False, "ends_in_full": ends_in_full}
+            return python.start(words[1:], own, **how)
 
         patch.setattr(subprocess, "Popen", Popen)
         patch.setattr(multiprocessing.util, "spawnv_passfds", spawn_warm)
+
+
+def _variables_of_start(environment: Mapping[Any, Any]) -> dict[str, str]:
+    """Those that an interpreter reads when it starts: seeds of hashes, modes, where its library is."""
+    named = {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
+    return {name: value for name, value in named.items() if name.startswith("PYTHON") and name not in SET_HERE}
+
+
+def _leave_whole(modules: Mapping[str, ModuleType]) -> None:
+    """Let the end of the interpreter pass over these modules: to take them apart is to copy their pages."""
+    for name, module in modules.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
 
 
 def _next_program() -> dict[str, Any]:
@@ -184,11 +213,22 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 if __name__ == "__main__":
+    preloaded: dict[str, ModuleType] = {}
+    atexit.register(_leave_whole, preloaded)  # before any other, so that it comes after all of them
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of what asyncfetch brings along, too
         for name in PRELOADED:
             importlib.import_module(name)
     assert not {"asyncfetch", "aiohttp", "anyio"} & set(sys.modules)  # which ask where they run when they are imported
+    preloaded.update(sys.modules)
+    for name in ("__main__", "builtins", "sys"):
+        del preloaded[name]
     gc.collect()
     gc.freeze()  # a fork shares it, and needn't look through it at its end
-    _run(_next_program())
+    program = _next_program()
+    if program["ends_in_full"]:
+        preloaded.clear()
+    else:
+        libc = ctypes.CDLL(None)
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)  # before torch's destructors, which are in C++
+    _run(program)

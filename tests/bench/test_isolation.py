@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import anyio
+import pytest
 
 import asyncfetch as af
 from bench import isolation
 from bench.isolation import Hosts, ranges_of
+
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 
 def test_each_kind_of_bad_host_has_its_ratios() -> None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
+
+
 @pytest.mark.timeout(150)  # five processes, each of which imports torch
 def test_what_was_made_is_compared_with_what_is_named(tmp_path: Path) -> None:
     write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])

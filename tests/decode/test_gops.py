@@ -68,9 +68,14 @@ OPEN = {
 
 @pytest.fixture(scope="module")
 def make(images: list[NDArray[np.uint8]]) -> Callable[[tuple[str, str, dict[str, str]]], Video]:
+    made: dict[str, Video] = {}
+
     def make(encoder: tuple[str, str, dict[str, str]]) -> Video:
-        name, codec, options = encoder
-        return video_of(encode(name, "yuv420p", options, [image[:64, :80] for image in images]), codec)
+        if repr(encoder) not in made:
+            name, codec, options = encoder
+            data = encode(name, "yuv420p", options, [image[:64, :80] for image in images])
+            made[repr(encoder)] = video_of(data, codec)
+        return made[repr(encoder)]
 
     return make
 
@@ -107,8 +112,9 @@ def test_every_frame_of_every_stretch(
     for count in LENGTHS:
         for first in range(FRAMES - count + 1):
             decoder = open_decoder(cut(video, index, first, count), backend=backend)
-            # Backwards, so that each is sought; and on to the end from the middle.
-            for frames in (*([frame] for frame in reversed(range(count))), range(count // 2, count)):
+            # Backwards, so that each is sought, or each third of many; and on to the end, from the middle or the start.
+            sought, on = (range(count), range(count // 2, count)) if count < 12 else (range(2, count, 3), range(count))
+            for frames in (*([frame] for frame in reversed(sought)), on):
                 pixels = decoder.frames(frames).permute(0, 2, 3, 1).numpy()
                 truth = video.frames[first : first + count][frames]
                 assert np.abs(pixels.astype(int) - truth).max() <= 2, f"{list(frames)} of {count} from {first}"

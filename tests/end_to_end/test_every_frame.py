@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tests.end_to_end.conftest import Serve, Served
 
 pytestmark = [
+    pytest.mark.usefixtures("programs_are_warm"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),  # threads are running, as in any trainer
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores
 ]

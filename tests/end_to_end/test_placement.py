@@ -125,6 +125,29 @@ def wait_for(paths: list[Path], process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+def test_ranks_whose_hashes_have_different_seeds_share_one_order(served: Served, tmp_path: Path) -> None:
+    """As processes that are started one by one have them; those of other tests may be forks of one."""
+    (tmp_path / "script.py").write_text(
+        PRELUDE + "found = [[int(sample['index']) for sample in each.stream] for each in (dataset, mixture)]\n"
+        "write(os.environ['RANK'], [hash('a'), *found])\n"
+    )
+    command = [sys.executable, str(tmp_path / "script.py"), served.url, str(served.server.ca_file), str(tmp_path)]
+    environment = os.environ | {"WORLD_SIZE": "2"}
+    environment["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    ranks = [
+        subprocess.Popen(command, env=environment | {"RANK": rank, "PYTHONHASHSEED": seed}, stderr=subprocess.PIPE)
+        for rank, seed in (("0", "1"), ("1", "2"))
+    ]
+    assert [rank.communicate()[1] for rank in ranks] == [b"", b""]
+    (first, *ours), (other, *theirs) = (json.loads((tmp_path / rank).read_text()) for rank in "01")
+    assert first != other
+    streams = [af.Stream(served.url, features=[], seed=seed) for seed in range(2)]
+    mixture = af.Mixture(streams, [2, 1], stop_on=97, config=served.config())
+    sources: list[af.Stream | af.Mixture] = [served.stream(features=[]), mixture]
+    for source, mine, yours in zip(sources, ours, theirs, strict=True):
+        assert sorted(mine + yours) == sorted(int(sample["index"]) for sample in source)
+
+
 def test_ranks_that_are_killed_are_gone_on_with_by_one_and_by_four(served: Served, tmp_path: Path) -> None:
     """With each rank of torchrun's at another batch when its state is written, and killed behind a later one.
 

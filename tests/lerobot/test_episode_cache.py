@@ -210,8 +210,7 @@ class ClipsBefore:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("how", ["sample", "ready"])
-@pytest.mark.parametrize("prefetched", [23, 24])
+@pytest.mark.parametrize(("how", "prefetched"), [("sample", 24), ("ready", 23)])
 async def test_an_episode_that_somebody_waits_for_overtakes_those_that_are_prefetched(
     many_files: DatasetTruth, how: str, prefetched: int
 ) -> None:

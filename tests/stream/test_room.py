@@ -147,13 +147,13 @@ async def test_an_episode_larger_than_the_bound_is_an_error_before_the_first_sam
     assert len(await read(af.Stream(str(truth.root), config=enough))) == truth.num_frames
 
 
-@pytest.mark.parametrize("pool_episodes", [1, 2, 4, 8])
+@pytest.mark.parametrize("pool_episodes", [1, 2, 8])
 @pytest.mark.parametrize("room", [1.0, 1.5, 2.5])
 async def test_a_pool_that_was_made_smaller_fits_in_every_epoch(
     truth: DatasetTruth, clip_bytes: list[int], pool_episodes: int, room: float
 ) -> None:
     chosen = config(int(room * max(clip_bytes)), lanes=1, pool_episodes=pool_episodes, decoded_max_bytes=1)
-    for seed, epoch in itertools.product(range(2), range(3)):
+    for seed, epoch in ((0, 0), (0, 1), (1, 2)):
         async with af.Stream(str(truth.root), seed=seed, config=chosen).samples(epoch=epoch) as samples:
             assert len([sample async for sample in samples]) == truth.num_frames
 

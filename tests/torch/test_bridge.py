@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,7 +18,6 @@ import asyncfetch as af
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.usefixtures("programs_are_warm"),
@@ -264,28 +260,8 @@ def test_an_error_in_a_forked_worker_is_raised_in_the_parent() -> None:
         list(loader)
 
 
-SCRIPT = """
-import anyio, sys
-from functools import partial
-from torch.utils.data import DataLoader, get_worker_info
-import asyncfetch as af
-
-async def share(stop):
-    worker = get_worker_info()
-    for number in range(worker.id, stop, worker.num_workers):
-        await anyio.sleep(0)
-        yield number
-
-if __name__ == "__main__":
-    dataset = af.torch.AsyncIterableDataset(partial(share, 20))
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
-    print(sorted(loader) == list(range(20)))
-"""
-
-
 @pytest.mark.timeout(60)
-def test_spawned_workers_make_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
-    path.write_text(textwrap.dedent(SCRIPT))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
-    assert subprocess.check_output([sys.executable, path], env=environment, text=True, timeout=50) == "True\n"
+def test_spawned_workers_make_their_own() -> None:
+    dataset = Dataset(partial(shares, 20))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    assert sorted(loader) == list(range(20))

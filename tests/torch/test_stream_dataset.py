@@ -175,9 +175,9 @@ def test_a_slow_collate_is_named_whoever_calls_it(truth: DatasetTruth, num_worke
     stream = af.Stream(truth.root, config=af.StreamConfig(fetch=af.FetchConfig(trust_env=False)))
     if is_the_loaders:
         dataset = af.torch.StreamDataset(stream)
-        loader = DataLoader(dataset, batch_size=4, num_workers=num_workers, collate_fn=slowly)
+        loader = DataLoader(dataset, batch_size=10, num_workers=num_workers, collate_fn=slowly)
     else:
-        dataset = af.torch.StreamDataset(stream, batch_size=4, collate_fn=slowly)
+        dataset = af.torch.StreamDataset(stream, batch_size=10, collate_fn=slowly)
         loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
     assert sum(loader) == truth.num_frames
     report = dataset.report()
@@ -232,7 +232,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
 @pytest.mark.timeout(150)  # spawned workers import torch, all at a time
 @pytest.mark.parametrize(
     ("workers", "start", "batch_size"),
-    [(2, "fork", 4), (3, "fork", None), (5, "fork", 4), (2, "spawn", 4), (3, "spawn", None)],
+    [(2, "fork", 4), (5, "fork", None), (2, "spawn", 4)],
 )
 def test_workers_of_a_rank_fetch_each_byte_once(
     clips: DatasetTruth, workers: int, start: str, batch_size: int | None

@@ -186,7 +186,7 @@ def test_opening_while_others_open_is_no_error(tier: Tier) -> None:
 @pytest.mark.alone
 @pytest.mark.timeout(90)  # it has bounds of its own, and on a busy machine so many interpreters start slowly
 def test_a_short_soak(tmp_path: Path) -> None:
-    done = soak(tmp_path, seconds=4.0, processes=4, kill_every_seconds=0.4)
+    done = soak(tmp_path, seconds=2.5, processes=4, kill_every_seconds=0.25)
     assert done.killed >= 5
     assert done.reads > 0
     assert done.peak_bytes <= MAX_BYTES
