@@ -262,14 +262,7 @@ class _Judge:
                 advice="the next epoch reads from it; to fill it in advance, copy it or read the dataset once",
             )
         if loop >= LOOP_SHARE:
-            return Diagnosis(
-                binds="loop",
-                evidence=f"{told}; the loop's thread, which sends requests and reads answers, TLS included, ran or "
-                f"waited for a core for {loop:.0%} of the whole time",
-                setting={"num_workers": max(2, min(4, self._cores))} if not self._workers else {},
-                gain=self._gain(network, max(1, min(2, self._cores))) if not self._workers else 1.0,
-                advice="each loader worker has its own loop, on its own core",
-            )
+            return self._of_loop(told, loop)
         limit_share = seconds.get(Cause.LIMIT, 0.0) / network
         if config.fetch.max_bytes_per_second is not None and rate >= 0.8 * config.fetch.max_bytes_per_second:
             return Diagnosis(
@@ -326,6 +319,19 @@ class _Judge:
             f"{waits.longest_wait_episode}, which has {waits.largest_bytes / MIB:.0f} MiB; others have "
             f"{waits.other_bytes / MIB:.1f}",
             advice="split it, or leave it out with episodes=; more prefetch_episodes start it earlier",
+        )
+
+    def _of_loop(self, told: str, loop: float) -> Diagnosis:
+        """No setting: on cores that are all in use, one more loop brings nothing."""
+        ran = _share(self._waits.loop_ran_seconds, self._waits)
+        hosts = {} if self._seen is None else self._seen.fetch.hosts
+        tls = "spare it TLS by http://, from a host in a network that you trust; "
+        return Diagnosis(
+            binds="loop",
+            evidence=f"{told}; the loop's thread, which sends requests and reads answers, TLS included, ran for "
+            f"{ran:.0%} of the whole time, and ran or waited for a core for {loop:.0%}",
+            advice=(tls if any(origin.startswith("https:") for origin in hosts) else "")
+            + "where cores are idle, loader workers (num_workers) or serve_samples have loops of their own",
         )
 
     def _of(self, cause: Cause, seconds: float) -> Diagnosis:
@@ -388,13 +394,7 @@ class _Judge:
             _share(part, self._waits) for part in (self._waits.loop_busy_seconds, self._waits.loop_ran_seconds)
         )
         if loop >= LOOP_SHARE and ran >= LOOP_RAN_SHARE:
-            return Diagnosis(
-                binds="loop",
-                evidence=f"{share}, beside the loop's thread, which is busy: sending requests and reading answers, TLS "
-                f"included, it ran for {ran:.0%} of the whole time, and ran or waited for a core for {loop:.0%}",
-                advice="spare it TLS by http://, from a host in a network that you trust; where cores are idle, loader "
-                "workers (num_workers) or serve_samples have loops of their own",
-            )
+            return self._of_loop(share, loop)
         if 0 < threads < self._cores:
             return Diagnosis(
                 binds=cause.key,

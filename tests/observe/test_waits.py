@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.config import StreamConfig
+from asyncfetch.config import FetchConfig, StreamConfig
+from asyncfetch.errors import FetchError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.observe import Histogram
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import FIGURES, Cause, Meter, WaitAccount, Waits, WaitStep, metered, running_meter
+from asyncfetch.testing import RangeServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -229,10 +231,13 @@ def test_room_lets_what_is_fetched_ahead_hide_its_first_byte() -> None:
 
 
 async def test_a_loop_that_always_has_something_to_do_binds_where_hosts_are_waited_for() -> None:
-    async with Fetcher() as fetcher:
+    async with Fetcher(FetchConfig(trust_env=False)) as fetcher, RangeServer({"x": b"x"}) as server:
+        with pytest.raises(FetchError):
+            await fetcher.fetch(f"{server.url}/x")  # its certificate isn't known
         statistics = SimpleNamespace(fetch=fetcher.statistics(), disk=None)
     waits = Waits(
         consumers=1,
+        samples=1,
         wall_seconds=10.0,
         loop_busy_seconds=8.5,
         by_cause={Cause.OPENING: 4.0, Cause.FIRST_BYTE: 6.0},
@@ -240,13 +245,16 @@ async def test_a_loop_that_always_has_something_to_do_binds_where_hosts_are_wait
     )
     verdict = Report.of(waits, statistics, StreamConfig()).verdict
     assert verdict.binds == "loop"
-    assert "for 85% of the whole time" in verdict.evidence
+    assert "ran or waited for a core for 85%" in verdict.evidence
+    assert not verdict.setting  # on cores that are all in use, more processes bring nothing
+    assert verdict.advice.startswith("spare it TLS by http://")
     assert Report.of(replace(waits, loop_busy_seconds=5.0), statistics, StreamConfig()).verdict.binds == "first_byte"
 
 
 def test_a_loop_that_takes_the_decoders_cores_binds() -> None:
     waits = Waits(
         consumers=1,
+        samples=1,
         wall_seconds=10.0,
         loop_busy_seconds=8.8,
         loop_ran_seconds=3.5,
@@ -254,8 +262,8 @@ def test_a_loop_that_takes_the_decoders_cores_binds() -> None:
     )
     verdict = Report.of(waits, None, StreamConfig()).verdict
     assert verdict.binds == "loop"
-    assert "it ran for 35% of the whole time" in verdict.evidence
-    assert not verdict.setting  # on cores that are all in use, more processes bring nothing
+    assert "ran for 35% of the whole time" in verdict.evidence
+    assert "TLS" not in verdict.advice  # of no host it is known
     for other in (replace(waits, loop_busy_seconds=3.5), replace(waits, loop_ran_seconds=0.5)):  # of a busy machine
         assert Report.of(other, None, StreamConfig()).verdict.binds == "decoding"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from dataclasses import replace
@@ -125,6 +126,23 @@ async def test_what_two_processes_wrote_at_once_is_nothing(truth: DatasetTruth) 
     for at in (written.index(b"\x78\x01"), written.rindex(b"\x78\x01")):  # where zlib begins: the latest two
         page._memory[at + 40 : at + 44] = b"torn"
     assert page.published() == Published()
+
+
+async def test_a_worker_that_died_waits_no_longer_and_one_that_opens_a_dataset_does(truth: DatasetTruth) -> None:
+    statistics = await statistics_of(truth)
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    process.join()
+    assert process.pid is not None
+    for owner, has_begun, seconds in ((process.pid, False, 5), (os.getpid(), True, 5), (os.getpid(), False, 60)):
+        page = board().claim(1, 0, 1, 0)
+        assert page is not None
+        account, now = WaitAccount(page.numbers), time.perf_counter()
+        account.wait(now - 60.0)
+        if has_begun:
+            page.publish(statistics, Waits(), statistics)
+        page._head[3], page._head[5] = owner, now - 60.0  # when it wrote last
+        assert page.waits().waited_seconds == pytest.approx(seconds, abs=1.0)
 
 
 class Torn:
