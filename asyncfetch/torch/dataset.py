@@ -111,10 +111,11 @@ class StreamDataset(IterableDataset[Any]):
         stream: What to read. ``set_epoch`` on it, or here, reaches the workers of a running loader when it is iterated
             again.
         batch_size: Samples of a batch that the dataset makes itself, with ``collate``; give the loader
-            ``batch_size=None`` then. The batches, and their order, are the same for every number of workers. None gives
-            single samples, for the loader to put into batches: then each worker makes batches of its own share. Frames
-            of a group of pictures come ``pool_episodes`` samples apart: unless that is a multiple of the batch size
-            times the workers, several of them decode the same groups, and a warning says so.
+            ``batch_size=None`` then. The batches, and their order, are the same for every number of workers, where
+            nothing is left out or replaced: each worker has samples of its own before a bad one. None gives single
+            samples, for the loader to put into batches: then each worker makes batches of its own share. Frames of a
+            group of pictures come ``pool_episodes`` samples apart: unless that is a multiple of the batch size times
+            the workers, several of them decode the same groups, and a warning says so.
         drop_last: Whether smaller batches are left out: a last one, and of a mixture whose members disagree those at
             the end of a rest that was dealt out anew, one of each member at most, and those that lack what ``on_error``
             left out.
