@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from array import array
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -171,11 +172,18 @@ class PassFigures:
             await anyio.sleep(PUBLISH_SECONDS)
 
     def _publish(self) -> None:
-        seen = None if self._page is None else self._seen()
-        if self._page is not None and seen is not None:
+        page = self._page
+        seen = None if page is None else self._seen()
+        if page is not None and seen is not None:
             self.account.note_cause(tuple(self.path()))
             self.account.note_worked(self._worked())
-            self._page.publish(self._of_pass(seen), self.all_waits(), seen)
+            page.publish(self._of_pass(seen), self.all_waits(), seen)
+
+    def leave_page(self) -> None:
+        """Another pass is written there from now on, whether this one is over or not."""
+        if self._page is not None:
+            self._publish()
+            self._page, self.account.figures = None, array("d", self.account.figures)
 
     def _of_pass(self, seen: DatasetStatistics) -> DatasetStatistics:
         return seen if self._seen_before is None else seen.since(self._seen_before)

@@ -487,7 +487,10 @@ class SampleSource(ABC, Generic[R]):
         Args:
             is_open: Whether what it reads was open before it; of an open dataset that is known.
         """
-        before = None if self.figures is None else self.figures.all_waits()
+        before = None
+        if self.figures is not None:
+            self.figures.leave_page()
+            before = self.figures.all_waits()
         if self._opened is not None:
             is_open, report = True, self._opened.pass_report
             before = None if report is None else report().all_waits  # whichever stream's they were

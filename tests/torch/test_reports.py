@@ -83,6 +83,24 @@ def test_workers_are_seen_while_they_run_and_in_each_epoch(
     assert scrapes[-1]["asyncfetch_received_bytes_total", str({"host": server.url})] == sent_bytes
 
 
+def test_a_pass_that_was_left_early_is_not_counted_into_the_next_one(
+    truth: DatasetTruth, dataset: af.torch.StreamDataset
+) -> None:
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True, prefetch_factor=1)
+    scrapes = []
+    for leaves_early in (True, True, False):
+        for _ in loader:
+            scrapes.append(counters(dataset))
+            if leaves_early and len(scrapes) % 3 == 0:
+                break
+    report = dataset.report()
+    assert report.waits.samples == truth.num_frames
+    assert report.waits.wall_seconds < report.all_waits.wall_seconds
+    assert report.all_waits.samples >= 3 + 3 + truth.num_frames
+    for before, after in itertools.pairwise(scrapes):
+        assert not [name for name, value in before.items() if after.get(name, 0.0) < value - 1e-9]
+
+
 def test_a_report_is_of_whoever_read_last(truth: DatasetTruth, dataset: af.torch.StreamDataset) -> None:
     for num_workers in (1, 0, 2, 0):
         assert sum(1 for _ in DataLoader(dataset, batch_size=None, num_workers=num_workers)) == truth.num_frames
