@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing import DatasetTruth
 
+pytestmark = pytest.mark.timeout(100)  # workers that each import what decodes
+
 CONFIG = af.StreamConfig(fetch=af.FetchConfig(trust_env=False))
 
 
