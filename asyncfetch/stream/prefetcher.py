@@ -12,6 +12,7 @@ import functools
 import math
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import anyio
@@ -37,6 +38,10 @@ HEAD_START_SECONDS = 0.1
 """That the first episode, and decoding what is first of it, has alone, at most: where the episodes of a pool fill the
 link or the processor together, the first sample would wait for the last of them. Where each stream is slow that is a
 hundredth of the first ten seconds."""
+
+EARLY_EPISODES = 32
+"""That are loaded side by side after that time, until the first is decoded. One dataset's epoch begins with no more;
+hundreds of members' at once would hold the loop for seconds, and the first sample with it."""
 
 
 class _NoMoreEpisodes:
@@ -129,6 +134,7 @@ class EpisodePrefetcher:
         self._unpaid: deque[_Slot] = deque()
         self._first: _Slot | None = None
         self._head_start_over = anyio.Event()
+        self._early = anyio.CapacityLimiter(EARLY_EPISODES)
         self._exhausted = False
         self._caller = Caller(urgent=False)
         self._freed = anyio.Event()
@@ -145,7 +151,9 @@ class EpisodePrefetcher:
 
     def end_head_start(self) -> None:
         """What is first of the first episode is decoded: the others may have the link and the processor, too."""
-        self._head_start_over.set()
+        if not self._head_start_over.is_set():
+            self._head_start_over.set()
+            self._early.total_tokens = math.inf
 
     def use(self, episode: int) -> None:
         """Announce a use of an episode; ``get`` it, then ``done`` with it. Admits it now if it isn't yet."""
@@ -281,12 +289,14 @@ class EpisodePrefetcher:
             if slot is not self._first and not self._head_start_over.is_set():
                 with anyio.move_on_after(HEAD_START_SECONDS):
                     await self._head_start_over.wait()
-            slot.begun_at = time.perf_counter()
-            with calling(slot.caller), metered(slot.meter):
-                await gather(
-                    functools.partial(self._hold, slot),
-                    functools.partial(self._dataset.locate_rows, slot.episode),
-                )
+            is_free = slot is self._first or self._head_start_over.is_set()
+            async with nullcontext() if is_free else self._early:
+                slot.begun_at = time.perf_counter()
+                with calling(slot.caller), metered(slot.meter):
+                    await gather(
+                        functools.partial(self._hold, slot),
+                        functools.partial(self._dataset.locate_rows, slot.episode),
+                    )
         except Exception as error:  # noqa: BLE001  raised by get(), at the episode's place in the order
             slot.error = kept(error)
             if not slot.granted.is_set():
