@@ -12,7 +12,6 @@ import functools
 import math
 import time
 from collections import deque
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import anyio
@@ -40,7 +39,7 @@ link or the processor together, the first sample would wait for the last of them
 hundredth of the first ten seconds."""
 
 EARLY_EPISODES = 32
-"""That are loaded side by side after that time, until the first is decoded. One dataset's epoch begins with no more;
+"""That are loaded after that time, beside the first, until that is decoded. One dataset's epoch begins with no more;
 hundreds of members' at once would hold the loop for seconds, and the first sample with it."""
 
 
@@ -134,7 +133,7 @@ class EpisodePrefetcher:
         self._unpaid: deque[_Slot] = deque()
         self._first: _Slot | None = None
         self._head_start_over = anyio.Event()
-        self._early = anyio.CapacityLimiter(EARLY_EPISODES)
+        self._early = 0  # that were loaded before that
         self._exhausted = False
         self._caller = Caller(urgent=False)
         self._freed = anyio.Event()
@@ -151,9 +150,7 @@ class EpisodePrefetcher:
 
     def end_head_start(self) -> None:
         """What is first of the first episode is decoded: the others may have the link and the processor, too."""
-        if not self._head_start_over.is_set():
-            self._head_start_over.set()
-            self._early.total_tokens = math.inf
+        self._head_start_over.set()
 
     def use(self, episode: int) -> None:
         """Announce a use of an episode; ``get`` it, then ``done`` with it. Admits it now if it isn't yet."""
@@ -289,14 +286,15 @@ class EpisodePrefetcher:
             if slot is not self._first and not self._head_start_over.is_set():
                 with anyio.move_on_after(HEAD_START_SECONDS):
                     await self._head_start_over.wait()
-            is_free = slot is self._first or self._head_start_over.is_set()
-            async with nullcontext() if is_free else self._early:
-                slot.begun_at = time.perf_counter()
-                with calling(slot.caller), metered(slot.meter):
-                    await gather(
-                        functools.partial(self._hold, slot),
-                        functools.partial(self._dataset.locate_rows, slot.episode),
-                    )
+                if self._early >= EARLY_EPISODES:
+                    await self._head_start_over.wait()
+                self._early += 1
+            slot.begun_at = time.perf_counter()
+            with calling(slot.caller), metered(slot.meter):
+                await gather(
+                    functools.partial(self._hold, slot),
+                    functools.partial(self._dataset.locate_rows, slot.episode),
+                )
         except Exception as error:  # noqa: BLE001  raised by get(), at the episode's place in the order
             slot.error = kept(error)
             if not slot.granted.is_set():
