@@ -31,15 +31,36 @@ def open_mixture(root: str, members: int) -> dict[str, float]:
 
     streams = [af.Stream(os.path.join(root, str(number)), seed=0) for number in range(members)]
     began, cpu = time.perf_counter(), time.process_time()
-    samples = iter(af.Mixture(streams, weights=[1.0] * members))
+    mixture = af.Mixture(streams, weights=[1.0] * members)
+    mixture.opened()
+    opened_cpu = time.process_time()
+    samples = iter(mixture)
     next(samples)
     took = {
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - cpu,
+        "opening_cpu_seconds": opened_cpu - cpu,
         "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     samples.close()
-    return took
+    mixture.close()
+    return took | {"floor_cpu_seconds": read_metadata(root, members)}
+
+
+def read_metadata(root: str, members: int) -> float:
+    """Return the CPU seconds that json and pyarrow alone take for the members' metadata, one after the other."""
+    from pyarrow import BufferReader
+    from pyarrow.parquet import ParquetFile
+
+    cpu = time.process_time()
+    for number in range(members):
+        meta = Path(root, str(number), "meta")
+        json.loads((meta / "info.json").read_bytes())
+        for name, unwanted in (("tasks.parquet", None), ("episodes/chunk-000/file-000.parquet", "stats/")):
+            file = ParquetFile(BufferReader((meta / name).read_bytes()), pre_buffer=False)
+            columns = [key for key in file.schema_arrow.names if unwanted is None or not key.startswith(unwanted)]
+            file.read(columns=columns, use_threads=False)
+    return time.process_time() - cpu
 
 
 def copy_by_links(template: Path, root: Path, members: int) -> None:
@@ -78,6 +99,10 @@ def main(arguments: list[str] | None = None) -> int:
             "from": few,
             "to": many,
             "cpu_ms": (medians[many]["cpu_seconds"] - medians[few]["cpu_seconds"]) / (many - few) * 1000,
+            "opening_cpu_ms": (medians[many]["opening_cpu_seconds"] - medians[few]["opening_cpu_seconds"])
+            / (many - few)
+            * 1000,
+            "floor_cpu_ms": medians[many]["floor_cpu_seconds"] / many * 1000,
             "mib": (medians[many]["mib"] - medians[few]["mib"]) / (many - few),
         }
         for few, many in pairwise(options.members)
@@ -89,7 +114,10 @@ def main(arguments: list[str] | None = None) -> int:
     for size, run in medians.items():
         print(f"{size:>8} {run['seconds']:>8.2f} {run['cpu_seconds']:>8.2f} {run['mib']:>8.0f}")
     for one in each:
-        print(f"a member, {one['from']} to {one['to']}: {one['cpu_ms']:.2f} ms of CPU, {one['mib']:.3f} MiB")
+        print(
+            f"a member, {one['from']} to {one['to']}: {one['cpu_ms']:.2f} ms of CPU, {one['opening_cpu_ms']:.2f} of "
+            f"them to open it, {one['mib']:.3f} MiB; json and pyarrow alone take {one['floor_cpu_ms']:.2f} ms"
+        )
     print(f"goals: {GOAL_CPU_MS:g} ms of CPU, {GOAL_MIB:g} MiB")
     return 0
 

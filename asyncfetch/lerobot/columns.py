@@ -52,6 +52,9 @@ def to_integers(column: pa.ChunkedArray[Any], name: str, url: str, *, missing: i
     Raises:
         FormatError: Not numbers, not whole, missing, or beyond int64 or what the stored type tells apart.
     """
+    if require_pyarrow().types.is_int64(column.type) and not column.null_count:
+        whole: NDArray[np.int64] = to_array(column).to_numpy(zero_copy_only=False).astype(np.int64)
+        return whole
     numbers = to_floats(column, name, url) if column.null_count else _numbers(column, name, url)
     largest: float = np.iinfo(np.int64).max
     if numbers.dtype.kind == "f":

@@ -245,7 +245,12 @@ class LeRobotDataset(AsyncOnly):
             self._engine = self._given_engine
         engine = self._engine
         metadata = await load_metadata(
-            engine.reader, self.url, features=self._chosen, run=engine.run, version2=self._load_version2
+            engine.reader,
+            self.url,
+            features=self._chosen,
+            run=engine.run,
+            read_files=None if self._given_engine is None else engine.read_files,
+            version2=self._load_version2,
         )
         number = engine.join(self.config.pool_episodes * len(metadata.cameras))
         self._metadata = metadata

@@ -23,6 +23,7 @@ from asyncfetch.config import WorkerConfig, rank_config, usable_cpus
 from asyncfetch.decode import DecodePool, DecoderCache, FrameDecoder
 from asyncfetch.decode.cache import SIZE_VARIABLE
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.engine import FILE_THREADS
 from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.lerobot.rows import RowCache
 from asyncfetch.runtime.cancellation import end_tasks
@@ -164,6 +165,8 @@ class DatasetEngine:
         rows_bytes = tables_bytes - 2 * small_bytes
         self.run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
         """Runs parsers off the loop."""
+        self.read_files = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(FILE_THREADS))
+        """Runs reads of members' small local files off the loop. A dataset that is alone leaves them to its reader."""
         self.decode = DecodePool(config.decode_threads or usable_cpus())
         self.planning, self.locating = Limiter(PLANNED_AT_ONCE), Limiter(PLANNED_AT_ONCE)
         """Limiters for indexes of videos, and for footers of tables."""

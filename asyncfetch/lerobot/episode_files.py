@@ -40,6 +40,7 @@ from asyncfetch.lerobot.parquet import (
     fetch_end,
     open_end,
     read_columns,
+    read_whole,
     require_pyarrow,
 )
 from asyncfetch.runtime.concurrently import gather
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["MAX_NUMBER", "check_episodes", "episodes_url", "load_episodes"]
+__all__ = ["MAX_NUMBER", "check_episodes", "episodes_url", "load_episodes", "read_episodes"]
 
 _MAX_FILES_AT_ONCE = 8
 """Episode files read side by side."""
@@ -73,6 +74,19 @@ def episodes_url(root: str, number: int, chunks_size: int) -> str:
     """Url of the episode table's file ``number``, counted on over the chunk directories."""
     chunk_index, file_index = divmod(number, chunks_size)
     return join_url(root, EPISODES_PATH.format(chunk_index=chunk_index, file_index=file_index))
+
+
+def read_episodes(root: str, info: DatasetInfo, cameras: Sequence[str], end: TableEnd) -> EpisodeTable | None:
+    """Return what ``load_episodes`` does, of a dataset whose file 0 is whole; None if more files have episodes.
+
+    Blocks: call it in a thread.
+    """
+    found = read_whole(end, partial(_columns, cameras))
+    if info.total_episodes:
+        _rows_or_raise(found, end.url, 0, info.total_episodes)
+    if len(found) < info.total_episodes:
+        return None
+    return _build(root, info, cameras, [(end.url, found)] if len(found) else [])
 
 
 async def load_episodes(

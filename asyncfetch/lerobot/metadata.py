@@ -12,22 +12,34 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AccessDenied, ConfigError, FormatError, NotFound, redact_url
+from asyncfetch.errors import (
+    COPY_ANEW,
+    WRITE_ANEW,
+    AccessDenied,
+    AsyncFetchError,
+    ConfigError,
+    FormatError,
+    NotFound,
+    redact_url,
+)
+from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers, to_objects
-from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
+from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, is_v2, parse_info, parse_json
-from asyncfetch.lerobot.parquet import fetch_end, open_table, read_columns
-from asyncfetch.runtime.concurrently import Eventual, copied, kept, ungrouped
+from asyncfetch.lerobot.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
+from asyncfetch.runtime.concurrently import Eventual, ungrouped
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     import pyarrow as pa
 
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.episode_table import EpisodeTable
     from asyncfetch.lerobot.info import DatasetInfo, Feature
+    from asyncfetch.lerobot.parquet import TableEnd
+    from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["Metadata", "choose_features", "fingerprint_of", "load_metadata"]
@@ -35,6 +47,20 @@ __all__ = ["Metadata", "choose_features", "fingerprint_of", "load_metadata"]
 _INFO, _TASKS, _STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
 _TASK_COLUMNS = ("task", "__index_level_0__")
 """Columns that may have the task's string; the second one in sets that LeRobot 0.4 converted."""
+
+
+class StoredStatistics:
+    """stats.json as it is stored, parsed when somebody asks: of most members of a mixture nobody does."""
+
+    def __init__(self, data: memoryview, url: str) -> None:
+        self._data, self._url = bytes(data), url
+        self._parsed: dict[str, Any] | None = None
+
+    def read(self) -> dict[str, Any]:
+        """The statistics; FormatError if the file is damaged."""
+        if self._parsed is None:
+            self._parsed, self._data = parse_json(self._data, self._url), b""
+        return self._parsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +76,8 @@ class Metadata:
     """The chosen features whose frames are in MP4 files, in the order of info.json. Kind "depth" marks depth maps."""
     tasks: Mapping[int, str]
     """Task strings by task_index."""
-    statistics: Mapping[str, Any] | FormatError | None
-    """The statistics that ``stats`` gives, or the error that it raises."""
+    statistics: StoredStatistics | Mapping[str, Any] | None
+    """The statistics that ``stats`` gives; read by then, or still as stored."""
     episodes: EpisodeTable
     fingerprint: str
     """Hash of what defines the samples: chosen features, fps, tasks, lengths and places, but not the url."""
@@ -65,9 +91,7 @@ class Metadata:
         Raises:
             FormatError: It is damaged.
         """
-        if isinstance(self.statistics, FormatError):
-            raise copied(self.statistics)
-        return self.statistics
+        return self.statistics.read() if isinstance(self.statistics, StoredStatistics) else self.statistics
 
 
 async def load_metadata(
@@ -76,6 +100,7 @@ async def load_metadata(
     *,
     features: Collection[str] | None = None,
     run: RunSync = anyio.to_thread.run_sync,
+    read_files: RunSync | None = None,
     version2: Callable[[], Awaitable[Metadata]] | None = None,
 ) -> Metadata:
     """Load and check a LeRobot dataset's metadata. Its files are fetched side by side, episodes by column.
@@ -85,6 +110,7 @@ async def load_metadata(
         url: The directory that holds ``meta/``.
         features: Keys of the features that will be used; None means all. The default features are always among them.
         run: Runs the blocking parts.
+        read_files: Reads a local dataset's files at once, in a thread, where they are small. None: by ``reader``.
         version2: Loads it where it turns out to be of v2; None: that is refused.
 
     A damaged stats.json is no matter before somebody asks for ``stats``.
@@ -97,11 +123,18 @@ async def load_metadata(
         DatasetError: It is another version's, or lacks a default feature.
         MissingDependency: pyarrow isn't installed.
     """
+    if read_files is not None and is_local(url):
+        urls = [*(join_url(url, name) for name in (_INFO, _TASKS, _STATS)), episodes_url(url, 0, 1)]
+        files = await read_files(partial(read_small_files, urls, WHOLE_BYTES))
+        small = None if files is None else await run(partial(_parse_all, url, features, files))
+        if small is not None:
+            return small
+    rest: tuple[EpisodeTable, dict[int, str], str] | None = None
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             info_file = Eventual(tasks, partial(reader.fetch, join_url(url, _INFO)))
-            task_strings = Eventual(tasks, partial(_load_tasks, reader, join_url(url, _TASKS), run))
-            stats = Eventual(tasks, partial(_load_stats, reader, join_url(url, _STATS), run))
+            first_tasks = Eventual(tasks, partial(fetch_end, reader, join_url(url, _TASKS)))
+            stats = Eventual(tasks, partial(_load_stats, reader, join_url(url, _STATS)))
             first = Eventual(tasks, partial(fetch_end, reader, episodes_url(url, 0, 1)))
             # info.json first, since it explains what else is wrong: a v2 dataset, say, has no tasks.parquet.
             data = await _root_file(info_file, url)
@@ -111,13 +144,61 @@ async def load_metadata(
             else:
                 chosen = choose_features(info, features, url)
                 cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
-                episodes = await load_episodes(reader, url, info, cameras, first_end=first.get, run=run)
-                names, numbers = await task_strings.get(), await stats.get()
+                end = await first.arrived()
+                tasks_end = await first_tasks.arrived() if end is not None and end.is_whole else None
+                if end is not None and tasks_end is not None and tasks_end.is_whole:
+                    rest = await run(partial(_parse_small, url, info, chosen, cameras, end, tasks_end))
+                if rest is None:
+                    task_strings = Eventual(tasks, partial(_load_tasks, reader, first_tasks.get, run))
+                    episodes = await load_episodes(reader, url, info, cameras, first_end=first.get, run=run)
+                    names = await task_strings.get()
+                    rest = episodes, names, await run(partial(fingerprint_of, info, chosen, names, episodes))
+                statistics = await stats.get()
     if info is None:
         assert version2 is not None
         return await version2()
-    fingerprint = await run(partial(fingerprint_of, info, chosen, names, episodes))
-    return Metadata(url, info, chosen, cameras, names, numbers, episodes, fingerprint)
+    assert rest is not None
+    episodes, names, fingerprint = rest
+    return Metadata(url, info, chosen, cameras, names, statistics, episodes, fingerprint)
+
+
+def _parse_small(
+    url: str,
+    info: DatasetInfo,
+    features: Mapping[str, Feature],
+    cameras: Sequence[str],
+    first: TableEnd,
+    tasks: TableEnd,
+) -> tuple[EpisodeTable, dict[int, str], str] | None:
+    """Episodes, tasks and fingerprint of files that are whole, in one call in a thread; None if there are more files.
+
+    Going to a thread takes longer than parsing the files of a dataset of a few episodes.
+    """
+    episodes = read_episodes(url, info, cameras, first)
+    if episodes is None:
+        return None
+    names = _parse_tasks(read_whole(tasks, _task_columns), tasks.url)
+    return episodes, names, fingerprint_of(info, features, names, episodes)
+
+
+def _parse_all(
+    url: str, features: Collection[str] | None, files: Sequence[tuple[ObjectInfo, memoryview]]
+) -> Metadata | None:
+    """What all files say; None if there are more, or something is wrong, which the long way tells."""
+    (info_file, data), tasks, (stats_file, stats), first = files
+    try:
+        info = _parse_unless_v2(data, info_file.url, refuses=False)
+        if info is None:
+            return None
+        chosen = choose_features(info, features, url)
+        cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
+        rest = _parse_small(url, info, chosen, cameras, whole_end(*first), whole_end(*tasks))
+    except AsyncFetchError:
+        return None
+    if rest is None:
+        return None
+    episodes, names, fingerprint = rest
+    return Metadata(url, info, chosen, cameras, names, StoredStatistics(stats, stats_file.url), episodes, fingerprint)
 
 
 def _parse_unless_v2(data: memoryview, url: str, *, refuses: bool) -> DatasetInfo | None:
@@ -145,15 +226,19 @@ def _hint(url: str, error: NotFound) -> str:
     return f"That is a path; a dataset of the Hub is hf://datasets/{url}, one of a web server https://{url}"
 
 
-async def _load_tasks(reader: RangeReader, url: str, run: RunSync) -> dict[int, str]:
-    file = await open_table(reader, url, run=run)
-    task = next((name for name in _TASK_COLUMNS if name in file.columns), _TASK_COLUMNS[0])
-    columns = ("task_index", task)
+def _task_columns(there: Collection[str]) -> tuple[str, str]:
+    return "task_index", next((name for name in _TASK_COLUMNS if name in there), _TASK_COLUMNS[0])
+
+
+async def _load_tasks(reader: RangeReader, end: Callable[[], Awaitable[TableEnd]], run: RunSync) -> dict[int, str]:
+    file = await open_end(reader, await end(), run=run)
+    columns = _task_columns(file.columns)
     table = await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
-    return await run(partial(_parse_tasks, table, task, url))
+    return await run(partial(_parse_tasks, table, file.url))
 
 
-def _parse_tasks(table: pa.Table, task: str, url: str) -> dict[int, str]:
+def _parse_tasks(table: pa.Table, url: str) -> dict[int, str]:
+    _, task = _task_columns(table.column_names)
     indices = to_integers(table["task_index"], "task_index", url).tolist()
     words = to_objects(table[task], f"column {task} of {redact_url(url)}", remedy=COPY_ANEW)
     for row, word in enumerate(words):
@@ -169,15 +254,11 @@ def _parse_tasks(table: pa.Table, task: str, url: str) -> dict[int, str]:
     return dict(sorted(tasks.items()))
 
 
-async def _load_stats(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any] | FormatError | None:
+async def _load_stats(reader: RangeReader, url: str) -> StoredStatistics | None:
     try:
-        data = await reader.fetch(url)
+        return StoredStatistics(await reader.fetch(url), url)
     except (AccessDenied, NotFound):
         return None  # S3 denies access to what isn't there to those who may not list.
-    try:
-        return await run(partial(parse_json, data, url))
-    except FormatError as error:
-        return kept(error)
 
 
 def choose_features(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:

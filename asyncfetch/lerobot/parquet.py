@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import io
 import itertools
+import sys
 from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_TAIL_BYTES",
     "TAIL_BYTES",
+    "WHOLE_BYTES",
     "FetchedColumns",
     "FetchedGroups",
     "TableEnd",
@@ -53,7 +55,9 @@ __all__ = [
     "open_end",
     "open_table",
     "read_columns",
+    "read_whole",
     "require_pyarrow",
+    "whole_end",
 ]
 
 TAIL_BYTES = 64 * 1024
@@ -90,6 +94,8 @@ def require_pyarrow() -> Any:  # noqa: ANN401  (pyarrow has no types)
     Raises:
         MissingDependency: It isn't installed.
     """
+    if _imported and sys.modules.get("pyarrow") is _imported[0]:
+        return _imported[0]
     try:
         with forks_wait():
             import pyarrow as pa
@@ -98,7 +104,12 @@ def require_pyarrow() -> Any:  # noqa: ANN401  (pyarrow has no types)
     except ImportError as error:
         message = f"LeRobot tables need pyarrow: {install_command('lerobot')}"
         raise MissingDependency(message) from error
+    _imported[:] = [pa]
     return pa
+
+
+_imported: list[Any] = []
+"""The module, once all of it is there: a file is opened by a dozen calls that need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +187,21 @@ class TableEnd:
     footer_bytes: int
     """Length of the footer, of which the tail may lack some."""
 
+    @property
+    def is_whole(self) -> bool:
+        """True if the tail is all of the file."""
+        return len(self.tail) == self.file.size
+
 
 async def fetch_end(reader: RangeReader, url: str, tail_bytes: int = TAIL_BYTES) -> TableEnd:
     """The end of a parquet file, so many bytes of it; errors as ``open_table``."""
     info, tail = await reader.fetch_tail(url, tail_bytes)
     return TableEnd(url, info, tail, _footer_bytes(tail, url, info.size))
+
+
+def whole_end(file: ObjectInfo, data: memoryview) -> TableEnd:
+    """The same of a file that is there; FormatError if it isn't a whole parquet file."""
+    return TableEnd(file.url, file, data, _footer_bytes(data, file.url, file.size))
 
 
 async def open_table(reader: RangeReader, url: str, *, run: RunSync, tail_bytes: int = TAIL_BYTES) -> TableFile:
@@ -211,6 +232,22 @@ async def open_end(reader: RangeReader, end: TableEnd, *, run: RunSync) -> Table
         pieces[:0] = await reader.fetch_many(ByteRange(url, start, stop) for start, stop in itertools.pairwise(cuts))
         start = first
     return await run(partial(_parse, url, pieces, start, data_stop))
+
+
+def read_whole(end: TableEnd, choose: Callable[[Collection[str]], Collection[str]]) -> pa.Table:
+    """Return what ``open_end`` and ``read_columns`` give of a file that is whole. Blocks: call it in a thread.
+
+    Args:
+        end: All of the file.
+        choose: The columns to read, by those that are there.
+
+    Raises:
+        FormatError: A column isn't there, or the file is damaged.
+    """
+    file, parquet = _parse_open(end.url, end.tail, 0, end.file.size - _TRAILER_BYTES - end.footer_bytes)
+    columns = choose(file.columns)
+    groups, _ = _plan(file, range(file.metadata.num_row_groups), columns)
+    return _read(file, parquet, groups, columns)
 
 
 async def read_columns(
@@ -258,7 +295,7 @@ class FetchedColumns:
         Raises:
             FormatError: The file is damaged.
         """
-        arrow, file, groups = require_pyarrow(), self.file, list(self.groups)
+        arrow, file = require_pyarrow(), self.file
         source = _SparseFile(file.url, self.pieces, file.data_stop)
         with _border(file.url):
             # Buffering ahead, pyarrow would read the gaps too.
@@ -268,17 +305,23 @@ class FetchedColumns:
                 pre_buffer=False,
                 page_checksum_verification=True,
             )
-            names = sorted(self.columns, key=lambda column: file.leaves[column].start)
-            read = partial(parquet.read_row_groups, columns=names, use_threads=False)
-            try:
-                table: pa.Table = read(groups)
-            except arrow.ArrowNotImplementedError:  # of several groups: dictionaries in lists, 2 GiB of pictures
-                table = arrow.concat_tables([read([group]) for group in groups])
-            expected = sum(file.metadata.row_group(group).num_rows for group in groups)
-        if table.num_rows != expected:
-            message = f"{redact_url(file.url)} says its row groups {groups} have {expected} rows"
-            raise FormatError(f"{message}, but they hold {table.num_rows}", remedy=COPY_ANEW)
-        return table
+        return _read(file, parquet, self.groups, self.columns)
+
+
+def _read(file: TableFile, parquet: pq.ParquetFile, groups: Sequence[int], columns: Collection[str]) -> pa.Table:
+    arrow, groups = require_pyarrow(), list(groups)
+    with _border(file.url):
+        names = sorted(columns, key=lambda column: file.leaves[column].start)
+        read = partial(parquet.read_row_groups, columns=names, use_threads=False)
+        try:
+            table: pa.Table = read(groups)
+        except arrow.ArrowNotImplementedError:  # of several groups: dictionaries in lists, 2 GiB of pictures
+            table = arrow.concat_tables([read([group]) for group in groups])
+        expected = sum(file.metadata.row_group(group).num_rows for group in groups)
+    if table.num_rows != expected:
+        message = f"{redact_url(file.url)} says its row groups {groups} have {expected} rows"
+        raise FormatError(f"{message}, but they hold {table.num_rows}", remedy=COPY_ANEW)
+    return table
 
 
 async def fetch_groups(
@@ -370,12 +413,19 @@ def _footer_bytes(tail: memoryview, url: str, size: int) -> int:
 
 
 def _parse(url: str, pieces: Sequence[memoryview], start: int, data_stop: int) -> TableFile:
-    pa = require_pyarrow()
     end = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+    file, _ = _parse_open(url, end[data_stop - start :], data_stop, data_stop)
+    tail = memoryview(bytes(end[: data_stop - start]))  # a slice would keep the footer's bytes, too
+    return replace(file, tail=tail, tail_start=start)
+
+
+def _parse_open(url: str, end: memoryview, start: int, data_stop: int) -> tuple[TableFile, pq.ParquetFile]:
+    """The end of a file from ``start`` on, and what pyarrow reads it by: its columns, too, if it is the whole file."""
+    pa = require_pyarrow()
     leaves: dict[str, range] = {}
     next_leaf = 0
     with _border(url):
-        parquet = pa.parquet.ParquetFile(pa.BufferReader(end[data_stop - start :]))
+        parquet = pa.parquet.ParquetFile(pa.BufferReader(end), pre_buffer=False, page_checksum_verification=True)
         metadata = parquet.metadata
         # Not metadata.schema: the two refer to each other, and megabytes of a footer would wait for the collector.
         for field in parquet.schema_arrow:
@@ -385,13 +435,14 @@ def _parse(url: str, pieces: Sequence[memoryview], start: int, data_stop: int) -
     if next_leaf != metadata.num_columns:
         message = f"schema of {redact_url(url)} has {next_leaf} columns, its row groups {metadata.num_columns}"
         raise FormatError(message, remedy=COPY_ANEW)
-    tail = memoryview(bytes(end[: data_stop - start]))  # a slice would keep the footer's bytes, too
-    return TableFile(url, metadata, leaves, tail, start, data_stop)
+    return TableFile(url, metadata, leaves, end[: data_stop - start], start, data_stop), parquet
 
 
 def _count_leaves(arrow_type: pa.DataType) -> int:
-    storage = getattr(arrow_type, "storage_type", arrow_type)
-    return sum(_count_leaves(storage.field(i).type) for i in range(storage.num_fields)) or 1
+    if count := arrow_type.num_fields:
+        return sum(_count_leaves(arrow_type.field(i).type) for i in range(count))
+    storage = getattr(arrow_type, "storage_type", None)  # of an extension, which says that it has no fields
+    return 1 if storage is None else _count_leaves(storage)
 
 
 def _join_near(spans: Sequence[tuple[int, int]], gap_bytes: int) -> list[tuple[int, int]]:

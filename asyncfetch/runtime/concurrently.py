@@ -125,6 +125,11 @@ class Eventual(Generic[T]):
             self._error = kept(error)
         self._done.set()
 
+    async def arrived(self) -> T | None:
+        """The result, as soon as it is there; None where the call failed."""
+        await self._done.wait()
+        return self._results[0] if self._results else None
+
     async def get(self) -> T:
         """The result, as soon as it is there; or the call's error."""
         await self._done.wait()

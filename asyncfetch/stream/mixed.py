@@ -213,9 +213,17 @@ class MixedOrder:
         self._epoch = epoch
         self._lengths = lengths
         self._orders = orders
-        firsts = [of(0)[0] for of in orders]
+        self._latest: dict[int, tuple[int, tuple[Order, Sequence[int]]]] = {}  # by member, with its epoch
+        firsts = [self._order(member, 0)[0] for member in range(len(orders))]
         self._firsts = [order for order, length in zip(firsts, lengths, strict=True) if length]
         self._ends = np.cumsum([0, *(len(order.lengths) for order in firsts)]).tolist()
+
+    def _order(self, member: int, cycle: int) -> tuple[Order, Sequence[int]]:
+        """The member's order in one of its epochs; of the latest one that was asked for without making it anew."""
+        known = self._latest.get(member)
+        if known is None or known[0] != cycle:
+            known = self._latest[member] = cycle, self._orders[member](cycle)
+        return known[1]
 
     def __len__(self) -> int:
         return self._epoch.total
@@ -254,7 +262,7 @@ class MixedOrder:
             if length := self._lengths[member]:
                 number = rest.missing[0] if rest.missing else rest.position
                 cycle, place = divmod(number, length)
-                found[member] = (number, self._orders[member](cycle)[0].assignment(place))
+                found[member] = (number, self._order(member, cycle)[0].assignment(place))
         return found
 
     def affinities(self, assignment: Mapping[int, tuple[int, SlotAssignment]], ranks: int) -> _MixedSlots:
@@ -299,7 +307,7 @@ class MixedOrder:
     def _enter(self, member: int, number: int, assignment: Mapping[int, tuple[int, SlotAssignment]]) -> _OpenMember:
         order, known = self._entered(member, number, assignment)
         cycle = number // self._lengths[member]
-        selection, members = self._orders[member](cycle)[1], len(self._orders)
+        selection, members = self._order(member, cycle)[1], len(self._orders)
         return _OpenMember(
             cycle, order.visits(known), lambda episode: _name(members, member, cycle, int(selection[episode]))
         )
@@ -310,7 +318,7 @@ class MixedOrder:
         """The member's order that this number of its run is in, and who sits where there, or before it."""
         length = self._lengths[member]
         cycle, place = divmod(number, length)
-        order, _ = self._orders[member](cycle)
+        order, _ = self._order(member, cycle)
         next_number, known = assignment.get(member, (number + 1, None))
         is_here = next_number // length == cycle and next_number <= number
         return order, known if known is not None and is_here else order.assignment(place)

@@ -97,6 +97,8 @@ class Turns:
 
     def counts(self, turns: int) -> list[int]:
         """Return how many of the first so many turns each member has."""
+        if not turns:
+            return [0] * self._count_of_members
         # With the time x, every member's count is its weight * x within 1.
         margin = len(self._weights) + 1
         low, high = max(0, turns - margin) << _ONE_BITS, (turns + margin) << _ONE_BITS

@@ -38,6 +38,10 @@ HEAD_START_SECONDS = 0.1
 link or the processor together, the first sample would wait for the last of them. Where each stream is slow that is a
 hundredth of the first ten seconds."""
 
+EARLY_EPISODES = 32
+"""That are loaded after that time, beside the first, until that is decoded. One dataset's epoch begins with no more;
+hundreds of members' at once would hold the loop for seconds, and the first sample with it."""
+
 
 class _NoMoreEpisodes:
     """A mark after the last episode."""
@@ -129,6 +133,7 @@ class EpisodePrefetcher:
         self._unpaid: deque[_Slot] = deque()
         self._first: _Slot | None = None
         self._head_start_over = anyio.Event()
+        self._early = 0  # that were loaded before that
         self._exhausted = False
         self._caller = Caller(urgent=False)
         self._freed = anyio.Event()
@@ -281,6 +286,9 @@ class EpisodePrefetcher:
             if slot is not self._first and not self._head_start_over.is_set():
                 with anyio.move_on_after(HEAD_START_SECONDS):
                     await self._head_start_over.wait()
+                if self._early >= EARLY_EPISODES:
+                    await self._head_start_over.wait()
+                self._early += 1
             slot.begun_at = time.perf_counter()
             with calling(slot.caller), metered(slot.meter):
                 await gather(

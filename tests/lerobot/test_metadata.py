@@ -4,6 +4,7 @@ import gc
 import json
 import pickle
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,61 @@ async def test_unknown_features_are_refused_with_the_known(
 
 async def test_no_stats(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
     assert (await load_metadata(reader, tables.write(tmp_path))).stats is None
+
+
+async def test_small_files_are_parsed_in_two_calls_in_a_thread(
+    reader: LocalReader, tables: Tables, tmp_path: Path
+) -> None:
+    """info.json, which says whether the others are needed, and then all of them."""
+    calls: list[Callable[[], Any]] = []
+    metadata = await load_metadata(reader, tables.write(tmp_path), run=partial(_counted, calls))
+    assert len(calls) == 2
+    assert len(metadata.episodes) == len(tables.episodes["episode_index"])
+
+
+async def test_a_members_small_local_files_are_read_in_one_call(
+    reader: LocalReader, tables: Tables, tmp_path: Path
+) -> None:
+    """And it says what it says when they are read by the reader."""
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/stats.json").write_text('{"reward": {"max": [1.0]}}')
+    root, reads, parses = tables.write(tmp_path), [], []
+    usual = await load_metadata(reader, root)
+    reader.log.clear()
+    metadata = await load_metadata(reader, root, run=partial(_counted, parses), read_files=partial(_counted, reads))
+    assert (len(reads), len(parses), reader.log) == (1, 1, [])
+    assert metadata.fingerprint == usual.fingerprint
+    assert metadata.stats == usual.stats == {"reward": {"max": [1.0]}}
+    assert (metadata.info, metadata.tasks, metadata.cameras) == (usual.info, usual.tasks, usual.cameras)
+    assert list(metadata.episodes) == list(usual.episodes)
+
+
+@pytest.mark.parametrize("name", ["info.json", "tasks.parquet", "stats.json", "episodes/chunk-000/file-000.parquet"])
+@pytest.mark.parametrize("damage", ["gone", "empty", "directory", "long"])
+async def test_what_is_wrong_with_a_members_local_file_is_told_as_of_any_dataset(
+    reader: LocalReader, tables: Tables, tmp_path: Path, name: str, damage: str
+) -> None:
+    root = tables.write(tmp_path)
+    path = tmp_path / "meta" / name
+    path.unlink(missing_ok=True)
+    if damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "directory":
+        path.mkdir()
+    elif damage == "long":
+        path.write_bytes(b" " * (2**20 + 1))
+    outcomes = []
+    for read_files in (None, anyio.to_thread.run_sync):
+        try:
+            outcomes.append((await load_metadata(reader, root, read_files=read_files)).stats)
+        except (AsyncFetchError, OSError) as error:
+            outcomes.append(repr(error))
+    assert outcomes[0] == outcomes[1]
+
+
+async def _counted(calls: list[Callable[[], Any]], call: Callable[[], Any]) -> Any:  # noqa: ANN401
+    calls.append(call)
+    return call()
 
 
 async def test_wrong_root(reader: LocalReader, tmp_path: Path) -> None:

@@ -56,6 +56,22 @@ def test_found_anywhere_and_every_episode_finished_once(
         assert len(used) <= 6  # the pools of three members
 
 
+def test_a_members_order_of_an_epoch_is_made_once() -> None:
+    made: list[tuple[int, int]] = []
+
+    def counted(member: int) -> Callable[[int], tuple[Order, Sequence[int]]]:
+        def order(epoch: int) -> tuple[Order, Sequence[int]]:
+            made.append((member, epoch))
+            return order_of(member)(epoch)
+
+        return order
+
+    mixing = Mixing(LENGTHS, ((0, (1.0, 1.0, 1.0)),), "first", 1, 0)
+    order = MixedOrder(mixing.epoch(0), LENGTHS, [counted(member) for member in range(3)])
+    assert len(list(order.steps(range(6), order.assignment(0)))) == 6
+    assert made == [(0, 0), (1, 0), (2, 0)]
+
+
 def test_the_episodes_of_a_member_that_has_no_more_turns_are_let_go_of() -> None:
     order = mixed(((0, (1, 0, 0)), (5, (0, 0, 1))), 0)
     steps = list(order.steps(range(70)))

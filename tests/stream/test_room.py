@@ -311,13 +311,20 @@ async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
         window.close()
 
 
-@pytest.mark.parametrize(("head_start_seconds", "asked_together"), [(20.0, 1), (0.0, 4)])
+@pytest.mark.parametrize(
+    ("head_start_seconds", "early_episodes", "asked_together"), [(20.0, 32, 1), (0.0, 32, 4), (0.0, 2, 3)]
+)
 async def test_the_first_episode_is_asked_for_alone(
-    truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch, head_start_seconds: float, asked_together: int
+    truth: DatasetTruth,
+    monkeypatch: pytest.MonkeyPatch,
+    head_start_seconds: float,
+    early_episodes: int,
+    asked_together: int,
 ) -> None:
-    """On a link that all of a pool fill, it would come last. Where it takes long, the others don't wait for it."""
+    """On a link that all of a pool fill, it would come last. Where it takes long, a few don't wait for it."""
     episodes = [episode for episode, length in enumerate(truth.lengths) if length][:4]
     monkeypatch.setattr(asyncfetch.stream.prefetcher, "HEAD_START_SECONDS", head_start_seconds)
+    monkeypatch.setattr(asyncfetch.stream.prefetcher, "EARLY_EPISODES", early_episodes)
     asked: set[int] = set()
     all_asked, may_come = anyio.Event(), anyio.Event()
     async with af.open_dataset(str(truth.root)) as dataset:

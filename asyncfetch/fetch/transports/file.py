@@ -31,7 +31,7 @@ from asyncfetch.runtime.cancellation import outlast
 from asyncfetch.runtime.threads import run_to_its_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from asyncfetch.fetch.buffers import Views
     from asyncfetch.fetch.download import Download
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.retry import Attempt
     from asyncfetch.fetch.upload_sources import UploadSource
 
-__all__ = ["FileTransport", "local_path", "write_file"]
+__all__ = ["FileTransport", "is_local", "local_path", "read_small_files", "write_file"]
 
 READ_STEP_BYTES = 1024 * 1024
 """Bytes read at once: between two of these a read can be cancelled; about 1 ms on a local disk, and 10 ms on a slow
@@ -124,6 +124,36 @@ class FileTransport:
             return await self._run(_FileListing(url, self._max_entries))
         except AttemptFailed as failure:
             raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
+
+
+def is_local(url: str) -> bool:
+    """Return whether it is a path, or a url of a local file."""
+    return "://" not in url or url[:7].lower() == "file://"
+
+
+def read_small_files(urls: Sequence[str], max_bytes: int) -> list[tuple[ObjectInfo, memoryview]] | None:
+    """Version and bytes of each local file; None where one isn't as small, or can't be read. Blocks.
+
+    One call in a thread for several files: going there takes longer than reading one. Who gets None reads them by the
+    transport, which says what is wrong.
+    """
+    found = []
+    for url in urls:
+        try:
+            descriptor = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (ConfigError, OSError):
+            return None
+        try:
+            info = _info(url, os.fstat(descriptor))
+            data = os.pread(descriptor, max_bytes + 1, 0)
+        except (AttemptFailed, OSError):
+            return None
+        finally:
+            os.close(descriptor)
+        if len(data) != info.size or len(data) > max_bytes:
+            return None
+        found.append((info, memoryview(data)))
+    return found
 
 
 def local_path(url: str) -> Path:
