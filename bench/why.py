@@ -88,7 +88,7 @@ CASES: dict[str, tuple[str, Setup]] = {
             config={"pool_episodes": 2, "lanes": 2, "prefetch_episodes": 4, "max_bytes": 2_200_000},
         ),
     ),
-    "a cold disk tier": ("disk", Setup(server={"bytes_per_second": 8_000}, config=POOL | {"disk_cache_dir": ""})),
+    "a cold disk cache": ("disk", Setup(server={"bytes_per_second": 8_000}, config=POOL | {"disk_cache_dir": ""})),
 }
 """By what is wrong: what a report should call it, and how it is made."""
 
