@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from asyncfetch.stream import source_of
 from asyncfetch.testing import Fault, RangeServer, write_dataset
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def _read(
     )
     warm = af.Stream(root / setup.dataset, episodes=[0])
     next(iter(warm))  # imports what decodes
-    cameras = len(warm.opened().cameras)
+    cameras = len(source_of(warm).opened().cameras)
     warm.close()
     source: Any = stream
     dataset = None
