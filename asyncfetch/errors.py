@@ -36,7 +36,7 @@ import json
 import re
 from copy import copy
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ __all__ = [
     "UsageError",
     "WorkerError",
     "WrongLoop",
+    "about_range",
     "anew",
     "install_command",
     "is_redacted",
@@ -199,14 +200,6 @@ class FetchError(AsyncFetchError):
         self.start, self.stop, self.host, self.status, self.attempts = start, stop, host, status, attempts
         super().__init__(message + self._where())
 
-    def about(self, start: int | None, stop: int | None) -> Self:
-        """The same error, for somebody who asked for another range of the object; without a traceback or a cause."""
-        message = str(self).removesuffix(self._where())
-        other = copy(self)
-        other.start, other.stop = start, stop
-        other.args = (message + other._where(),)
-        return other
-
     def _where(self) -> str:
         parts = [self.url] if self.url is not None else []
         if self.start is not None:
@@ -218,6 +211,15 @@ class FetchError(AsyncFetchError):
         if self.attempts:
             parts.append(f"{self.attempts} attempt{'s' if self.attempts > 1 else ''}")
         return f" [{', '.join(parts)}]" if parts else ""
+
+
+def about_range(error: FetchError, start: int | None, stop: int | None) -> FetchError:
+    """The same error, for somebody who asked for another range of the object; without a traceback or a cause."""
+    message = str(error).removesuffix(error._where())
+    other = copy(error)
+    other.start, other.stop = start, stop
+    other.args = (message + other._where(),)
+    return other
 
 
 class NotFound(FetchError, FileNotFoundError):

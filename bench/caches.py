@@ -1,4 +1,4 @@
-"""What the caches cost: a hit in memory, a range from the disk tier, tiny objects, the staging pool, locks.
+"""What the caches cost: a hit in memory, a range from the disk cache, tiny objects, the staging pool, locks.
 
     python -m bench.caches
 

@@ -1,6 +1,6 @@
-"""Ranges read back from the disk tier, beside those of a plain file.
+"""Ranges read back from the disk cache, beside those of a plain file.
 
-Ranges of a clip's length are read back, in a shuffled order, from the disk tier and from plain files, in turns.
+Ranges of a clip's length are read back, in a shuffled order, from the disk cache and from plain files, in turns.
 
 The goal is about a plain file read as a program without a tier does it: the file is opened, read into memory of its own
 that is kept for a while, and closed. There are two such programs. One keeps each range in a file and calls

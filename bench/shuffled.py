@@ -26,6 +26,7 @@ import asyncfetch as af
 from asyncfetch.cli.bench import preload, time_samples
 from asyncfetch.stream import Placement
 from asyncfetch.stream.order import Step
+from asyncfetch.stream.source import source_of
 from bench.baselines import decode_bare
 from bench.data import bench_dataset
 
@@ -65,7 +66,7 @@ class Row:
 def order_of(dataset: af.LeRobotDataset, episodes: Sequence[int]) -> list[Step]:
     """The first epoch of a stream of some episodes; a step's episode is its place among them."""
     stream = af.Stream(dataset, episodes=episodes)
-    return list(stream.plan(dataset, Placement(), epoch=0).steps())
+    return list(source_of(stream).plan(dataset, Placement(), epoch=0).steps())
 
 
 def groups_of_neighbours(steps: list[Step], gop: int) -> tuple[int, float]:

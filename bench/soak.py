@@ -1,8 +1,8 @@
-"""Processes that share a disk tier, one of them killed every second.
+"""Processes that share a disk cache, one of them killed every second.
 
     python -m bench.soak
 
-Eight processes read random ranges over HTTP, through memory and one disk tier whose bound is a tenth of the data. Every
+Eight processes read random ranges over HTTP, through memory and a disk cache whose bound is a tenth of the data. Every
 second one of them gets a SIGKILL, wherever it is, and another one takes its place; and a bit of a random file is
 flipped. Every byte that is read is compared with the original. It fails at a wrong byte, at a process that stands still
 for ten seconds or isn't at work a minute after its start, and when the files are more than the bound and a block a

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.cli.bench import preload, time_samples
 from asyncfetch.config import usable_cpus
-from asyncfetch.stream import Placement
+from asyncfetch.stream import Placement, source_of
 from bench.baselines import decode_bare, read_by_file, runs_of
 from bench.data import bench_dataset
 from bench.keep_up_plot import Curves, plot_keep_up
@@ -65,7 +65,7 @@ class Setting:
 
     def steps(self, dataset: af.LeRobotDataset) -> Iterator[Step]:
         """The order of the first epoch of a stream of this setting."""
-        return af.Stream(dataset).plan(dataset, Placement(), epoch=0).steps()
+        return source_of(af.Stream(dataset)).plan(dataset, Placement(), epoch=0).steps()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What many tiny objects cost a disk tier and a staging pool: whether the last of them cost more than the first.
+"""What many tiny objects cost a disk cache and a staging pool: whether the last of them cost more than the first.
 
 Each figure is taken over and over while their number grows, so its range tells what growing does. ``measure`` is for
 bench.caches.

@@ -35,8 +35,9 @@ from rich.table import Table
 
 import asyncfetch as af
 from asyncfetch.stream.order import Order
-from asyncfetch.stream.placement import Placement
+from asyncfetch.stream.placement import Placement, found_placement
 from asyncfetch.stream.remaining import Remaining
+from asyncfetch.stream.source import source_of
 from asyncfetch.stream.traffic import readers
 from asyncfetch.testing import RangeServer, write_dataset
 
@@ -241,8 +242,8 @@ def _read(url: str, workers: int, batch: int | None, slots: int) -> int:
     config = af.StreamConfig(lanes=slots, pool_episodes=slots, decode_threads=8, prefetch_episodes=2, fetch=fetch)
     stream = af.Stream(url, config=config)
     if not workers:
-        placement = stream.placement().in_batches(batch, drop_last=False)
-        return sum(1 for _ in stream.iterate(placement, epoch=0))  # of an epoch that is given none follows
+        placement = found_placement().in_batches(batch, drop_last=False)
+        return sum(1 for _ in source_of(stream).iterate(placement, epoch=0))  # of an epoch that is given none follows
     dataset = asyncfetch.torch.StreamDataset(stream, batch)
     loader = DataLoader(dataset, batch_size=None if batch else 8, num_workers=workers)
     return sum(len(given["index"]) for given in loader)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from asyncfetch.stream import source_of
 from asyncfetch.testing import Fault, RangeServer, write_dataset
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ CASES: dict[str, tuple[str, Setup]] = {
             config={"pool_episodes": 2, "lanes": 2, "prefetch_episodes": 4, "max_bytes": 2_200_000},
         ),
     ),
-    "a cold disk tier": ("disk", Setup(server={"bytes_per_second": 8_000}, config=POOL | {"disk_cache_dir": ""})),
+    "a cold disk cache": ("disk", Setup(server={"bytes_per_second": 8_000}, config=POOL | {"disk_cache_dir": ""})),
 }
 """By what is wrong: what a report should call it, and how it is made."""
 
@@ -215,7 +216,7 @@ def _read(
     )
     warm = af.Stream(root / setup.dataset, episodes=[0])
     next(iter(warm))  # imports what decodes
-    cameras = len(warm.opened().cameras)
+    cameras = len(source_of(warm).opened().cameras)
     warm.close()
     source: Any = stream
     dataset = None

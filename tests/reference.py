@@ -21,58 +21,16 @@ if TYPE_CHECKING:
 PAGE: Final = Path(__file__).parents[1] / "asyncfetch" / "REFERENCE.md"
 ROOMS: Final = ("torch", "tensors", "distributed", "testing", "compat.lerobot", "prometheus")
 """Modules with public names of their own, beside those of the root."""
-INTERNAL: Final = frozenset([
-    "about",
-    "ask",
-    "batches",
-    "begin",
-    "builder",
-    "clip_budget",
-    "clip_bytes",
-    "count",
-    "decode_pool",
-    "end_epoch",
-    "ended",
-    "endpoint",
-    "epochs",
-    "file_bytes",
-    "finish",
-    "go_on",
-    "handing_over",
-    "hold",
-    "raise_priority",
-    "identity",
-    "insist_on",
-    "is_open",
-    "is_over",
-    "iterate",
-    "known",
-    "latest_state",
-    "lengths",
-    "load",
-    "locate_rows",
-    "new_figures",
-    "next_micro_batch",
-    "opened",
-    "order",
-    "origin",
-    "over",
-    "path",
-    "placement",
-    "plan",
-    "planned",
-    "plus",
-    "put_back",
-    "range_bytes",
-    "read_into",
-    "sample_builder",
-    "samples_of",
-    "shared_by",
-    "since",
-    "start_of",
-    "take_turn",
-])
-"""Methods of public classes that are for other rooms of the package."""
+INTERNAL: Final = {
+    "Fetcher": {"ask", "endpoint", "insist_on", "known", "read_into"},
+    "LeRobotDataset": {
+        *("clip_budget", "clip_bytes", "decode_pool", "fetches", "file_bytes", "hold", "hold_common", "locate_rows"),
+        *("raise_priority", "range_bytes", "sample_builder"),
+    },
+    "Lazy": {"name", "pool", "store"},
+    "Figures": {"ended", "is_line", "of_moment", "plus", "since", "telling"},
+}
+"""Names that are for other rooms of the package, by the public class or the base of it that has them."""
 LONGEST_HEADING: Final = 300
 HEAD: Final = """# Reference
 
@@ -126,11 +84,13 @@ def members(kind: type[Any]) -> list[tuple[str, Any]]:
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("asyncfetch"):
-            found |= {name: member for name, member in vars(base).items() if name[0] != "_" and name not in INTERNAL}
+            found |= {name: member for name, member in vars(base).items() if name[0] != "_"}
+    internal = set().union(*(INTERNAL.get(base.__name__, ()) for base in kind.__mro__))
     return [
         (name, member)
         for name, member in sorted(found.items())
-        if isinstance(member, (property, staticmethod, classmethod)) or inspect.isroutine(member)
+        if name not in internal
+        and (isinstance(member, (property, staticmethod, classmethod)) or inspect.isroutine(member))
     ]
 
 

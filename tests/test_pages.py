@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import json
 import os
@@ -21,7 +22,7 @@ import yaml
 from asyncfetch import errors
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
 from asyncfetch.testing import HubServer, Keys, RangeServer, S3Server, write_dataset
-from tests.reference import render
+from tests.reference import INTERNAL, members, modules, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -225,6 +226,21 @@ def test_every_guide_is_in_the_list_of_guides() -> None:
     listed = (GUIDES / "README.md").read_text()
     for guide in GUIDES.glob("*.md"):
         assert guide.name == "README.md" or f"]({guide.name})" in listed
+
+
+def test_public_classes_have_no_other_names_than_the_reference() -> None:
+    """What ``dir`` shows is what a user may call, set or read."""
+    for module, names in modules():
+        for kind in (getattr(module, name) for name in names):
+            if not inspect.isclass(kind):
+                continue
+            ours = [base for base in kind.__mro__ if base.__module__.startswith("asyncfetch")]
+            there = {name for base in ours for name in vars(base) if name[0] != "_"}
+            shown = {name for name, _ in members(kind)} | {*getattr(kind, "__dataclass_fields__", ())}
+            shown |= {*getattr(kind, "_fields", ())}
+            internal = set().union(*(INTERNAL.get(base.__name__, ()) for base in ours))
+            assert there <= shown | internal, kind
+            assert internal <= there, kind
 
 
 def test_the_reference_is_what_the_docstrings_say() -> None:

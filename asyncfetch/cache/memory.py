@@ -123,7 +123,7 @@ class CacheStatistics(Figures):
     waited: int
     """Fetches that had to wait for room before they began, those that wait now and those that gave up included."""
     disk: DiskStatistics | None = None
-    """Statistics of the disk tier below; None where there is none."""
+    """Statistics of the disk cache below; None where there is none."""
 
 
 class Lease:

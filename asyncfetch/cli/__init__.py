@@ -5,7 +5,7 @@ app       all commands; ``env``: what is installed, and what doesn't fit togethe
 dataset   ``info``, ``check``, ``frames``: look at a dataset; bench: how fast it streams here, and why
 files     ``ls``, ``cp``: files of any url
 merge     ``merge``, ``select``, ``split``, ``convert``
-cache     ``cache``: look at a disk tier, check it, make it smaller
+cache     ``cache``: look at a disk cache, check it, make it smaller
 terminal  what all of them read and write alike
 """
 

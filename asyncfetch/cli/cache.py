@@ -1,4 +1,4 @@
-"""``asyncfetch cache``: a disk tier from the outside. Everything here works while others use it."""
+"""``asyncfetch cache``: a disk cache from the outside. Everything here works while others use it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,16 @@ from asyncfetch.config.checks import check_types, require
 from asyncfetch.config.fetch import MIB, FetchConfig
 from asyncfetch.errors import ConfigError
 
-__all__ = ["DecoderBackend", "OnError", "StreamConfig", "WorkerConfig", "rank_config", "stream_config", "usable_cpus"]
+__all__ = [
+    "DecoderBackend",
+    "OnError",
+    "StreamConfig",
+    "WorkerConfig",
+    "config_share",
+    "rank_config",
+    "stream_config",
+    "usable_cpus",
+]
 
 DecoderBackend = Literal["auto", "torchcodec", "pyav"]
 OnError = Literal["raise", "skip", "replace"]
@@ -95,41 +104,6 @@ class StreamConfig:
             "decoder_cache_size must be at least 1",
         )
 
-    def shared_by(self, workers: int) -> StreamConfig:
-        """This configuration for one of a rank's workers: bytes, requests, threads and decoders divided, the order not.
-
-        Raises:
-            ConfigError: There are more workers than requests, threads or decoders allowed; each needs one.
-        """
-        require(workers >= 1, f"workers must be at least 1, not {workers}")
-        return replace(
-            self,
-            fetch=replace(
-                self.fetch,
-                max_requests_per_host=_share("max_requests_per_host", self.fetch.max_requests_per_host, workers),
-                initial_requests_per_host=max(1, self.fetch.initial_requests_per_host // workers),
-                min_requests_per_host=max(1, self.fetch.min_requests_per_host // workers),
-                max_bytes_per_second=(
-                    None
-                    if self.fetch.max_bytes_per_second is None
-                    else _share("max_bytes_per_second", self.fetch.max_bytes_per_second, workers)
-                ),
-            ),
-            max_bytes=max(1, self.max_bytes // workers),
-            decoded_max_bytes=max(1, self.decoded_max_bytes // workers),
-            prefetch_episodes=-(-self.prefetch_episodes // workers),
-            decode_threads=(
-                max(1, usable_cpus() // workers)
-                if self.decode_threads is None
-                else _share("decode_threads", self.decode_threads, workers)
-            ),
-            decoder_cache_size=(
-                None
-                if self.decoder_cache_size is None
-                else _share("decoder_cache_size", self.decoder_cache_size, workers)
-            ),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig(StreamConfig):
@@ -145,9 +119,43 @@ class WorkerConfig(StreamConfig):
     @classmethod
     def of(cls, rank: StreamConfig, workers: int, readers_name: str | None) -> WorkerConfig:
         """Return that of one of so many."""
-        share = rank.shared_by(workers)
+        share = config_share(rank, workers)
         values = {each.name: getattr(share, each.name) for each in fields(share)}
         return cls(**values, readers_name=readers_name, rank=rank, workers=workers)
+
+
+def config_share(rank: StreamConfig, workers: int) -> StreamConfig:
+    """A rank's configuration for one of its workers: bytes, requests, threads and decoders divided, the order not.
+
+    Raises:
+        ConfigError: There are more workers than requests, threads or decoders allowed; each needs one.
+    """
+    require(workers >= 1, f"workers must be at least 1, not {workers}")
+    return replace(
+        rank,
+        fetch=replace(
+            rank.fetch,
+            max_requests_per_host=_share("max_requests_per_host", rank.fetch.max_requests_per_host, workers),
+            initial_requests_per_host=max(1, rank.fetch.initial_requests_per_host // workers),
+            min_requests_per_host=max(1, rank.fetch.min_requests_per_host // workers),
+            max_bytes_per_second=(
+                None
+                if rank.fetch.max_bytes_per_second is None
+                else _share("max_bytes_per_second", rank.fetch.max_bytes_per_second, workers)
+            ),
+        ),
+        max_bytes=max(1, rank.max_bytes // workers),
+        decoded_max_bytes=max(1, rank.decoded_max_bytes // workers),
+        prefetch_episodes=-(-rank.prefetch_episodes // workers),
+        decode_threads=(
+            max(1, usable_cpus() // workers)
+            if rank.decode_threads is None
+            else _share("decode_threads", rank.decode_threads, workers)
+        ),
+        decoder_cache_size=(
+            None if rank.decoder_cache_size is None else _share("decoder_cache_size", rank.decoder_cache_size, workers)
+        ),
+    )
 
 
 def rank_config(config: StreamConfig) -> StreamConfig:

@@ -18,6 +18,7 @@ from asyncfetch.errors import (
     NotFound,
     ObjectChanged,
     WrongLoop,
+    about_range,
     is_redacted,
     redact_url,
 )
@@ -473,7 +474,7 @@ class Fetcher(AsyncOnly):
             return await self._assembly.fetch_all(request)
         except FetchError as error:
             if not concerns_some(error):
-                raise error.about(first.start, first.stop) from error.__cause__
+                raise about_range(error, first.start, first.stop) from error.__cause__
         return await self._assembly.fetch_apart(request)
 
     async def _fetch(self, wanted: ByteRange, buffer: memoryview | None = None) -> memoryview:

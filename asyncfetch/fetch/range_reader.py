@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import anyio.lowlevel
 
-from asyncfetch.errors import FetchError, InvalidResponse, RangeNotSatisfiable
+from asyncfetch.errors import FetchError, InvalidResponse, RangeNotSatisfiable, about_range
 from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, for_each, plan_batch, server_of
 from asyncfetch.fetch.buffers import SplitBuffer
 from asyncfetch.fetch.download import memory_for
@@ -314,7 +314,7 @@ class RangeAssembler:
         if not isinstance(outcome, FetchError):
             raise copy(outcome)  # the traceback of each is its own
         if len(request.serves) == 1 or not concerns_some(outcome):
-            raise outcome.about(wanted.start, wanted.stop) from outcome.__cause__
+            raise about_range(outcome, wanted.start, wanted.stop) from outcome.__cause__
         return await self.fetch_alone(wanted, buffer, group=ask.group)
 
     async def fetch_all(self, request: Request) -> dict[ByteRange, memoryview]:

@@ -25,6 +25,7 @@ from asyncfetch.errors import (
     redact_url,
 )
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of
+from asyncfetch.runtime.sockets import SocketsClosed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -222,6 +223,9 @@ def connect_failure(
             message = f"no TLS session with {host} ({error}): does it speak https on this port?"
             message += " For plain http, write http:// in the url"
             return AttemptFailed(ConnectionFailed, message, RetryVerdict.ONCE)
+        case SocketsClosed():
+            message = f"no connection to {host}: its Fetcher was closed meanwhile"
+            return AttemptFailed(ConnectionFailed, message, RetryVerdict.FATAL)
     if is_name:
         unknown = getattr(error, "errno", None) in _UNKNOWN_NAME
         # A proxy resolves the names of the hosts behind it.

@@ -59,7 +59,7 @@ _NOTHING = "bytes 0--1/0"
 """Content-Range with which Go's file server, and so Caddy and rclone, sends the last bytes of an empty object."""
 
 _REFUSALS: Mapping[int, tuple[type[FetchError], RetryVerdict, str]] = {
-    401: (AccessDenied, RetryVerdict.FATAL, "the server wants credentials: set FetchConfig(tokens=...) or headers"),
+    401: (AccessDenied, RetryVerdict.FATAL, "the server wants credentials"),
     403: (AccessDenied, RetryVerdict.FATAL, "the server refuses these credentials, or the signed url has expired"),
     404: (NotFound, RetryVerdict.FATAL, "the server has no such object: check the url"),
     407: (AccessDenied, RetryVerdict.FATAL, "the proxy wants credentials: put them into its url"),
@@ -205,6 +205,8 @@ def refusal(status: int, headers: Mapping[str, str]) -> AttemptFailed:
         "the server refuses the request",
     )
     kind, verdict, message = _REFUSALS.get(status, otherwise)
+    if status == 401 and "HF_TOKEN" not in headers.get("X-Error-Code", ""):  # else the Hub's transport says how
+        message += ": set FetchConfig(tokens=...) or headers"
     return AttemptFailed(kind, message, verdict, status)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-__all__ = ["Sockets", "abort"]
+__all__ = ["Sockets", "SocketsClosed", "abort"]
 
 CLOSE_SECONDS = 1.0
 """Longest wait for transports to close their sockets: the loop's own work, some 0.1 ms each."""
@@ -38,6 +38,13 @@ def abort(transport: asyncio.BaseTransport) -> None:
         cast("asyncio.WriteTransport", transport).abort()
 
 
+class SocketsClosed(ConnectionAbortedError):
+    """A connection was asked for after its owner's end: no fault of the host, and no use trying again."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ECONNABORTED, "the client of this connection is closed")
+
+
 class Sockets:
     """The open connections of a client or a server, both ends of their life seen. Belongs to one loop."""
 
@@ -46,12 +53,12 @@ class Sockets:
         self._all_closed: asyncio.Event | None = None
 
     def for_connecting(self, family: int, kind: int, protocol: int) -> socket.socket:
-        """A new socket that is counted as open from now on; ConnectionAbortedError after ``aclose``.
+        """A new socket that is counted as open from now on; SocketsClosed after ``aclose``.
 
         What still runs on a loop when the interpreter exits tries again once its connection has ended.
         """
         if self._all_closed is not None:
-            raise ConnectionAbortedError(errno.ECONNABORTED, "the client of this connection is closed")
+            raise SocketsClosed
         return self._keep(_Socket(family, kind, protocol))
 
     def for_listening(self, address: Sequence[object], *, family: int) -> socket.socket:

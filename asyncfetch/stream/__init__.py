@@ -28,7 +28,7 @@ from asyncfetch.stream.passes import DatasetSession, Samples, StreamIterator
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.samples import PassStatistics, SamplePass
 from asyncfetch.stream.serving import ServedBatches, serve_samples
-from asyncfetch.stream.source import SampleSource
+from asyncfetch.stream.source import SampleSource, source_of
 from asyncfetch.stream.stream import Stream
 
 __all__ = [
@@ -43,4 +43,5 @@ __all__ = [
     "Stream",
     "StreamIterator",
     "serve_samples",
+    "source_of",
 ]

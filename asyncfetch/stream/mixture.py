@@ -26,7 +26,7 @@ from asyncfetch.stream.mixing import Batching, MixedEpoch, MixedRemaining, Mixin
 from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.pool import Drawn, Pool, fit
 from asyncfetch.stream.remaining import Remaining
-from asyncfetch.stream.source import SampleSource
+from asyncfetch.stream.source import EpochStream, SampleSource, source_of
 from asyncfetch.stream.state import (
     MIXTURE_VERSION,
     EpochProgress,
@@ -38,7 +38,7 @@ from asyncfetch.stream.state import (
     resharded_in,
     run_of,
 )
-from asyncfetch.stream.stream import Stream
+from asyncfetch.stream.stream import Stream, StreamSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,72 +49,28 @@ if TYPE_CHECKING:
     from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.protocols import Origin
 
-__all__ = ["Mixture"]
+__all__ = ["Mixture", "MixtureSource"]
 
 Schedule = tuple[tuple[int, tuple[float, ...]], ...]
 
 
-class Mixture(SampleSource[OpenMixture]):
-    """The samples of several datasets in turns, by weight, epoch after epoch; cameras and shapes may differ.
+class MixtureSource(SampleSource[OpenMixture]):
+    """What a ``Mixture`` reads; its arguments are that one's, the members as their sources."""
 
-    Used as a ``Stream`` is: iterated, by ``samples()``, in ``StreamDataset`` and ``serve_samples``, with the same
-    states, shares of ranks and workers, and errors. Each sample has its member's number as ``dataset``, a 0-d int64
-    tensor.
-
-    Whose sample comes when is arithmetic on weights and seed: at any point every member has been given its share within
-    a few samples (see ``mixing``). The k-th sample of a member is the k-th of the member's own epochs, one after the
-    other: who is used up begins its next epoch, in its next order, and what a member has left where the mixture's epoch
-    ends comes in the next one. An epoch is counted on from the one that was read or loaded last; one that is set and
-    lies before that, from the run's beginning, as if all had been read at this number of ranks and batch size.
-
-    All members are read by one engine, within the bounds of one configuration; each takes only its metadata besides,
-    which is read when the mixture is opened.
-
-    Args:
-        streams: The members: streams of URLs. What they say of features, windows, episodes, order and transform holds
-            for their samples; their epochs and states aren't used.
-        weights: How often each is drawn, relative to the others: one list, or lists by the step from which on they
-            hold, ``{0: [1, 0], 10_000: [0.5, 0.5]}`` or ``[(0, [1, 0]), (10_000, [0.5, 0.5])]``. A step is a sample of
-            all ranks together, counted since epoch 0 began.
-        stop_on: Where an epoch ends: where the "first" member is used up, where "all" have been used up once, or after
-            so many samples.
-        seed: Of the choice of members; each stream has its own for its order.
-        keys: New names, for each member: ``{"observation.images.front": "observation.images.top"}``, or None. By the
-            member's number where it is a mapping.
-        missing: What becomes of keys that only some members have. "keep" keeps them; "drop" leaves them out; "pad"
-            gives zeros, "" and None in their place, and ``<key>_is_missing`` in every sample; "raise" refuses them.
-            Those that a stream's own transform adds are not among them.
-        transform: Applied to each sample, renamed and completed, in a decode thread, after its stream's own.
-        block_samples: How many samples in a row come of one member. None means 1, but where members disagree in keys,
-            dtypes, shapes or their own transforms and batches are made (``StreamDataset(batch_size=)``,
-            ``serve_samples``) as many as all ranks take for one batch each, so that each batch is of one member; there
-            a number must be a multiple of that. The rest of an epoch that was loaded keeps the number that it was begun
-            with; where batches of one member each don't come out even by that, it is dealt out anew, as many samples as
-            that in a row.
-        config: Bounds, limits and threads of all members together, for one rank. None means that of the streams that
-            have one, which must then agree. A stream's own configuration is used for its order alone: ``lanes``,
-            ``pool_episodes`` and ``group_frames``; one without gets a part of the mixture's pool, by weight.
-
-    Raises:
-        ConfigError: Something doesn't fit; where that is a matter of the datasets, when they are opened.
-    """
-
-    @explains_keywords
     def __init__(
         self,
-        streams: Sequence[Stream],
+        streams: Sequence[StreamSource],
         weights: Sequence[float] | Mapping[int, Sequence[float]] | Sequence[tuple[int, Sequence[float]]],
         *,
-        stop_on: StopOn = "first",
-        seed: int = 0,
-        keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str] | None] | None = None,
-        missing: Missing = "keep",
-        transform: Transform | None = None,
-        block_samples: int | None = None,
-        config: StreamConfig | None = None,
+        stop_on: StopOn,
+        seed: int,
+        keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str] | None] | None,
+        missing: Missing,
+        transform: Transform | None,
+        block_samples: int | None,
+        config: StreamConfig | None,
     ) -> None:
         super().__init__(seed, transform)
-        _check_streams(streams)
         self.schedule = _schedule(weights, len(streams))
         if stop_on not in ("first", "all") and not _is_count(stop_on):
             message = f'stop_on must be "first", "all" or a number of samples from 1, below 2**63 - 1, not {stop_on!r}'
@@ -131,19 +87,6 @@ class Mixture(SampleSource[OpenMixture]):
         self.streams = _members(streams, self.config, self.schedule)
         """The members, with the configurations that they are read with."""
 
-    @property
-    def stats(self) -> list[Mapping[str, Any] | None]:
-        """meta/stats.json of each member, by the mixture's keys, for normalising: ``stats[int(sample["dataset"])]``.
-
-        None for a member without, FormatError where one's is damaged. Opens the datasets where no synchronous pass has,
-        and waits for that.
-        """
-        stats = [dataset.stats for dataset in self._open_session().opened().datasets]
-        return [
-            None if one is None else {rename.get(key, key): value for key, value in one.items()}
-            for one, rename in zip(stats, self.keys, strict=True)
-        ]
-
     def go_on(self, state: State, epoch: int) -> None:
         """See SampleSource."""
         super().go_on(state, epoch)
@@ -155,7 +98,8 @@ class Mixture(SampleSource[OpenMixture]):
         twin.streams = tuple(stream.shared_by(workers) for stream in self.streams)
         return twin
 
-    def _opener(self) -> Callable[[], AbstractAsyncContextManager[OpenMixture]]:
+    def opener(self) -> Callable[[], AbstractAsyncContextManager[OpenMixture]]:
+        """See SampleSource."""
         opened = self._opened
         if opened is not None:
             return lambda: nullcontext(opened)
@@ -224,9 +168,10 @@ class Mixture(SampleSource[OpenMixture]):
         orders = [partial(stream.order, dataset) for stream, dataset in members]
         return MixedOrder(mixed, self._lengths(opened), orders)
 
-    def _whole(
+    def whole(
         self, opened: OpenMixture, layout: Placement
     ) -> tuple[MixedOrder, list[tuple[LeRobotDataset, Sequence[int]]]]:
+        """See SampleSource."""
         members = zip(self.streams, opened.datasets, strict=True)
         selections = [(dataset, stream.order(dataset, 0)[1]) for stream, dataset in members]
         return self._order(opened, self._epoch(opened, layout, self.epoch)[1]), selections
@@ -307,7 +252,92 @@ class Mixture(SampleSource[OpenMixture]):
         return f"Mixture({len(self.streams)} streams, stop_on={self.stop_on!r}, seed={self.seed}, epoch={self.epoch})"
 
 
-def _dataset(stream: Stream, engine: DatasetEngine) -> LeRobotDataset:
+class Mixture(EpochStream[MixtureSource]):
+    """The samples of several datasets in turns, by weight, epoch after epoch; cameras and shapes may differ.
+
+    Used as a ``Stream`` is: iterated, by ``samples()``, in ``StreamDataset`` and ``serve_samples``, with the same
+    states, shares of ranks and workers, and errors. Each sample has its member's number as ``dataset``, a 0-d int64
+    tensor.
+
+    Whose sample comes when is arithmetic on weights and seed: at any point every member has been given its share within
+    a few samples (see ``mixing``). The k-th sample of a member is the k-th of the member's own epochs, one after the
+    other: who is used up begins its next epoch, in its next order, and what a member has left where the mixture's epoch
+    ends comes in the next one. An epoch is counted on from the one that was read or loaded last; one that is set and
+    lies before that, from the run's beginning, as if all had been read at this number of ranks and batch size.
+
+    All members are read by one engine, within the bounds of one configuration; each takes only its metadata besides,
+    which is read when the mixture is opened.
+
+    Args:
+        streams: The members: streams of URLs. What they say of features, windows, episodes, order and transform holds
+            for their samples; their epochs and states aren't used.
+        weights: How often each is drawn, relative to the others: one list, or lists by the step from which on they
+            hold, ``{0: [1, 0], 10_000: [0.5, 0.5]}`` or ``[(0, [1, 0]), (10_000, [0.5, 0.5])]``. A step is a sample of
+            all ranks together, counted since epoch 0 began.
+        stop_on: Where an epoch ends: where the "first" member is used up, where "all" have been used up once, or after
+            so many samples.
+        seed: Of the choice of members; each stream has its own for its order.
+        keys: New names, for each member: ``{"observation.images.front": "observation.images.top"}``, or None. By the
+            member's number where it is a mapping.
+        missing: What becomes of keys that only some members have. "keep" keeps them; "drop" leaves them out; "pad"
+            gives zeros, "" and None in their place, and ``<key>_is_missing`` in every sample; "raise" refuses them.
+            Those that a stream's own transform adds are not among them.
+        transform: Applied to each sample, renamed and completed, in a decode thread, after its stream's own.
+        block_samples: How many samples in a row come of one member. None means 1, but where members disagree in keys,
+            dtypes, shapes or their own transforms and batches are made (``StreamDataset(batch_size=)``,
+            ``serve_samples``) as many as all ranks take for one batch each, so that each batch is of one member; there
+            a number must be a multiple of that. The rest of an epoch that was loaded keeps the number that it was begun
+            with; where batches of one member each don't come out even by that, it is dealt out anew, as many samples as
+            that in a row.
+        config: Bounds, limits and threads of all members together, for one rank. None means that of the streams that
+            have one, which must then agree. A stream's own configuration is used for its order alone: ``lanes``,
+            ``pool_episodes`` and ``group_frames``; one without gets a part of the mixture's pool, by weight.
+
+    Raises:
+        ConfigError: Something doesn't fit; where that is a matter of the datasets, when they are opened.
+    """
+
+    @explains_keywords
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        weights: Sequence[float] | Mapping[int, Sequence[float]] | Sequence[tuple[int, Sequence[float]]],
+        *,
+        stop_on: StopOn = "first",
+        seed: int = 0,
+        keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str] | None] | None = None,
+        missing: Missing = "keep",
+        transform: Transform | None = None,
+        block_samples: int | None = None,
+        config: StreamConfig | None = None,
+    ) -> None:
+        self._source = MixtureSource(
+            _members_of(streams),
+            weights,
+            stop_on=stop_on,
+            seed=seed,
+            keys=keys,
+            missing=missing,
+            transform=transform,
+            block_samples=block_samples,
+            config=config,
+        )
+
+    @property
+    def stats(self) -> list[Mapping[str, Any] | None]:
+        """meta/stats.json of each member, by the mixture's keys, for normalising: ``stats[int(sample["dataset"])]``.
+
+        None for a member without, FormatError where one's is damaged. Opens the datasets where no synchronous pass has,
+        and waits for that.
+        """
+        stats = [dataset.stats for dataset in self._source.session().opened().datasets]
+        return [
+            None if one is None else {rename.get(key, key): value for key, value in one.items()}
+            for one, rename in zip(stats, self._source.keys, strict=True)
+        ]
+
+
+def _dataset(stream: StreamSource, engine: DatasetEngine) -> LeRobotDataset:
     assert isinstance(stream.source, str)
     return LeRobotDataset(
         stream.source,
@@ -327,12 +357,13 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _check_streams(streams: Sequence[Stream]) -> None:
+def _members_of(streams: Sequence[Stream]) -> list[StreamSource]:
     if not isinstance(streams, Sequence) or not streams:  # type: ignore[redundant-expr]
         raise ConfigError("a mixture needs at least one stream, in a list")
     for member, stream in enumerate(streams):
-        if not isinstance(stream, Stream) or stream.is_open:  # type: ignore[redundant-expr]
+        if not isinstance(stream, Stream) or source_of(stream).is_open:  # type: ignore[redundant-expr]
             raise ConfigError(f"member {member} of a mixture must be a Stream of a URL, not {stream!r}")
+    return [source_of(stream) for stream in streams]
 
 
 def _is_count(value: Any) -> bool:  # noqa: ANN401 - what a user gave
@@ -392,7 +423,7 @@ def _renames(
     return tuple(these or {} for these in keys)
 
 
-def _common_config(streams: Sequence[Stream]) -> StreamConfig:
+def _common_config(streams: Sequence[StreamSource]) -> StreamConfig:
     """Return what the streams say apart from their order."""
     default = StreamConfig()
     order = {name: getattr(default, name) for name in ("lanes", "pool_episodes", "group_frames")}
@@ -409,7 +440,7 @@ def _common_config(streams: Sequence[Stream]) -> StreamConfig:
     return common or default
 
 
-def _members(streams: Sequence[Stream], config: StreamConfig, schedule: Schedule) -> tuple[Stream, ...]:
+def _members(streams: Sequence[StreamSource], config: StreamConfig, schedule: Schedule) -> tuple[StreamSource, ...]:
     """The streams with the mixture's configuration, and a pool each."""
     most = [max(weights[member] / sum(weights) for _, weights in schedule) for member in range(len(streams))]
     members = []

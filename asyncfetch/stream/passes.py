@@ -22,7 +22,7 @@ from asyncfetch.stream.batch import Rows
 from asyncfetch.stream.decode_ahead import DecodeAhead
 from asyncfetch.stream.decode_jobs import Sizes
 from asyncfetch.stream.order import Order
-from asyncfetch.stream.samples import DeliveredSample, PassFigures, SampleDelivery, SamplePass
+from asyncfetch.stream.samples import DeliveredSample, PassFigures, RunningPass, SampleDelivery, SamplePass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -199,9 +199,9 @@ class Samples(AsyncOnly, Generic[R]):
         async with AsyncExitStack() as stack:
             stack.callback(self._end)
             opened = await stack.enter_async_context(self._opener())
-            samples = await stack.enter_async_context(self._start(opened))
+            running = await stack.enter_async_context(self._start(opened))
             self._stack = stack.pop_all()
-        return samples
+        return SamplePass(running)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
@@ -212,7 +212,7 @@ class Samples(AsyncOnly, Generic[R]):
         now = time.perf_counter()  # of a pass that has begun it is noted already
         self._figures.account.end(now, [WaitStep(now, {Cause.OPENING: 1.0})])
 
-    def _start(self, opened: R) -> SamplePass:
+    def _start(self, opened: R) -> RunningPass:
         stream = self._stream
         turn = stream.take_turn(self._epoch)
         plan = stream.begin(opened, self._placement, turn)
@@ -222,7 +222,7 @@ class Samples(AsyncOnly, Generic[R]):
 
 def _pass_maker(
     stream: EpochSource[R], opened: R, plan: PassPlan, *, is_followed: bool, memory: BatchMemory | None
-) -> Callable[..., SamplePass]:
+) -> Callable[..., RunningPass]:
     """Return what makes the pass, on its loop.
 
     It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
@@ -260,7 +260,7 @@ def _pass_maker(
         origin=origin,
     )
     return partial(
-        SamplePass,
+        RunningPass,
         opened,
         plan,
         decode_ahead=decode_ahead,
@@ -442,7 +442,7 @@ class _Consumer:
 class _MicroBatches:
     """A pass as an async iterator of lists, for ``runtime.iterate``."""
 
-    def __init__(self, make: Callable[[], SamplePass], micro_batches: deque[tuple[int, tuple[WaitStep, ...]]]) -> None:
+    def __init__(self, make: Callable[[], RunningPass], micro_batches: deque[tuple[int, tuple[WaitStep, ...]]]) -> None:
         self._samples = make()
         self._micro_batches = micro_batches
         self._path: tuple[WaitStep, ...] = ()

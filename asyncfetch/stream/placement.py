@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.ranges import is_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["STEP_SAMPLES", "Placement", "find_rank"]
+__all__ = ["STEP_SAMPLES", "Placement", "find_rank", "found_placement"]
 
 STEP_SAMPLES = 32
 """Samples of a rank in a step, where nobody says how large batches are: a common size."""
@@ -99,6 +100,17 @@ class Placement:
     def count(self, total: int) -> int:
         """Return how many of ``total`` samples are the consumer's. Those of any two ranks differ by one at most."""
         return self.count_of(max(0, -(-(total - self.rank) // self.world_size)))
+
+
+def found_placement(rank: int | None = None, world_size: int | None = None) -> Placement:
+    """The given rank of a world size, or where both are None the one that ``find_rank`` finds."""
+    if (rank is None) != (world_size is None):
+        raise ConfigError("give both rank and world_size, or none of them")
+    if rank is None or world_size is None:
+        rank, world_size = find_rank()
+    if not (is_whole_number(rank) and is_whole_number(world_size)):
+        raise ConfigError(f"rank and world_size must be whole numbers, not {rank!r} of {world_size!r}")
+    return Placement(int(rank), int(world_size), step_samples=STEP_SAMPLES)
 
 
 def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:

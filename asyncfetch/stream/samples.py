@@ -28,7 +28,7 @@ from asyncfetch.stream.job_builder import FailedSample
 from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes, raise_where_none_is_good
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -46,7 +46,15 @@ if TYPE_CHECKING:
     from asyncfetch.stream.protocols import Origin, Readable
     from asyncfetch.stream.state import State
 
-__all__ = ["DeliveredSample", "PassFigures", "PassStatistics", "SampleDelivery", "SamplePass"]
+__all__ = [
+    "DeliveredSample",
+    "PassFigures",
+    "PassStatistics",
+    "RunningPass",
+    "SampleDelivery",
+    "SamplePass",
+    "running_pass",
+]
 
 
 class DeliveredSample(NamedTuple):
@@ -309,12 +317,8 @@ class SampleDelivery:
         return self._origin(self._plan.selection[step.episode])
 
 
-class SamplePass:
-    """The samples of one consumer for one epoch. Entered with ``async with``, iterated once.
-
-    Samples come in order. An error is raised at its place, after every sample before it, and ends the pass.
-    A cancelled ``__anext__`` loses nothing, and several tasks may share the iterator. Leaving the context cancels and
-    awaits everything under way; a call that is already in a decode thread is waited for.
+class RunningPass:
+    """A pass at work: what a ``SamplePass`` gives, and what only those ask for who make batches of it.
 
     Args:
         dataset: What to read from, open.
@@ -438,7 +442,7 @@ class SamplePass:
             return await self._next_micro_batch()
 
     def state_dict(self) -> State:
-        """Return what was delivered of the epoch, this pass and those before it: for ``Stream.load_state_dict``."""
+        """See SamplePass."""
         return self._plan.progress.state()
 
     async def _next_micro_batch(self) -> list[DeliveredSample]:
@@ -519,11 +523,11 @@ class SamplePass:
         return self._figures.handing_over()
 
     def report(self) -> Report:
-        """Return why the consumer waits, and what to set; also after the pass. It may be called in any thread."""
+        """See SamplePass."""
         return self._figures.report()
 
     def statistics(self) -> PassStatistics:
-        """A snapshot; it may be taken in any thread."""
+        """See SamplePass."""
         wait = self._waits.snapshot()
         return PassStatistics(
             samples=self._delivery.samples,
@@ -534,3 +538,39 @@ class SamplePass:
             open_episodes=self._ahead.prefetcher.open_episodes,
             waits=self._account.snapshot(time.perf_counter(), self.path()),
         )
+
+
+class SamplePass:
+    """The samples of one consumer for one epoch. Entered with ``async with``, iterated once.
+
+    Samples come in order. An error is raised at its place, after every sample before it, and ends the pass.
+    A cancelled ``__anext__`` loses nothing, and several tasks may share the iterator. Leaving the context cancels and
+    awaits everything under way; a call that is already in a decode thread is waited for.
+    """
+
+    def __init__(self, running: RunningPass) -> None:
+        """``running`` is entered already."""
+        self._running = running
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Coroutine[Any, Any, Sample]:
+        return self._running.__anext__()
+
+    def state_dict(self) -> State:
+        """Return what was delivered of the epoch, this pass and those before it: for ``Stream.load_state_dict``."""
+        return self._running.state_dict()
+
+    def report(self) -> Report:
+        """Return why the consumer waits, and what to set; also after the pass. It may be called in any thread."""
+        return self._running.report()
+
+    def statistics(self) -> PassStatistics:
+        """A snapshot; it may be taken in any thread."""
+        return self._running.statistics()
+
+
+def running_pass(samples: SamplePass) -> RunningPass:
+    """What is behind a user's pass, for who makes batches of it."""
+    return samples._running

@@ -21,7 +21,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
 from asyncfetch.stream.passes import WITH_SAMPLES, DatasetSession, Samples, StreamIterator
-from asyncfetch.stream.placement import STEP_SAMPLES, Placement, find_rank
+from asyncfetch.stream.placement import Placement, found_placement
 from asyncfetch.stream.protocols import Readable
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.remaining import Remaining
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.protocols import Origin
     from asyncfetch.stream.traffic import NamedOrder
 
-__all__ = ["SampleSource"]
+__all__ = ["EpochStream", "SampleSource", "source_of"]
 
 
 R = TypeVar("R", bound=Readable)
@@ -106,7 +106,7 @@ class SampleSource(ABC, Generic[R]):
     # What a subclass says.
 
     @abstractmethod
-    def _opener(self) -> Callable[[], AbstractAsyncContextManager[R]]:
+    def opener(self) -> Callable[[], AbstractAsyncContextManager[R]]:
         """Return what gives what is read, to be entered. It doesn't refer to this, which would never be collected."""
 
     @abstractmethod
@@ -132,7 +132,7 @@ class SampleSource(ABC, Generic[R]):
         """Samples of an epoch."""
 
     @abstractmethod
-    def _whole(self, opened: R, layout: Placement) -> tuple[NamedOrder, Sequence[tuple[LeRobotDataset, Sequence[int]]]]:
+    def whole(self, opened: R, layout: Placement) -> tuple[NamedOrder, Sequence[tuple[LeRobotDataset, Sequence[int]]]]:
         """Return the order of the whole next epoch, and the datasets and episodes that it speaks of."""
 
     @property
@@ -162,15 +162,7 @@ class SampleSource(ABC, Generic[R]):
         return self.epochs.current()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, in the workers of a running loader too.
-
-        A pass takes its epoch when its first sample is asked for, a loader's when the loader is iterated. Until then
-        ``state_dict`` is of this epoch, whatever the pass before has delivered.
-
-        Raises:
-            ConfigError: It isn't an epoch; or a state was loaded from which no pass has gone on yet, and this lies
-                before the epoch that it goes on with, or after it where something of that is left.
-        """
+        """See EpochStream."""
         epoch = check_epoch(epoch)
         if self._passes_over(epoch):
             raise self._passed_over(f"set_epoch({epoch})")
@@ -181,67 +173,20 @@ class SampleSource(ABC, Generic[R]):
         self.epochs.set(epoch)
         self._latest = self._progress = self.latest_plan = None
 
-    def samples(
-        self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
-    ) -> Samples[R]:
-        """One pass, on the running loop: ``async with stream.samples() as samples: async for sample in samples``.
-
-        Args:
-            epoch: None counts: 0 or what ``set_epoch`` said, and one more after each pass that was finished: whose
-                iterator has ended, or has given its last sample. After an earlier ``break`` the next pass takes the
-                same epoch again.
-            rank: This process among ``world_size``; None finds both, from torch.distributed or torchrun's variables.
-            world_size: Processes that share the epoch.
-
-        Where a state was loaded, a pass of its epoch begins where the state was taken, and the first one can't be of
-        another: ConfigError.
-
-        Entering opens the dataset, where the source is a URL: FetchError, FormatError, DatasetError as it says. An
-        error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
-        """
+    def checked_samples(self, placement: Placement, epoch: int | None) -> Samples[R]:
+        """``samples_of``; ConfigError where an epoch that a user gave passes over a state that was loaded."""
         if epoch is not None:
             epoch = check_epoch(epoch)
             if epoch not in self._loaded and self._passes_over(epoch):
                 raise self._passed_over(f"samples(epoch={epoch})")
-        return self.samples_of(self.placement(rank, world_size), epoch=epoch)
+        return self.samples_of(placement, epoch=epoch)
 
     def samples_of(
         self, placement: Placement, *, epoch: int | None = None, memory: BatchMemory | None = None
     ) -> Samples[R]:
         """Return what ``samples`` does, for one consumer of many; of batches, with ``memory`` for them."""
         is_followed = self.is_open and epoch is None
-        return Samples(self, self._opener(), epoch=epoch, placement=placement, is_followed=is_followed, memory=memory)
-
-    @staticmethod
-    def placement(rank: int | None = None, world_size: int | None = None) -> Placement:
-        """The given rank and world size, or those found."""
-        if (rank is None) != (world_size is None):
-            raise ConfigError("give both rank and world_size, or none of them")
-        if rank is None or world_size is None:
-            rank, world_size = find_rank()
-        if not (is_whole_number(rank) and is_whole_number(world_size)):
-            raise ConfigError(f"rank and world_size must be whole numbers, not {rank!r} of {world_size!r}")
-        return Placement(int(rank), int(world_size), step_samples=STEP_SAMPLES)
-
-    def __iter__(self) -> StreamIterator[R]:
-        """One pass, driven by a loop in a thread of its own, which stays for the next pass with its connections."""
-        return self.iterate(self.placement())
-
-    def __aiter__(self) -> Never:
-        raise UsageError(f"a {type(self).__name__} is iterated by `for`, or on a loop of your own: {WITH_SAMPLES}")
-
-    def __len__(self) -> int:
-        raise UsageError(
-            f"a {type(self).__name__} isn't a torch dataset: write "
-            "DataLoader(af.torch.StreamDataset(stream, batch_size=32), "
-            "batch_size=None); len() of that StreamDataset is its length"
-        )
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __getitem__(self, index: object) -> Never:
-        raise UsageError(f"a {type(self).__name__} has no frame {index!r} by number: af.torch.FrameDataset(url)[i] has")
+        return Samples(self, self.opener(), epoch=epoch, placement=placement, is_followed=is_followed, memory=memory)
 
     def iterate(
         self,
@@ -261,7 +206,7 @@ class SampleSource(ABC, Generic[R]):
             memory: For batches of the placement's size, of which samples are then rows where they can be.
         """
         self._count_latest()
-        before, session = self._session, self._open_session()
+        before, session = self._session, self.session()
         figures = self.new_figures(is_open=session is before)
         try:
             opened = session.opened()
@@ -326,16 +271,16 @@ class SampleSource(ABC, Generic[R]):
 
     def count(self, placement: Placement) -> int:
         """Return how many samples a consumer takes of the whole next epoch. Opens what is read where no pass has."""
-        total = self._total(self._open_session().opened(), placement, self.epoch)
+        total = self._total(self.session().opened(), placement, self.epoch)
         return Remaining().shared(total, placement, self.config.uneven_ends)[0]
 
     def opened(self) -> R:
         """Return what the synchronous iteration reads, to ask for what its metadata says."""
-        return self._open_session().opened()
+        return self.session().opened()
 
     def planned(self, placement: Placement, epoch: int) -> PassPlan:
         """``plan`` of what the synchronous iteration reads."""
-        return self.plan(self._open_session().opened(), placement, epoch)
+        return self.plan(self.session().opened(), placement, epoch)
 
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """A pass came to its end."""
@@ -388,16 +333,7 @@ class SampleSource(ABC, Generic[R]):
         return None if epoch < self.epochs.finished else self._loaded.get(epoch)
 
     def state_dict(self) -> State:
-        """Return what the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.
-
-        Behind a pass that came to its end, and before the first, it is the beginning of the next epoch. Before the
-        first it doesn't say of which dataset, which wasn't opened yet. It tells of this process's consumer alone: one
-        rank, or one worker of its loader. To go on with another number of ranks or workers, take it from each and put
-        them together with ``asyncfetch.torch.merge_states``.
-
-        Raises:
-            ConfigError: A loader's workers read it, of which this process knows nothing.
-        """
+        """See EpochStream."""
         if self.epochs.shared() is not None:
             raise ConfigError(
                 "a loader's workers read this stream, and only they know how far they are: use "
@@ -413,22 +349,6 @@ class SampleSource(ABC, Generic[R]):
         if self._progress is not None:
             return self._progress.state()
         return self._loaded_of(self.epoch) or beginning(self.epoch, self.known_identity)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken: the next passes of its epoch give what was left of it, those after it all.
-
-        With as many ranks and workers as before, order and batches are those of an uninterrupted run. With others, what
-        is left is shared anew. The state is compared with the dataset when the next pass begins. Where nothing was left
-        of the epoch for any rank, that is the next epoch's. Where smaller batches are dropped, load it into what makes
-        the batches, which knows that less than one is nothing.
-
-        Call it before iterating: a pass that has begun, and a loader's workers that were made, don't go on from it, and
-        raise ConfigError at their next sample.
-
-        Raises:
-            StateMismatch: It isn't a state, or one of a version that can't be read.
-        """
-        self.load(state)
 
     def load(self, state: Mapping[str, Any], least_samples: int = 1) -> None:
         """``load_state_dict`` where fewer samples are given to nobody: see ``Placement.least_samples``."""
@@ -447,39 +367,13 @@ class SampleSource(ABC, Generic[R]):
         self._loaded = {epoch: beginning(epoch, identity), state["epoch"]: state} if identity else {}
         self._progress = self._waiting = self._latest = self.latest_plan = None
 
-    def _open_session(self) -> DatasetSession[R]:
+    def session(self) -> DatasetSession[R]:
+        """Return the thread of the synchronous iteration, with what it reads opening on it."""
         if self.is_open:
             raise ConfigError("an open dataset lives on its own loop: `async with stream.samples()` there")
         if self._session is None or not self._session.is_usable:
-            self._session = DatasetSession(self._opener())
+            self._session = DatasetSession(self.opener())
         return self._session
-
-    def warm_up(self, *, clips: bool = False) -> None:
-        """Bring what comes before the first sample of the next pass in this process, and return when it is there.
-
-        That is the library that decodes, the metadata, and for each episode that the first 500 samples are of the
-        indexes of its videos and the footer of its table. Call it before what is timed, or while nothing else happens.
-        Loader workers have engines of their own, which it doesn't reach.
-
-        Args:
-            clips: Bring these episodes themselves, too, as many as there is room for.
-
-        What an episode can't be read for is raised at its sample. Opening raises as iterating does.
-        """
-        session = self._open_session()
-        opened = session.opened()
-        choose_backend(self.config.decoder)
-        episodes = list(self.plan(opened, self.placement(), self.epoch).first_episodes())
-        session.thread.run(_warm_up, opened, episodes, clips)
-
-    def statistics(self) -> DatasetStatistics | None:
-        """Return what the synchronous iteration's engine and caches have done in this process; None before the first.
-
-        So in a forked child, and after ``close``, until it iterates; and where what it reads couldn't be opened. While
-        that is being opened, this waits for it, and raises as iterating does.
-        """
-        session = self._session
-        return session.statistics() if session is not None and session.is_usable else None
 
     def new_figures(self, *, is_open: bool = False) -> PassFigures:
         """Return the figures of a pass that begins, which are from now on those of the latest one.
@@ -497,48 +391,21 @@ class SampleSource(ABC, Generic[R]):
         self.figures = PassFigures(self.config, self.page, waits_before=before, is_open=is_open)
         return self.figures
 
-    def report(self) -> Report:
-        """Return why the consumer of the latest pass waits, or waited, and what to set. It may be called in any thread.
+    def sample_bytes(self) -> int:
+        """Return what a decoded sample takes. Opens what is read where no pass has."""
+        return self.builder(self.session().opened()).sample_bytes
 
-        Before the first pass, and in a process other than the one that iterates, it says so.
-        """
+    def report(self) -> Report:
+        """See EpochStream."""
         return Report.of(Waits(), None, self.config) if self.figures is None else self.figures.report()
 
-    def memory_plan(self, batch_size: int | None = None, *, num_workers: int = 0) -> MemoryPlan:
-        """Return what a rank takes at most, known before a sample is read. Opens what is read where no pass has.
-
-        Args:
-            batch_size: Of a ``StreamDataset`` that makes batches; None for single samples.
-            num_workers: Of its loader, which reads two batches ahead of each of them.
-        """
-        return MemoryPlan.of(self.config, self._sample_bytes(), batch_size or 0, num_workers)
-
-    def _sample_bytes(self) -> int:
-        return self.builder(self._open_session().opened()).sample_bytes
-
-    def traffic_plan(self, *, world_size: int = 1, num_workers: int = 0, batch_size: int | None = None) -> TrafficPlan:
-        """Return what the next epoch fetches, told from lengths and indexes alone: nothing of it is read.
-
-        Takes about a second for 5 million frames, of a mixture ten, and the indexes of up to 1,024 episodes' videos of
-        each dataset. Of an episode that comes in two epochs of a mixture's member it counts both.
-
-        Args:
-            world_size: Ranks that share it.
-            num_workers: Loader workers of each, which read as one: whatever their number, it costs the same.
-            batch_size: Of the batches that ``StreamDataset`` makes; None where the loader makes them.
-
-        Raises:
-            ConfigError: There can't be so many.
-            FetchError, FormatError, DatasetError: The dataset, or an index, can't be read.
-        """
-        layout = Placement(0, world_size, workers=max(1, num_workers)).in_batches(batch_size, drop_last=False)
-        session = self._open_session()
-        order, datasets = self._whole(session.opened(), layout)
-        weighed = [session.thread.run(weigh, dataset, selection) for dataset, selection in datasets]
-        return TrafficPlan(world_size, num_workers, batch_size, *traffic(order, layout, weighed))
+    def statistics(self) -> DatasetStatistics | None:
+        """See EpochStream."""
+        session = self._session
+        return session.statistics() if session is not None and session.is_usable else None
 
     def close(self) -> None:
-        """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""
+        """See EpochStream."""
         self._waiting = None
         if self._session is not None:
             self._session.close()
@@ -564,6 +431,195 @@ class SampleSource(ABC, Generic[R]):
         twin = self.__class__.__new__(self.__class__)
         twin.__dict__.update(self.__dict__)
         return twin
+
+
+SourceT = TypeVar("SourceT", bound=SampleSource[Any])
+
+
+class EpochStream(Generic[SourceT]):
+    """The samples of a Stream or Mixture, epoch after epoch; iterated, or read by ``samples`` on a loop of your own.
+
+    Pickles, as what to read; connections and caches stay behind. Not thread-safe: one thread at a time.
+    """
+
+    _source: SourceT
+    """All that it does; the rooms above take it by ``source_of``."""
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next pass that isn't told another one."""
+        return self._source.epoch
+
+    @property
+    def config(self) -> StreamConfig:
+        """Bounds, limits and threads, for one rank."""
+        return self._source.config
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """Samples that ``on_error`` left out or replaced, in this process and in those that read for it."""
+        return self._source.quarantine
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, in the workers of a running loader too.
+
+        A pass takes its epoch when its first sample is asked for, a loader's when the loader is iterated. Until then
+        ``state_dict`` is of this epoch, whatever the pass before has delivered.
+
+        Raises:
+            ConfigError: It isn't an epoch; or a state was loaded from which no pass has gone on yet, and this lies
+                before the epoch that it goes on with, or after it where something of that is left.
+        """
+        self._source.set_epoch(epoch)
+
+    def samples(
+        self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
+    ) -> Samples[Any]:
+        """One pass, on the running loop: ``async with stream.samples() as samples: async for sample in samples``.
+
+        Args:
+            epoch: None counts: 0 or what ``set_epoch`` said, and one more after each pass that was finished: whose
+                iterator has ended, or has given its last sample. After an earlier ``break`` the next pass takes the
+                same epoch again.
+            rank: This process among ``world_size``; None finds both, from torch.distributed or torchrun's variables.
+            world_size: Processes that share the epoch.
+
+        Where a state was loaded, a pass of its epoch begins where the state was taken, and the first one can't be of
+        another: ConfigError.
+
+        Entering opens the dataset, where the source is a URL: FetchError, FormatError, DatasetError as it says. An
+        error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
+        """
+        return self._source.checked_samples(found_placement(rank, world_size), epoch)
+
+    def __iter__(self) -> StreamIterator[Any]:
+        """One pass, driven by a loop in a thread of its own, which stays for the next pass with its connections."""
+        return self._source.iterate(found_placement())
+
+    def __aiter__(self) -> Never:
+        raise UsageError(f"a {type(self).__name__} is iterated by `for`, or on a loop of your own: {WITH_SAMPLES}")
+
+    def __len__(self) -> int:
+        raise UsageError(
+            f"a {type(self).__name__} isn't a torch dataset: write "
+            "DataLoader(af.torch.StreamDataset(stream, batch_size=32), "
+            "batch_size=None); len() of that StreamDataset is its length"
+        )
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, index: object) -> Never:
+        raise UsageError(f"a {type(self).__name__} has no frame {index!r} by number: af.torch.FrameDataset(url)[i] has")
+
+    def state_dict(self) -> State:
+        """Return what the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.
+
+        Behind a pass that came to its end, and before the first, it is the beginning of the next epoch. Before the
+        first it doesn't say of which dataset, which wasn't opened yet. It tells of this process's consumer alone: one
+        rank, or one worker of its loader. To go on with another number of ranks or workers, take it from each and put
+        them together with ``asyncfetch.torch.merge_states``.
+
+        Raises:
+            ConfigError: A loader's workers read it, of which this process knows nothing.
+        """
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken: the next passes of its epoch give what was left of it, those after it all.
+
+        With as many ranks and workers as before, order and batches are those of an uninterrupted run. With others, what
+        is left is shared anew. The state is compared with the dataset when the next pass begins. Where nothing was left
+        of the epoch for any rank, that is the next epoch's. Where smaller batches are dropped, load it into what makes
+        the batches, which knows that less than one is nothing.
+
+        Call it before iterating: a pass that has begun, and a loader's workers that were made, don't go on from it, and
+        raise ConfigError at their next sample.
+
+        Raises:
+            StateMismatch: It isn't a state, or one of a version that can't be read.
+        """
+        self._source.load(state)
+
+    def warm_up(self, *, clips: bool = False) -> None:
+        """Bring what comes before the first sample of the next pass in this process, and return when it is there.
+
+        That is the library that decodes, the metadata, and for each episode that the first 500 samples are of the
+        indexes of its videos and the footer of its table. Call it before what is timed, or while nothing else happens.
+        Loader workers have engines of their own, which it doesn't reach.
+
+        Args:
+            clips: Bring these episodes themselves, too, as many as there is room for.
+
+        What an episode can't be read for is raised at its sample. Opening raises as iterating does.
+        """
+        session = self._source.session()
+        opened = session.opened()
+        choose_backend(self._source.config.decoder)
+        episodes = list(self._source.plan(opened, found_placement(), self.epoch).first_episodes())
+        session.thread.run(_warm_up, opened, episodes, clips)
+
+    def statistics(self) -> DatasetStatistics | None:
+        """Return what the synchronous iteration's engine and caches have done in this process; None before the first.
+
+        So in a forked child, and after ``close``, until it iterates; and where what it reads couldn't be opened. While
+        that is being opened, this waits for it, and raises as iterating does.
+        """
+        return self._source.statistics()
+
+    def report(self) -> Report:
+        """Return why the consumer of the latest pass waits, or waited, and what to set. It may be called in any thread.
+
+        Before the first pass, and in a process other than the one that iterates, it says so.
+        """
+        return self._source.report()
+
+    def memory_plan(self, batch_size: int | None = None, *, num_workers: int = 0) -> MemoryPlan:
+        """Return what a rank takes at most, known before a sample is read. Opens what is read where no pass has.
+
+        Args:
+            batch_size: Of a ``StreamDataset`` that makes batches; None for single samples.
+            num_workers: Of its loader, which reads two batches ahead of each of them.
+        """
+        return MemoryPlan.of(self._source.config, self._source.sample_bytes(), batch_size or 0, num_workers)
+
+    def traffic_plan(self, *, world_size: int = 1, num_workers: int = 0, batch_size: int | None = None) -> TrafficPlan:
+        """Return what the next epoch fetches, told from lengths and indexes alone: nothing of it is read.
+
+        Takes about a second for 5 million frames, of a mixture ten, and the indexes of up to 1,024 episodes' videos of
+        each dataset. Of an episode that comes in two epochs of a mixture's member it counts both.
+
+        Args:
+            world_size: Ranks that share it.
+            num_workers: Loader workers of each, which read as one: whatever their number, it costs the same.
+            batch_size: Of the batches that ``StreamDataset`` makes; None where the loader makes them.
+
+        Raises:
+            ConfigError: There can't be so many.
+            FetchError, FormatError, DatasetError: The dataset, or an index, can't be read.
+        """
+        layout = Placement(0, world_size, workers=max(1, num_workers)).in_batches(batch_size, drop_last=False)
+        session = self._source.session()
+        order, datasets = self._source.whole(session.opened(), layout)
+        weighed = [session.thread.run(weigh, dataset, selection) for dataset, selection in datasets]
+        return TrafficPlan(world_size, num_workers, batch_size, *traffic(order, layout, weighed))
+
+    def close(self) -> None:
+        """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""
+        self._source.close()
+
+    def __copy__(self) -> Self:
+        twin = self.__class__.__new__(self.__class__)
+        twin._source = copy.copy(self._source)
+        return twin
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+
+def source_of(stream: EpochStream[SourceT]) -> SourceT:
+    """What is read of a user's stream, for the rooms above."""
+    return stream._source
 
 
 async def _warm_up(opened: Readable, episodes: Sequence[int], clips: bool) -> None:

@@ -19,7 +19,7 @@ from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.pool import Fitted, Pool
 from asyncfetch.stream.protocols import Origin
 from asyncfetch.stream.remaining import Remaining
-from asyncfetch.stream.source import SampleSource
+from asyncfetch.stream.source import EpochStream, SampleSource
 from asyncfetch.stream.state import EpochProgress
 
 if TYPE_CHECKING:
@@ -37,49 +37,25 @@ if TYPE_CHECKING:
     from asyncfetch.stream.job_builder import Transform
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["Stream", "distinct_episodes"]
+__all__ = ["Stream", "StreamSource", "distinct_episodes"]
 
 
-class Stream(SampleSource[LeRobotDataset]):
-    """The samples of a dataset, epoch after epoch, in a seeded order.
+class StreamSource(SampleSource[LeRobotDataset]):
+    """What a ``Stream`` reads; its arguments are that one's."""
 
-    Iterate it (``for sample in stream``), or ``async with stream.samples() as samples`` on a loop of your own. The
-    order is a pure function of the seed, the epoch, the chosen episodes' lengths and the configuration's lanes and
-    pool; every frame comes exactly once an epoch over all ranks and workers.
-
-    Args:
-        source: URL or path of a LeRobot v3 dataset, or an open ``LeRobotDataset``, which is then read on its own loop,
-            with its own features, image_dtype and config.
-        shuffle: Whether frames are drawn from a pool of episodes, or come in the dataset's order. That is the same for
-            any number of ranks and workers. Ranks take its frames a batch at a time, so each of them fetches nearly
-            every episode.
-        seed: Any whole number.
-        windows: By feature key: seconds or ``frames(...)`` relative to the sample's frame.
-        episodes: Indices of the episodes to read; None means all. Without shuffle they are read in this order.
-        features: Keys to fetch and deliver; None means all.
-        transform: Applied to each sample in a decode thread. To use loader workers started by spawn it must pickle.
-        image_dtype: "uint8", or "float32" in [0, 1].
-        depth_unit: "mm" or "m".
-        config: Bounds, limits and threads, for one rank.
-
-    Pickles, as what to read; connections and caches stay behind, and so does the url's password or signature, except on
-    the way to a process that multiprocessing starts, such as a loader's worker. Not thread-safe: one thread at a time.
-    """
-
-    @explains_keywords
     def __init__(
         self,
         source: str | os.PathLike[str] | LeRobotDataset,
         *,
-        shuffle: bool = True,
-        seed: int = 0,
-        windows: Windows | None = None,
-        episodes: Sequence[int] | None = None,
-        features: Collection[str] | None = None,
-        transform: Transform | None = None,
-        image_dtype: ImageDtype | None = None,
-        depth_unit: DepthUnit | None = None,
-        config: StreamConfig | None = None,
+        shuffle: bool,
+        seed: int,
+        windows: Windows | None,
+        episodes: Sequence[int] | None,
+        features: Collection[str] | None,
+        transform: Transform | None,
+        image_dtype: ImageDtype | None,
+        depth_unit: DepthUnit | None,
+        config: StreamConfig | None,
     ) -> None:
         if isinstance(source, LeRobotDataset):
             if any(given is not None for given in (features, image_dtype, depth_unit, config)):
@@ -129,45 +105,8 @@ class Stream(SampleSource[LeRobotDataset]):
         )
         return order, selection
 
-    @property
-    def fps(self) -> float:
-        """Frames a second. Opens the dataset where nothing has; so do the others."""
-        return self._described().fps
-
-    @property
-    def num_episodes(self) -> int:
-        """Number of episodes that are read."""
-        return self._described().num_episodes if self.episodes is None else len(self.episodes)
-
-    @property
-    def features(self) -> Mapping[str, Feature]:
-        """The features that are read, by key, in the dataset's order."""
-        return self._described().features
-
-    @property
-    def stats(self) -> Mapping[str, Any] | None:
-        """meta/stats.json, for normalising; None where the dataset has none, FormatError where it is damaged."""
-        return self._described().stats
-
-    def columns(self, keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Rows of the tables alone, as Arrow record batches: ``for batch in stream.columns(["action"])``.
-
-        Of the episodes that are read, in their order; row i of all batches together is frame i of these. The types are
-        those that the files store. ``pyarrow.Table.from_batches`` joins them.
-
-        Args:
-            keys: See ``LeRobotDataset.columns``, as for errors.
-        """
-        session = self._open_session()
-        batches = partial(_some_columns, session.opened(), keys, self.episodes)
-        return iterate(session.thread, batches, max_batches=1)
-
-    def dataset_info(self) -> DatasetSummary:
-        """Return what is in the dataset, as ``asyncfetch.dataset_info`` says it; of the features that are read."""
-        session = self._open_session()
-        return session.thread.run(summarise, session.opened())
-
-    def _described(self) -> LeRobotDataset:
+    def described(self) -> LeRobotDataset:
+        """Return the dataset, for what its metadata says; opens it where nothing has."""
         return self._opened or self.opened()
 
     def lengths(self, dataset: LeRobotDataset) -> NDArray[np.integer[Any]]:
@@ -180,9 +119,10 @@ class Stream(SampleSource[LeRobotDataset]):
         chosen = None if self.episodes is None else hashlib.sha256(str(self.episodes).encode()).hexdigest()
         return {"episodes": chosen, **order.identity()}
 
-    def _whole(
+    def whole(
         self, opened: LeRobotDataset, layout: Placement
     ) -> tuple[Order, list[tuple[LeRobotDataset, Sequence[int]]]]:
+        """See SampleSource."""
         order, selection = self.order(opened, self.epoch)
         return order, [(opened, selection)]
 
@@ -199,7 +139,8 @@ class Stream(SampleSource[LeRobotDataset]):
     def _total(self, opened: LeRobotDataset, placement: Placement, epoch: int) -> int:
         return int(self.lengths(opened).sum())
 
-    def _opener(self) -> Callable[[], AbstractAsyncContextManager[LeRobotDataset]]:
+    def opener(self) -> Callable[[], AbstractAsyncContextManager[LeRobotDataset]]:
+        """See SampleSource."""
         opened = self._opened
         opener: Callable[[], AbstractAsyncContextManager[LeRobotDataset]]
         if opened is not None:
@@ -224,6 +165,99 @@ class Stream(SampleSource[LeRobotDataset]):
 
     def __repr__(self) -> str:
         return f"Stream({self.source!r}, shuffle={self.shuffle}, seed={self.seed}, epoch={self.epoch})"
+
+
+class Stream(EpochStream[StreamSource]):
+    """The samples of a dataset, epoch after epoch, in a seeded order.
+
+    Iterate it (``for sample in stream``), or ``async with stream.samples() as samples`` on a loop of your own. The
+    order is a pure function of the seed, the epoch, the chosen episodes' lengths and the configuration's lanes and
+    pool; every frame comes exactly once an epoch over all ranks and workers.
+
+    Args:
+        source: URL or path of a LeRobot v3 dataset, or an open ``LeRobotDataset``, which is then read on its own loop,
+            with its own features, image_dtype and config.
+        shuffle: Whether frames are drawn from a pool of episodes, or come in the dataset's order. That is the same for
+            any number of ranks and workers. Ranks take its frames a batch at a time, so each of them fetches nearly
+            every episode.
+        seed: Any whole number.
+        windows: By feature key: seconds or ``frames(...)`` relative to the sample's frame.
+        episodes: Indices of the episodes to read; None means all. Without shuffle they are read in this order.
+        features: Keys to fetch and deliver; None means all.
+        transform: Applied to each sample in a decode thread. To use loader workers started by spawn it must pickle.
+        image_dtype: "uint8", or "float32" in [0, 1].
+        depth_unit: "mm" or "m".
+        config: Bounds, limits and threads, for one rank.
+
+    Pickles, as what to read; connections and caches stay behind, and so does the url's password or signature, except on
+    the way to a process that multiprocessing starts, such as a loader's worker. Not thread-safe: one thread at a time.
+    """
+
+    @explains_keywords
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | LeRobotDataset,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        windows: Windows | None = None,
+        episodes: Sequence[int] | None = None,
+        features: Collection[str] | None = None,
+        transform: Transform | None = None,
+        image_dtype: ImageDtype | None = None,
+        depth_unit: DepthUnit | None = None,
+        config: StreamConfig | None = None,
+    ) -> None:
+        self._source = StreamSource(
+            source,
+            shuffle=shuffle,
+            seed=seed,
+            windows=windows,
+            episodes=episodes,
+            features=features,
+            transform=transform,
+            image_dtype=image_dtype,
+            depth_unit=depth_unit,
+            config=config,
+        )
+
+    @property
+    def fps(self) -> float:
+        """Frames a second. Opens the dataset where nothing has; so do the others."""
+        return self._source.described().fps
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes that are read."""
+        return self._source.described().num_episodes if self._source.episodes is None else len(self._source.episodes)
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """The features that are read, by key, in the dataset's order."""
+        return self._source.described().features
+
+    @property
+    def stats(self) -> Mapping[str, Any] | None:
+        """meta/stats.json, for normalising; None where the dataset has none, FormatError where it is damaged."""
+        return self._source.described().stats
+
+    def columns(self, keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows of the tables alone, as Arrow record batches: ``for batch in stream.columns(["action"])``.
+
+        Of the episodes that are read, in their order; row i of all batches together is frame i of these. The types are
+        those that the files store. ``pyarrow.Table.from_batches`` joins them.
+
+        Args:
+            keys: See ``LeRobotDataset.columns``, as for errors.
+        """
+        session = self._source.session()
+        batches = partial(_some_columns, session.opened(), keys, self._source.episodes)
+        return iterate(session.thread, batches, max_batches=1)
+
+    def dataset_info(self) -> DatasetSummary:
+        """Return what is in the dataset, as ``asyncfetch.dataset_info`` says it; of the features that are read."""
+        session = self._source.session()
+        return session.thread.run(summarise, session.opened())
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from asyncfetch.config import PrivateUrl, stream_config
+from asyncfetch.config import PrivateUrl, config_share, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
 from asyncfetch.lerobot import DatasetStatistics, chosen_features, open_dataset
@@ -27,11 +27,13 @@ from asyncfetch.observe.waits import Waits
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
-from asyncfetch.stream import DatasetSession, Placement, SampleSource
+from asyncfetch.stream import DatasetSession, Placement
 from asyncfetch.stream.batch import PinnedMemory, PooledMemory, batch_of, samples_of
 from asyncfetch.stream.epochs import MAX_WORKERS, child_number
+from asyncfetch.stream.placement import found_placement
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
+from asyncfetch.stream.source import EpochStream, source_of
 from asyncfetch.stream.state import State, check_state, merge_shares
 from asyncfetch.stream.stream import distinct_episodes
 from asyncfetch.torch.handing_over import can_hand_over, handed_over
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DepthUnit, ImageDtype, LeRobotDataset, Sample, Windows
-    from asyncfetch.stream import StreamIterator
+    from asyncfetch.stream import SampleSource, StreamIterator
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.figures import FiguresBoard
 
@@ -142,16 +144,16 @@ class StreamDataset(IterableDataset[Any]):
     @explains_keywords
     def __init__(
         self,
-        stream: SampleSource[Any],
+        stream: EpochStream[Any],
         batch_size: int | None = None,
         *,
         drop_last: bool = False,
         pin_memory: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        if not isinstance(stream, SampleSource):
+        if not isinstance(stream, EpochStream):
             raise ConfigError(f"StreamDataset takes a Stream or a Mixture, not {stream!r:.80}")
-        if stream.is_open:
+        if source_of(stream).is_open:
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
         self.batch_size = _batch_size(batch_size)
         if collate_fn is not None and batch_size is None:
@@ -160,13 +162,17 @@ class StreamDataset(IterableDataset[Any]):
         self.stream = stream
         self.drop_last = drop_last
         self.pin_memory = pin_memory
-        self._memory = WorkersMemory.of(stream)
+        self._memory = WorkersMemory.of(source_of(stream))
         self._token = os.urandom(16).hex()
         self._workers_stream: SampleSource[Any] | None = None
         self._batches_memory: BatchMemory | None = None
         """The memory for batches of this process, from pass to pass."""
         self._sent_rank: tuple[int, Placement] | None = None
         """The process's id and its rank, in a spawned worker, which knows nothing of torch.distributed."""
+
+    @property
+    def _source(self) -> SampleSource[Any]:
+        return source_of(self.stream)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, in persistent workers too; see ``Stream.set_epoch``."""
@@ -175,12 +181,12 @@ class StreamDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if worker is None:
-            samples = self.stream.iterate(self._in_batches(self.stream.placement()), memory=self._memory_of_batches())
+            samples = self._source.iterate(self._in_batches(found_placement()), memory=self._memory_of_batches())
         else:
             # A loader draws one seed, and gives each of its workers that and the worker's number.
             loader = worker.seed - worker.id
             if self._workers_stream is None:
-                self._workers_stream = self.stream.shared_by(worker.num_workers, self._readers_name(worker))
+                self._workers_stream = self._source.shared_by(worker.num_workers, self._readers_name(worker))
                 self._workers_stream.quarantine = Quarantine()
                 self._workers_stream.quarantine.share(self._memory.board, worker.id)
                 process = child_number()
@@ -208,14 +214,14 @@ class StreamDataset(IterableDataset[Any]):
             elif self.pin_memory and get_worker_info() is None and torch.cuda.is_available():
                 self._batches_memory = PinnedMemory()
             else:
-                self._batches_memory = PooledMemory(MemoryPool(self.stream.config.decoded_max_bytes, sizes_recur=True))
+                self._batches_memory = PooledMemory(MemoryPool(self._source.config.decoded_max_bytes, sizes_recur=True))
         return self._batches_memory
 
     def _rank(self) -> Placement:
         # A copy for anything but a worker may have been made before its process became a rank.
         if self._sent_rank is not None and self._sent_rank[0] == os.getpid() and get_worker_info() is not None:
             return self._sent_rank[1]
-        return self.stream.placement()
+        return found_placement()
 
     def _placement(self, worker: int, workers: int) -> Placement:
         rank = self._rank()
@@ -225,7 +231,7 @@ class StreamDataset(IterableDataset[Any]):
         return placement.in_batches(self.batch_size, drop_last=self.drop_last)
 
     def __len__(self) -> int:
-        samples = self.stream.count(self._placement(0, 1))
+        samples = self._source.count(self._placement(0, 1))
         return samples if self.batch_size is None else self._count_batches(samples, self.batch_size)
 
     def _count_batches(self, samples: int, size: int) -> int:
@@ -241,21 +247,21 @@ class StreamDataset(IterableDataset[Any]):
         Raises:
             StateMismatch: Workers read it, of which this process knows nothing: ask ``state_after``.
         """
-        if get_worker_info() is None and self.stream.epochs.shared() is not None:
+        if get_worker_info() is None and self._source.epochs.shared() is not None:
             raise StateMismatch(
                 "a loader's workers read this dataset, and only they know how far they are: use "
                 "StreamDataset.state_after(batches, batch_size=..., num_workers=...), or torchdata's StatefulDataLoader"
             )
-        return (self._workers_stream or self.stream).latest_state()
+        return (self._workers_stream or self._source).latest_state()
 
     def load_state_dict(self, state: State) -> None:
         """Go on where ``state`` was taken: see ``Stream.load_state_dict``. Before the loader makes its workers."""
         self._workers_stream = None
         if get_worker_info() is None:
-            self.stream.load(state, self._in_batches(Placement()).least_samples)
+            self._source.load(state, self._in_batches(Placement()).least_samples)
         else:  # a StatefulDataLoader's, which goes on to the next epoch by itself
             state = check_state(state)
-            self.stream.go_on(state, state["epoch"])
+            self._source.go_on(state, state["epoch"])
 
     def state_after(self, batches: int, *, batch_size: int | None = None, num_workers: int = 0) -> State:
         """This rank's state where a plain ``DataLoader`` has given so many batches of the epoch.
@@ -288,17 +294,17 @@ class StreamDataset(IterableDataset[Any]):
         # Batches made here are those of the rank, whoever makes them.
         workers = max(1, num_workers) if self.batch_size is None else 1
         placements = [self._placement(worker, workers) for worker in range(workers)]
-        begun = self.stream.epochs.shared() if batches else None
-        alone = self.stream.latest_plan if batches and not num_workers else None
+        begun = self._source.epochs.shared() if batches else None
+        alone = self._source.latest_plan if batches and not num_workers else None
         if alone is not None and (begun is None or begun <= alone.progress.epoch):
             epoch, plans = alone.progress.epoch, [alone]  # which may have been counted by now
         else:
             epoch = self.stream.epoch if begun is None else begun
-            sharing = self.stream.epochs.sharing() if begun is not None and self.batch_size is None else {num_workers}
+            sharing = self._source.epochs.sharing() if begun is not None and self.batch_size is None else {num_workers}
             if num_workers not in sharing:
                 read_by = f"{min(sharing)} workers read epoch {epoch}"
                 raise ConfigError(f"num_workers={num_workers}, and {read_by}: give the loader's num_workers")
-            plans = [self.stream.planned(placement, epoch) for placement in placements]
+            plans = [self._source.planned(placement, epoch) for placement in placements]
         left = [self._count_batches(len(plan), size) for plan in plans]
         if not 0 <= batches <= sum(left):
             raise ConfigError(f"batches={batches} isn't among the {sum(left)} of what this rank takes of epoch {epoch}")
@@ -322,14 +328,14 @@ class StreamDataset(IterableDataset[Any]):
         They write theirs twice a second, and nobody asks them. Where a worker asks, of that worker; where nobody has
         read anything, None. For Prometheus: ``asyncfetch.prometheus.Collector(dataset.statistics)``.
         """
-        own = (self._workers_stream or self.stream).statistics()
+        own = (self._workers_stream or self._source).statistics()
         if get_worker_info() is not None:
             return own
         return _sum([own, self._board().together()[1]])
 
     def report(self) -> Report:
         """Return why the trainer waits, and what to set, in the latest pass: of its workers, where it has some."""
-        own = self._workers_stream or self.stream
+        own = self._workers_stream or self._source
         report = own.report()
         if get_worker_info() is not None:
             return report
@@ -342,7 +348,7 @@ class StreamDataset(IterableDataset[Any]):
             report = Report.of(
                 Waits.together(page.waits() for page in pages),
                 _sum([page.statistics() for page in pages]),
-                self.stream.config,
+                self._source.config,
                 num_workers=pages[0].num_workers,
             )
         return replace(report, all_waits=all_waits, all_statistics=all_statistics)
@@ -357,7 +363,7 @@ class StreamDataset(IterableDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _sent_rank=(os.getpid(), state["_sent_rank"]))
-        self._memory.attach(self.stream)
+        self._memory.attach(self._source)
 
     def __repr__(self) -> str:
         return f"StreamDataset({self.stream!r})"
@@ -529,7 +535,7 @@ class FrameDataset(Dataset["Sample"]):
     def _opened(self) -> DatasetSession[LeRobotDataset]:
         if self._session is None or not self._session.is_usable:
             worker = get_worker_info()
-            config = self.config if worker is None else self.config.shared_by(worker.num_workers)
+            config = self.config if worker is None else config_share(self.config, worker.num_workers)
             self._session = DatasetSession(partial(self._open, config=config))
         return self._session
 

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("programs_are_warm")
 def test_what_was_made_is_compared_with_what_is_named(tmp_path: Path) -> None:
     write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
     rows = why.measure(
-        tmp_path, Console(quiet=True), rounds=1, seconds=0.5, gains=False, only=["a slow consumer", "a cold disk tier"]
+        tmp_path, Console(quiet=True), rounds=1, seconds=0.5, gains=False, only=["a slow consumer", "a cold disk cache"]
     )
-    assert {row.made for row in rows} == {"a slow consumer", "a cold disk tier"}
+    assert {row.made for row in rows} == {"a slow consumer", "a cold disk cache"}
     assert all(row.evidence and row.page and row.told for row in rows)
     assert len(why.CASES) == 12
     why.show(Console(quiet=True), rows)

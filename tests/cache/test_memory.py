@@ -537,7 +537,7 @@ QUESTIONS = [("stat", ()), ("fetch_head", (10,)), ("fetch_tail", (10,))]
 async def test_close_cancels_what_is_asked_past_the_cache_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, verb: str, arguments: tuple[int, ...]
 ) -> None:
-    """Its askers hear of the close, and nothing goes to the disk tier behind that."""
+    """Its askers hear of the close, and nothing goes to the disk cache behind that."""
     arrived = anyio.Event()
 
     async def ask() -> None:

@@ -170,9 +170,9 @@ def test_an_interrupt_while_it_is_imported_is_no_traceback(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["stats", "-d", "{tmp_path}/nothing"], "asyncfetch: there is no disk tier at {tmp_path}/nothing"),
+        (["stats", "-d", "{tmp_path}/nothing"], "asyncfetch: there is no disk cache at {tmp_path}/nothing"),
         (["prune", "--max-bytes", "much", "-d", "{tmp_path}"], "asyncfetch: 'much' is no size: write a number of"),
-        (["stats", "-d", "{tmp_path}/file/under"], "asyncfetch: there is no disk tier at {tmp_path}/file/under"),
+        (["stats", "-d", "{tmp_path}/file/under"], "asyncfetch: there is no disk cache at {tmp_path}/file/under"),
         (["clear", "-d", ""], "asyncfetch: '' doesn't name a directory"),  # of a variable that isn't set, say
     ],
 )

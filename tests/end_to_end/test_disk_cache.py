@@ -8,6 +8,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
+from asyncfetch.config import config_share
 from asyncfetch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,5 +85,5 @@ def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any]) -> 
 
 
 def test_workers_get_no_shares_of_the_disk() -> None:
-    config = af.StreamConfig(disk_cache_dir="tier", disk_cache_max_bytes=1000).shared_by(4)
+    config = config_share(af.StreamConfig(disk_cache_dir="tier", disk_cache_max_bytes=1000), 4)
     assert (config.disk_cache_dir, config.disk_cache_max_bytes) == ("tier", 1000)

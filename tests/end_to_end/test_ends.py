@@ -175,7 +175,7 @@ PROGRAMS = {
         asyncio.run(main())
     """,
     "the hub": "iterator = iter(af.Stream('hf://datasets/lerobot/pusht', seed=0)); next(iterator)",
-    "a disk tier": """
+    "a disk cache": """
         config = af.StreamConfig(disk_cache_dir=os.environ["SCRATCH"], disk_cache_max_bytes=2**30)
         iterator = iter(af.Stream(url, config=config)); next(iterator)
     """,

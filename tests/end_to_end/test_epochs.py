@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
+from asyncfetch.stream.placement import found_placement
+from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
@@ -147,7 +149,7 @@ def test_whenever_a_pass_is_left_the_next_one_is_a_whole_epoch(stream: af.Stream
         persistent_workers=persistent,
         collate_fn=slow_in_one_worker,
     )
-    orders = {tuple(keys_of(stream.iterate(Placement(), epoch=epoch))): epoch for epoch in range(16)}
+    orders = {tuple(keys_of(source_of(stream).iterate(Placement(), epoch=epoch))): epoch for epoch in range(16)}
     whole = {frozenset(keys[place::2] for place in range(2)): epoch for keys, epoch in orders.items()}
     dataset.set_epoch(0)
     for taken in (0, 1, 15, 16, 17, 18, 19):
@@ -177,8 +179,8 @@ def shares_of(loader: Any, workers: int) -> list[tuple[tuple[int, int], ...]]:  
 def test_a_slow_worker_never_takes_the_next_epoch(stream: af.Stream) -> None:
     af.torch.StreamDataset(stream)
     fast, slow = (Placement(worker=worker, workers=2) for worker in range(2))
-    first = keys_of(stream.iterate(fast))
-    late = keys_of(stream.iterate(slow))  # starts when the fast one has moved on
+    first = keys_of(source_of(stream).iterate(fast))
+    late = keys_of(source_of(stream).iterate(slow))  # starts when the fast one has moved on
     stream.set_epoch(0)
     assert sorted(first + late) == sorted(keys_of(stream))
 
@@ -205,7 +207,7 @@ def test_an_epochs_first_episode_is_asked_for_while_the_last_ones_drain(
             max_bytes=14 * clip_bytes, decoded_max_bytes=1, lanes=2, pool_episodes=2, prefetch_episodes=2
         )
         stream = served.stream(features=[TOP], seed=1, config=config)
-        ((first, _),) = keys_of(itertools.islice(stream.iterate(Placement(), epoch=2), 1))
+        ((first, _),) = keys_of(itertools.islice(source_of(stream).iterate(Placement(), epoch=2), 1))
         stream.close()
         samples: Any = stream
         if workers:
@@ -243,7 +245,7 @@ def test_half_a_rank_is_refused(stream: af.Stream) -> None:
 
 
 def test_the_rank_is_found_in_the_environment(stream: af.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = keys_of(stream.iterate(stream.placement(2, 3), epoch=0))
+    part = keys_of(source_of(stream).iterate(found_placement(2, 3), epoch=0))
     stream.set_epoch(0)
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")

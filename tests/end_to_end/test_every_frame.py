@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
+from asyncfetch.stream.source import source_of
 from asyncfetch.testing import read_identity, write_dataset
 
 if TYPE_CHECKING:
@@ -166,7 +167,9 @@ async def test_the_global_order_is_the_same_for_every_number_of_consumers(
     alone = keys_of(await read(stream, epoch=3, rank=0, world_size=1))
     taken = []
     for rank in range(consumers):
-        async with stream.samples_of(Placement(rank, consumers).in_batches(4, drop_last=False), epoch=3) as samples:
+        async with source_of(stream).samples_of(
+            Placement(rank, consumers).in_batches(4, drop_last=False), epoch=3
+        ) as samples:
             taken.append(keys_of([sample async for sample in samples]))
     assert max(map(len, taken)) - min(map(len, taken)) <= 1
     for step in range(-(-len(alone) // (4 * consumers))):
@@ -176,10 +179,10 @@ async def test_the_global_order_is_the_same_for_every_number_of_consumers(
 
 def test_ranks_and_their_workers_take_what_as_many_ranks_would(served: Served) -> None:
     stream = served.stream(features=[])
-    alone = keys_of(stream.iterate(Placement(), epoch=0))
+    alone = keys_of(source_of(stream).iterate(Placement(), epoch=0))
     for rank in range(2):
         for worker in range(2):
-            part = keys_of(stream.iterate(Placement(rank, 2, worker, 2), epoch=0))
+            part = keys_of(source_of(stream).iterate(Placement(rank, 2, worker, 2), epoch=0))
             assert part == alone[rank + 2 * worker :: 4]
     stream.close()
 

@@ -91,7 +91,7 @@ LEAVES = {
     """,
     "the end": "for sample in stream: pass",
     "an error of a transform": """
-        stream.transform = lambda sample: 1 / 0
+        stream._source.transform = lambda sample: 1 / 0
         try: list(stream)
         except ZeroDivisionError: pass
     """,
@@ -109,12 +109,12 @@ LEAVES = {
         anyio.run(main)
     """,
     "a wrong url": """
-        stream.source = url + "/nowhere"
+        stream._source.source = url + "/nowhere"
         try: list(stream)
         except af.AsyncFetchError: pass
     """,
     "a missing file": """
-        stream.source = missing
+        stream._source.source = missing
         try: list(stream)
         except af.NotFound: pass
     """,
@@ -125,7 +125,7 @@ LEAVES = {
         del frames
     """,
     "a broken file": """
-        stream.source = broken
+        stream._source.source = broken
         try: list(stream)
         except af.DatasetError: pass
     """,

@@ -50,7 +50,7 @@ DATASET = "tests/data/h264"
 ENTRIES: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
     "Fetcher": lambda: enter(af.Fetcher()),
     "ByteCache": lambda: enter(af.ByteCache(af.Fetcher(), max_bytes=100)),
-    "disk tier": lambda: enter(af.ByteCache(af.Fetcher(), max_bytes=100, disk=af.DiskTier("nowhere", max_bytes=100))),
+    "disk cache": lambda: enter(af.ByteCache(af.Fetcher(), max_bytes=100, disk=af.DiskTier("nowhere", max_bytes=100))),
     "dataset": lambda: enter(af.open_dataset(DATASET)),
     "pass": lambda: enter(af.Stream(DATASET).samples()),
     "mixture": lambda: enter(af.Mixture([af.Stream(DATASET)], weights=[1]).samples()),

@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.config import FetchConfig, StreamConfig, TimeoutConfig
+from asyncfetch.config import FetchConfig, StreamConfig, TimeoutConfig, config_share
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.bandwidth import BURST_SECONDS, HEAD_BYTES, Allowance, Bandwidth, TokenBucket
@@ -292,8 +292,8 @@ async def test_a_read_of_a_back_end_that_is_cancelled_before_its_turn_pays_nothi
 
 def test_workers_share_it() -> None:
     config = StreamConfig(fetch=FetchConfig(max_bytes_per_second=20))
-    assert config.shared_by(3).fetch.max_bytes_per_second == 6
+    assert config_share(config, 3).fetch.max_bytes_per_second == 6
     with pytest.raises(ConfigError, match="max_bytes_per_second=20"):
-        config.shared_by(21)
+        config_share(config, 21)
     with pytest.raises(ConfigError, match="at least 1"):
         FetchConfig(max_bytes_per_second=0)

@@ -168,8 +168,9 @@ async def test_the_token_file(variable: str, monkeypatch: pytest.MonkeyPatch, tm
             assert await fetcher.fetch(URL_TEXT, 5, 50) == BIG[5:50]
         monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
         async with Fetcher(FetchConfig(ca_file=hub.ca_file)) as fetcher:
-            with pytest.raises(AccessDenied, match="RepoNotFound"):
+            with pytest.raises(AccessDenied, match=r"RepoNotFound.* set HF_TOKEN, or run `hf auth login`") as refused:
                 await fetcher.fetch(URL_TEXT)
+            assert "FetchConfig" not in str(refused.value)  # which a user of the Hub has never heard of
 
 
 async def test_it_tells_the_hub_that_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:

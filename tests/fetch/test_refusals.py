@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import socket
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ from multidict import CIMultiDict
 
 from asyncfetch.config import RetryConfig
 from asyncfetch.errors import AccessDenied, ConnectionFailed, FetchError, InvalidResponse
-from asyncfetch.fetch.refusals import challenges
+from asyncfetch.fetch.refusals import challenges, connect_failure
+from asyncfetch.fetch.retry import RetryVerdict
+from asyncfetch.runtime.sockets import Sockets, SocketsClosed
 from asyncfetch.testing import RangeServer
 from bench.nginx import NginxServer, find_nginx
 from tests.fetch.conftest import Step
@@ -34,6 +37,16 @@ TEXT_HTML = {"Content-Type": "text/html; charset=utf-8"}
 def page(body: bytes = PAGE, **headers: str | None) -> Step:
     length = {"Content-Length": str(len(body)), "ETag": None}
     return Step(status=200, ignore_range=True, body=body, headers={**TEXT_HTML, **length, **headers})
+
+
+async def test_a_connection_that_a_closed_fetcher_asks_for_is_no_fault_of_the_host() -> None:
+    sockets = Sockets()
+    await sockets.aclose()
+    with pytest.raises(SocketsClosed) as refused:
+        sockets.for_connecting(socket.AF_INET, socket.SOCK_STREAM, 0)
+    failure = connect_failure(refused.value, "host:443")
+    assert failure.verdict is RetryVerdict.FATAL
+    assert "its Fetcher was closed meanwhile" in failure.message
 
 
 # --- logins

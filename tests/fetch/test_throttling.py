@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig
+from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig, config_share
 from asyncfetch.errors import AccessDenied, AsyncFetchError, ConfigError, FetchError, NotFound, Throttled
 from asyncfetch.fetch.hosts import MAX_IDLE_HOSTS, PAUSE_SPREAD, Host, Hosts
 from asyncfetch.fetch.limit import BACKOFF
@@ -239,7 +239,7 @@ def test_bounds_below_one_are_refused(name: str) -> None:
 
 def test_workers_share_all_bounds() -> None:
     fetch = FetchConfig(max_requests_per_host=100, initial_requests_per_host=50, min_requests_per_host=4)
-    share = StreamConfig(fetch=fetch).shared_by(8).fetch
+    share = config_share(StreamConfig(fetch=fetch), 8).fetch
     assert (share.max_requests_per_host, share.initial_requests_per_host, share.min_requests_per_host) == (12, 6, 1)
 
 

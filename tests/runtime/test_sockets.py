@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from asyncfetch.runtime import sockets
-from asyncfetch.runtime.sockets import Sockets
+from asyncfetch.runtime.sockets import Sockets, SocketsClosed
 
 
 def descriptors() -> int:
@@ -60,7 +60,7 @@ async def test_none_is_made_after_the_close() -> None:
     """A call that goes on at the interpreter's exit tries again after its connection has ended."""
     made = Sockets()
     await made.aclose()
-    with pytest.raises(ConnectionAbortedError):
+    with pytest.raises(SocketsClosed):
         made.for_connecting(socket.AF_INET, socket.SOCK_STREAM, 0)
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.stream import Placement
 from asyncfetch.stream.quarantine import BOARD_BYTES, BOARD_EPISODES, Board, Quarantine, Quarantined, Substitutes
+from asyncfetch.stream.source import source_of
 from asyncfetch.testing import RangeServer
 from tests.lerobot.serving import renumbered
 
@@ -135,7 +136,7 @@ SHARES = [Placement(worker=worker, workers=2, block_samples=len(BAD)) for worker
 
 def test_who_gets_none_of_the_good_samples_of_several_has_nothing(broken: str) -> None:
     stream = make(broken, "skip", shuffle=False, episodes=[3, 1])
-    assert [indices(stream.iterate(share, epoch=0)) for share in SHARES] == [[], list(range(5, 14))]
+    assert [indices(source_of(stream).iterate(share, epoch=0)) for share in SHARES] == [[], list(range(5, 14))]
     (bad,) = stream.quarantine.episodes()
     assert (bad.episode, bad.samples) == (3, len(BAD))
     stream.close()
@@ -145,9 +146,9 @@ def test_who_gets_none_to_replace_the_bad_ones_by_says_so(broken: str) -> None:
     stream = make(broken, "replace", shuffle=False, episodes=[3, 1])
     message = 'rank 0 of 1, worker 0 of 2 got no good sample .* NotFound: .*file-003.* on_error="skip"'
     with pytest.raises(af.DatasetError, match=message) as caught:
-        list(stream.iterate(SHARES[0], epoch=0))
+        list(source_of(stream).iterate(SHARES[0], epoch=0))
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-    assert indices(stream.iterate(SHARES[1], epoch=0)) == list(range(5, 14))
+    assert indices(source_of(stream).iterate(SHARES[1], epoch=0)) == list(range(5, 14))
     stream.close()
 
 
@@ -194,10 +195,10 @@ def test_a_good_sample_that_can_not_be_copied_is_an_error_where_a_bad_one_needs_
 def test_it_is_gone_on_with_as_if_it_had_not_been_stopped(broken: str, on_error: str, taken: int) -> None:
     stream = make(broken, on_error, shuffle=False, episodes=[1, 3, 5, 0])
     whole = indices(stream)
-    samples = stream.iterate(Placement(), epoch=0)
+    samples = source_of(stream).iterate(Placement(), epoch=0)
     first = [int(next(samples)["index"]) for _ in range(taken)]
     stream.load_state_dict(samples.state_dict())
-    rest = indices(stream.iterate(Placement(), epoch=0))
+    rest = indices(source_of(stream).iterate(Placement(), epoch=0))
     assert len(first + rest) == len(whole)
     if on_error == "skip":
         assert first + rest == whole
@@ -207,7 +208,7 @@ def test_it_is_gone_on_with_as_if_it_had_not_been_stopped(broken: str, on_error:
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_ranks_agree_on_what_is_bad(broken: str, on_error: str) -> None:
     streams = [make(broken, on_error) for _ in range(2)]
-    ranks = [indices(stream.iterate(Placement(rank, 2), epoch=0)) for rank, stream in enumerate(streams)]
+    ranks = [indices(source_of(stream).iterate(Placement(rank, 2), epoch=0)) for rank, stream in enumerate(streams)]
     assert not set(BAD) & {index for rank in ranks for index in rank}
     assert sum(stream.quarantine.samples for stream in streams) == len(BAD)
     for stream in streams:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
+from asyncfetch.stream.source import source_of
 from asyncfetch.stream.state import beginning, identity_of, run_of
 from asyncfetch.testing import RangeServer, read_identity, write_dataset
 from asyncfetch.torch import merge_states
@@ -190,11 +191,11 @@ def test_ranks_of_a_mixture_are_even_where_asked(truths: list[DatasetTruth], end
     config = af.StreamConfig(uneven_ends=ends)  # type: ignore[arg-type]
     for block in (1, 4):
         mixed = mixture(truths, features=[], stop_on=total, block_samples=block, config=config)
-        whole = keys(mixed.iterate(Placement(), epoch=0))
-        ranks = [list(mixed.iterate(Placement(rank, world_size), epoch=0)) for rank in range(world_size)]
+        whole = keys(source_of(mixed).iterate(Placement(), epoch=0))
+        ranks = [list(source_of(mixed).iterate(Placement(rank, world_size), epoch=0)) for rank in range(world_size)]
         counts = [len(rank) for rank in ranks]
         assert counts == {"drop": [12] * 4, "pad": [13] * 4}[ends]
-        assert counts == [mixed.count(Placement(rank, world_size)) for rank in range(world_size)]
+        assert counts == [source_of(mixed).count(Placement(rank, world_size)) for rank in range(world_size)]
         padding = [sample for rank in ranks for sample in rank if sample.get("is_padding", False)]
         assert len(padding) == (2 if ends == "pad" else 0)
         kept = [key(sample) for rank in ranks for sample in rank if not sample.get("is_padding", False)]
@@ -202,12 +203,12 @@ def test_ranks_of_a_mixture_are_even_where_asked(truths: list[DatasetTruth], end
         given: list[Key] = []
         states = []
         for rank in range(world_size):
-            samples = mixed.iterate(Placement(rank, world_size))
+            samples = source_of(mixed).iterate(Placement(rank, world_size))
             given += keys(itertools.islice(samples, 5 + rank))
             states.append(samples.state_dict())
         for rank in range(2):
             mixed.load_state_dict(saved(merge_states(states)))
-            given += keys(mixed.iterate(Placement(rank, 2), epoch=0))
+            given += keys(source_of(mixed).iterate(Placement(rank, 2), epoch=0))
         assert sorted(given) == sorted(whole)  # 24 were left, which two ranks share evenly
         mixed.close()
 
@@ -530,7 +531,7 @@ async def test_members_and_their_configurations(truths: list[DatasetTruth]) -> N
         with pytest.raises(ConfigError, match=r"member 1 .* Stream of a URL"):
             af.Mixture([af.Stream(root), af.Stream(dataset)], [1, 1])
     shared = af.Mixture([af.Stream(root), member(root), af.Stream(root)], [6, 1, 3])
-    pools = [(stream.config.lanes, stream.config.pool_episodes) for stream in shared.streams]
+    pools = [(stream.config.lanes, stream.config.pool_episodes) for stream in source_of(shared).streams]
     assert pools == [(32, 38), (2, 2), (16, 19)]
 
 
@@ -542,7 +543,7 @@ def test_a_state_of_a_member_is_refused_as_nobody_would_read_it(truths: list[Dat
         streams[0].load_state_dict(saved(streams[0].state_dict()))
     mixed = af.Mixture(streams, WEIGHTS, stop_on="all")
     if moment == "after":
-        mixed.streams[0].load_state_dict(beginning(3))
+        source_of(mixed).streams[0].load(beginning(3))
     with pytest.raises(ConfigError, match="loaded into member 0 of this mixture"):
         next(iter(mixed))
     mixed.close()

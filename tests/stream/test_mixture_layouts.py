@@ -16,6 +16,7 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
 from asyncfetch.stream.mixing import Mixing
+from asyncfetch.stream.source import source_of
 from asyncfetch.stream.state import beginning
 from asyncfetch.torch import merge_states
 from tests.stream.test_mixing import dealt
@@ -30,22 +31,28 @@ if TYPE_CHECKING:
     from tests.stream.test_mixture import Key
 
 
+def members(truths: list[DatasetTruth]) -> list[af.Stream]:
+    """That disagree in their keys."""
+    features = [["action"], [], []]
+    return [member(str(each.root), features=features[number]) for number, each in enumerate(truths)]
+
+
 def parted(truths: list[DatasetTruth], **options: Any) -> af.Mixture:  # noqa: ANN401
     """Of members that disagree, so that each batch is of one of them, without any pictures."""
-    features = [["action"], [], []]
-    streams = [member(str(each.root), features=features[number]) for number, each in enumerate(truths)]
-    return af.Mixture(streams, **{"weights": WEIGHTS, "stop_on": "all", **options})
+    return af.Mixture(members(truths), **{"weights": WEIGHTS, "stop_on": "all", **options})
 
 
 @pytest.fixture
 def runs(truths: list[DatasetTruth]) -> Any:  # noqa: ANN401
     """A mixture for each end of epochs, and what each member gives: (member, which sample of its run) -> key."""
     made = {stop_on: parted(truths, stop_on=stop_on) for stop_on in ("first", "all", 25)}
-    streams = made["all"].streams
+    streams = members(truths)
 
     @cache
     def epoch_of(number: int, epoch: int) -> list[Key]:
-        return [key(sample | {"dataset": number}) for sample in streams[number].iterate(Placement(), epoch=epoch)]
+        return [
+            key(sample | {"dataset": number}) for sample in source_of(streams[number]).iterate(Placement(), epoch=epoch)
+        ]
 
     def own(number: int, place: int) -> Key:
         epoch, place = divmod(place, truths[number].num_frames)
@@ -79,7 +86,7 @@ def test_over_a_chain_of_layouts_every_member_gives_all_once_an_epoch_of_its_own
             mixed.load_state_dict(state)
             for left in reversed(range(epochs + 1)):
                 epoch = mixed.epoch
-                samples = mixed.iterate(Placement(rank, world_size, batch_size=size))
+                samples = source_of(mixed).iterate(Placement(rank, world_size, batch_size=size))
                 taken = itertools.islice(samples, None if left else stop + rank)
                 given.setdefault(epoch, Counter()).update(keys(taken))
                 blocks.setdefault(epoch, size * world_size)
@@ -89,7 +96,9 @@ def test_over_a_chain_of_layouts_every_member_gives_all_once_an_epoch_of_its_own
     counts = [0, 0, 0]
     lengths = tuple(each.num_frames for each in truths)
     for epoch, block in sorted(blocks.items()):
-        expected = Counter(own(*each) for each in dealt(Mixing(lengths, mixed.schedule, stop_on, block, 0), counts))
+        expected = Counter(
+            own(*each) for each in dealt(Mixing(lengths, source_of(mixed).schedule, stop_on, block, 0), counts)
+        )
         assert given[epoch] == expected if epoch < max(blocks) else given[epoch] <= expected
 
 
@@ -108,7 +117,7 @@ def test_all_ranks_make_the_same_batches_of_a_rest_however_many_they_are(
     state = beginning(0)
     layouts = st.tuples(st.integers(1, 3), st.sampled_from([1, 2, 4, 5]), st.integers(1, 6))
     chain = [*data.draw(st.lists(layouts, min_size=1, max_size=3)), (2, 4, None)]
-    whole = Counter(keys(mixed.iterate(Placement(batch_size=chain[0][0] * chain[0][1]), epoch=0)))
+    whole = Counter(keys(source_of(mixed).iterate(Placement(batch_size=chain[0][0] * chain[0][1]), epoch=0)))
     for world_size, size, stop in chain:
         states, counts = [], []
         for rank in range(world_size):
@@ -144,14 +153,14 @@ def test_all_ranks_make_the_same_batches_of_a_rest_however_many_they_are(
 
 def test_one_rank_does_not_deal_out_anew_what_it_does_not_know(truths: list[DatasetTruth]) -> None:
     mixed = parted(truths)
-    assert len(list(itertools.islice(mixed.iterate(Placement(1, 2, batch_size=4)), 8))) == 8
+    assert len(list(itertools.islice(source_of(mixed).iterate(Placement(1, 2, batch_size=4)), 8))) == 8
     state = saved(mixed.state_dict())
     for size in (3, 8):
         mixed.load_state_dict(state)
         with pytest.raises(StateMismatch, match=r"1 of the 2 consumers .* that shared the epoch: load .*merge_states"):
-            next(mixed.iterate(Placement(1, 2, batch_size=size)))
+            next(source_of(mixed).iterate(Placement(1, 2, batch_size=size)))
     mixed.load_state_dict(state)
-    assert len(list(mixed.iterate(Placement(1, 2, batch_size=2)))) > 8
+    assert len(list(source_of(mixed).iterate(Placement(1, 2, batch_size=2)))) > 8
     mixed.close()
 
 
@@ -164,7 +173,7 @@ def test_a_rest_of_other_members_is_refused_with_both(truths: list[DatasetTruth]
     state = saved(mixed.state_dict())
     mixed.close()
     assert "dealt_anew" in state["order"]
-    fewer = af.Mixture(mixed.streams[:2], [1, 1], stop_on="all")
+    fewer = af.Mixture(members(truths)[:2], [1, 1], stop_on="all")
     fewer.load_state_dict(state)
     with pytest.raises(StateMismatch, match=r"a mixture of 3 members, .* can't be loaded into a mixture of 2 members"):
         next(iter(fewer))
@@ -176,7 +185,7 @@ def odd_rest(truths: list[DatasetTruth], monkeypatch: pytest.MonkeyPatch) -> Any
     """The dataset of one of two ranks, and how many batches of 3 each has of a rest where the first has more."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     mixed = parted(truths, stop_on=21)
-    next(iter(mixed.iterate(Placement(batch_size=4))))
+    next(iter(source_of(mixed).iterate(Placement(batch_size=4))))
     state = saved(mixed.state_dict())
     dataset = af.torch.StreamDataset(mixed, 3)
 
@@ -264,20 +273,20 @@ def test_an_epoch_that_is_set_is_counted_on_unless_it_lies_in_front(truths: list
     one, other, fresh = (parted(truths) for _ in range(3))
     by_three, by_four = Placement(batch_size=3), Placement(batch_size=4)
     one.set_epoch(2)
-    assert len(list(itertools.islice(one.iterate(by_three), 5))) == 5
+    assert len(list(itertools.islice(source_of(one).iterate(by_three), 5))) == 5
     for each in (one, other):
         each.load_state_dict(saved(one.state_dict()))
-    assert keys(one.iterate(by_four)) == keys(other.iterate(by_four))
+    assert keys(source_of(one).iterate(by_four)) == keys(source_of(other).iterate(by_four))
     assert other.epoch == 3
     state = other.state_dict()
-    assert keys(other.iterate(by_four, epoch=7))
-    assert keys(other.iterate(by_four, epoch=1)) == keys(fresh.iterate(by_four, epoch=1))
+    assert keys(source_of(other).iterate(by_four, epoch=7))
+    assert keys(source_of(other).iterate(by_four, epoch=1)) == keys(source_of(fresh).iterate(by_four, epoch=1))
     other.load_state_dict(saved(other.state_dict()))
-    assert keys(one.iterate(by_four)) == keys(other.iterate(by_four))
+    assert keys(source_of(one).iterate(by_four)) == keys(source_of(other).iterate(by_four))
     one.load_state_dict(state)
     one.set_epoch(5)
     other.set_epoch(5)
-    assert keys(one.iterate(by_four)) == keys(other.iterate(by_four))
+    assert keys(source_of(one).iterate(by_four)) == keys(source_of(other).iterate(by_four))
     for each in (one, other, fresh):
         each.close()
 
@@ -289,9 +298,9 @@ def test_ranks_that_have_begun_an_epoch_and_those_that_have_not_are_merged(truth
     for rank, count in enumerate((5, 0)):
         mixed.load_state_dict(beginning(0))
         placement = Placement(rank, 2, batch_size=4)
-        assert keys(mixed.iterate(placement))
+        assert keys(source_of(mixed).iterate(placement))
         if count:
-            assert len(list(itertools.islice(mixed.iterate(placement), count))) == count
+            assert len(list(itertools.islice(source_of(mixed).iterate(placement), count))) == count
         states.append(saved(mixed.state_dict()))
     assert [state["order"]["epoch"] for state in states] == [1, 0]
     merged = merge_states(states)

@@ -18,6 +18,7 @@ import asyncfetch as af
 from asyncfetch.lerobot import LeRobotDataset
 from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.stream import Placement
+from asyncfetch.stream.source import source_of
 from asyncfetch.testing import read_identity, write_dataset
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ async def test_an_epoch_opens_each_decoder_once(tmp_path: Path) -> None:
     config = af.StreamConfig(lanes=slots, pool_episodes=slots, decoded_max_bytes=4 << 20)
     async with af.open_dataset(str(truth.root), config=config) as dataset:
         stream = af.Stream(dataset)
-        steps = stream.plan(dataset, Placement(), epoch=0).steps()
+        steps = source_of(stream).plan(dataset, Placement(), epoch=0).steps()
         # Seats that share an episode, as they do at both ends of an epoch, read it with decoders of their own.
         readers = {(step.episode, step.reader % EpisodeCache.READERS) for step in steps}
         async with stream.samples() as samples:
@@ -477,12 +478,12 @@ async def test_small_samples_are_started_bit_by_bit_and_not_without_end(tmp_path
 
         async def watch() -> None:
             while True:
-                started.append(samples._ahead._undelivered)
+                started.append(samples._running._ahead._undelivered)
                 await anyio.lowlevel.checkpoint()
 
         group.start_soon(watch)
         await anext(samples)
-        while not samples._ahead._is_waiting_for_room:
+        while not samples._running._ahead._is_waiting_for_room:
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
     most = max(after - before for before, after in itertools.pairwise(started))

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 import asyncfetch as af
 import asyncfetch.stream.prefetcher
-from asyncfetch.stream.placement import Placement
+from asyncfetch.stream.placement import Placement, found_placement
 from asyncfetch.stream.pool import pools_that_fit
 from asyncfetch.stream.prefetcher import EpisodePrefetcher
 from asyncfetch.stream.protocols import Origin
+from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def clip_bytes(truth: DatasetTruth) -> list[int]:
 
 
 async def read(stream: af.Stream, *, bound_bytes: int | None = None) -> list[int]:
-    source = stream.source
+    source = source_of(stream).source
     async with stream.samples() as samples:
         indices = []
         async for sample in samples:
@@ -120,10 +121,10 @@ async def test_a_pool_that_does_not_fit_is_smaller_and_one_warning_says_so(
 
 def test_the_pool_is_the_same_for_any_number_of_workers(truth: DatasetTruth, clip_bytes: list[int]) -> None:
     room = replace(config(sum(clip_bytes) // 2, lanes=8, pool_episodes=8), decode_threads=4)
-    alone = af.Stream(str(truth.root), config=room)
+    alone = source_of(af.Stream(str(truth.root), config=room))
     orders = []
     for stream in (alone, alone.shared_by(2), alone.shared_by(4)):
-        next(iter(stream))
+        next(stream.iterate(found_placement()))
         orders.append(stream.state_dict()["order"])
         stream.close()
     assert orders[0] == orders[1] == orders[2]
@@ -202,7 +203,7 @@ async def test_the_pools_of_a_mixture_are_parts_of_one_and_shrink_alike_where_th
     truths: list[DatasetTruth], caplog: pytest.LogCaptureFixture
 ) -> None:
     def pools(mixture: af.Mixture) -> list[tuple[int, int]]:
-        return [(stream.pool.episodes, stream.pool.lanes) for stream in mixture.streams]
+        return [(stream.pool.episodes, stream.pool.lanes) for stream in source_of(mixture).streams]
 
     mixture = mixture_of(truths, 16_000, lanes=8, pool_episodes=8)
     assert pools(mixture) == [(2, 2), (4, 4), (2, 2)]
@@ -526,7 +527,7 @@ def test_workers_that_decode_the_same_groups_are_told_of_once(
     chosen = af.StreamConfig(lanes=8, pool_episodes=8, group_frames=2)
     stream = af.Stream(str(truth.root), shuffle=shuffle, config=chosen)
     for worker in range(2):
-        list(stream.iterate(Placement(worker=worker, workers=2, block_samples=batch), epoch=0))
+        list(source_of(stream).iterate(Placement(worker=worker, workers=2, block_samples=batch), epoch=0))
     stream.close()
     assert len(caplog.messages) == (remedy is not None)
     assert all(re.search(f"num_workers=2 .* {remedy} one does", message) for message in caplog.messages)

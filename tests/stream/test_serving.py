@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
+from asyncfetch.stream.source import source_of
 from asyncfetch.stream.state import beginning, identity_of
 from asyncfetch.testing import read_identity
 
@@ -330,7 +331,7 @@ def test_a_killed_process_is_an_error_that_says_so_and_the_state_is_kept(truth: 
         state = batches.state_dict()
     assert seen == list(range(len(seen)))
     assert len(seen) <= 20
-    stream.transform = None
+    source_of(stream).transform = None
     stream.load_state_dict(state)
     assert seen + [int(sample["index"]) for sample in stream] == list(range(truth.num_frames))
     stream.close()

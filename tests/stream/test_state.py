@@ -10,6 +10,8 @@ import pytest
 import asyncfetch as af
 from asyncfetch.errors import StateMismatch
 from asyncfetch.stream import Placement
+from asyncfetch.stream.placement import found_placement
+from asyncfetch.stream.source import source_of
 from asyncfetch.stream.state import beginning, merge_states
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def state_of(truth: DatasetTruth) -> Any:  # noqa: ANN401
     stream = stream_of(truth)
 
     def state_of(rank: int, world_size: int, given: int, *, workers: int = 1) -> State:
-        samples = stream.iterate(Placement(rank, world_size, 0, workers), epoch=0)
+        samples = source_of(stream).iterate(Placement(rank, world_size, 0, workers), epoch=0)
         for _ in itertools.islice(samples, given):
             pass
         state = samples.state_dict()
@@ -85,29 +87,29 @@ def of_version_1(state: State) -> State:
 
 def test_a_rank_goes_on_from_its_state_of_the_first_version_as_it_would_have(truth: DatasetTruth) -> None:
     stream = stream_of(truth)
-    whole = [int(sample["index"]) for sample in stream.iterate(Placement(1, 3), epoch=0)]
-    samples = stream.iterate(Placement(1, 3), epoch=0)
+    whole = [int(sample["index"]) for sample in source_of(stream).iterate(Placement(1, 3), epoch=0)]
+    samples = source_of(stream).iterate(Placement(1, 3), epoch=0)
     for _ in itertools.islice(samples, 4):
         pass
     stream.load_state_dict(of_version_1(samples.state_dict()))
     samples.close()
-    rest = stream.iterate(stream.placement(1, 3), epoch=0)
+    rest = source_of(stream).iterate(found_placement(1, 3), epoch=0)
     assert [int(next(rest)["index"])] == whole[4:5]
     stream.load_state_dict(rest.state_dict())  # what goes on so is told of so, too
     rest.close()
-    assert [int(sample["index"]) for sample in stream.iterate(stream.placement(1, 3), epoch=0)] == whole[5:]
+    assert [int(sample["index"]) for sample in source_of(stream).iterate(found_placement(1, 3), epoch=0)] == whole[5:]
     stream.close()
 
 
 def test_others_go_on_from_states_of_the_first_version(truth: DatasetTruth, state_of: Callable[..., State]) -> None:
     stream = stream_of(truth)
-    whole = [int(sample["index"]) for sample in stream.iterate(Placement(), epoch=0)]
+    whole = [int(sample["index"]) for sample in source_of(stream).iterate(Placement(), epoch=0)]
     merged = merge_states([of_version_1(state_of(rank, 3, count)) for rank, count in enumerate((4, 0, 6))])
     given = whole[0:12:3] + whole[2:20:3]
     found = []
     for rank in range(2):
         stream.load_state_dict(merged)
-        found += [int(sample["index"]) for sample in stream.iterate(stream.placement(rank, 2), epoch=0)]
+        found += [int(sample["index"]) for sample in source_of(stream).iterate(found_placement(rank, 2), epoch=0)]
     assert sorted(found + given) == sorted(whole)
     stream.close()
 

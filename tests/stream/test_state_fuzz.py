@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
+from asyncfetch.stream.source import source_of
 from asyncfetch.stream.state import beginning, merge_states
 from tests.stream.test_mixture import saved
 from tests.stream.test_mixture_layouts import parted
@@ -49,7 +50,7 @@ def sources(truth: DatasetTruth, truths: list[DatasetTruth]) -> Iterator[list[tu
         """Of all its ranks, each of which was given so many samples of the epoch that comes next."""
         states = []
         for rank, count in enumerate(given):
-            samples = source.iterate(Placement(rank, len(given), **layout))
+            samples = source_of(source).iterate(Placement(rank, len(given), **layout))
             assert len(list(itertools.islice(samples, count))) == count
             states.append(samples.state_dict())
             samples.close()
@@ -97,7 +98,7 @@ def put(state: State, path: tuple[Any, ...], value: Any) -> State:  # noqa: ANN4
 def steps_behind(source: Any, state: Any, placement: Placement) -> list[Step]:  # noqa: ANN401
     """What the next pass gives, of its samples' order alone: a few hundred at most."""
     source.load_state_dict(state)
-    plan = source.planned(placement, source.epoch)
+    plan = source_of(source).planned(placement, source.epoch)
     repr(plan.progress.state())
     return list(itertools.islice(plan.steps(), 500))
 
@@ -136,7 +137,7 @@ def test_what_is_left_in_batches_of_any_size_takes_no_more_work_than_it_has_samp
     for rank in (0, 1):
         placement = Placement(rank, 2, batch_size=size, drop_last=drop_last)
         mixed.load_state_dict(state)
-        plan = mixed.planned(placement, mixed.epoch)
+        plan = source_of(mixed).planned(placement, mixed.epoch)
         taken = 0
         for step in plan.steps():
             given.append((step.episode, step.frame))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import asyncfetch as af
 import asyncfetch.stream.traffic
 from asyncfetch.stream import Placement
+from asyncfetch.stream.source import EpochStream, source_of
 from asyncfetch.testing import RangeServer, write_dataset
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def test_what_is_told_is_what_a_server_counts(
     for rank in range(ranks):
         server.reset()
         placement = Placement(rank, ranks).in_batches(batch, drop_last=False)
-        stream = make(server.url)
-        for _ in stream.iterate(placement, epoch=0):
+        stream: EpochStream[Any] = make(server.url)
+        for _ in source_of(stream).iterate(placement, epoch=0):
             pass
         stream.close()
         # Of a file with one episode the index is read at both ends; between them begins the clip.

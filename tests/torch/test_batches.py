@@ -30,6 +30,7 @@ from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.stream import Placement, passes
 from asyncfetch.stream.batch import PooledMemory, Rows
 from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
+from asyncfetch.stream.source import source_of
 from asyncfetch.testing import DatasetTruth, write_dataset
 from asyncfetch.testing.truth import EXTRAS, SNAPSHOT
 from asyncfetch.torch import handing_over
@@ -95,7 +96,9 @@ def test_a_batch_is_what_collate_makes_of_the_samples(
 ) -> None:
     config = af.StreamConfig(uneven_ends=ends, **CONFIG)
     stream = af.Stream(str(rich.root), image_dtype=image_dtype, windows=windows, config=config)
-    expected = list(together(stream.iterate(Placement(1, 2).in_batches(SIZE, drop_last=False), epoch=0), SIZE))
+    expected = list(
+        together(source_of(stream).iterate(Placement(1, 2).in_batches(SIZE, drop_last=False), epoch=0), SIZE)
+    )
     dataset = af.torch.StreamDataset(stream, SIZE)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -129,7 +132,7 @@ def test_so_it_is_of_a_mixture(
     mixed = af.Mixture(
         streams, [1, 1], keys=keys, missing=missing, stop_on="all", config=af.StreamConfig(uneven_ends="pad", **CONFIG)
     )
-    samples = mixed.iterate(Placement(batch_size=SIZE), epoch=0)
+    samples = source_of(mixed).iterate(Placement(batch_size=SIZE), epoch=0)
     expected: list[list[Any]] = []
     number = -1
     for sample in samples:
@@ -153,7 +156,7 @@ def test_samples_that_are_left_out_or_replaced_shift_the_others(
     write_dataset(tmp_path, episodes=(5, 9, 1, 12, 7, 3), width=64, height=64, episodes_per_video_file=1)
     next((tmp_path / f"videos/{TOP}").glob("*/file-003.mp4")).unlink()
     stream = af.Stream(str(tmp_path), config=af.StreamConfig(on_error=on_error, **CONFIG))
-    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    expected = list(together(source_of(stream).iterate(Placement(), epoch=0), SIZE))
     given = list(af.torch.StreamDataset(stream, SIZE))
     assert len(given) == len(expected)
     for batch, like in zip(given, expected, strict=True):
@@ -166,7 +169,7 @@ def test_a_transform_gets_single_samples(truth: DatasetTruth) -> None:
         return {"mean": sample[TOP].float().mean(), "index": sample["index"]}
 
     stream = af.Stream(str(truth.root), transform=brighter, config=af.StreamConfig(**CONFIG))
-    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    expected = list(together(source_of(stream).iterate(Placement(), epoch=0), SIZE))
     for batch, like in zip(af.torch.StreamDataset(stream, SIZE), expected, strict=True):
         assert_alike(batch, like)
     stream.close()
@@ -179,7 +182,7 @@ def test_pictures_that_are_not_as_the_metadata_say_are_stacked_by_themselves(tmp
     info.write_text(text.replace("96,", "SIDE,").replace("64,", "96,").replace("SIDE,", "64,"))
     assert info.read_text() != text
     stream = af.Stream(str(tmp_path), config=af.StreamConfig(**CONFIG))
-    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    expected = list(together(source_of(stream).iterate(Placement(), epoch=0), SIZE))
     given = list(af.torch.StreamDataset(stream, SIZE))
     assert given[0][TOP].shape == (SIZE, 3, 96, 64)
     for batch, like in zip(given, expected, strict=True):
@@ -258,7 +261,9 @@ async def test_rows_of_pictures_are_decoded_ahead_in_most_of_the_room_that_there
     monkeypatch.setattr(Rows, "of", of)
     config = af.StreamConfig(decode_threads=1, decoded_max_bytes=64 * sample_bytes, **CONFIG)
     stream = af.Stream(str(tmp_path), features=[TOP], config=config)
-    samples = stream.samples_of(Placement().in_batches(SIZE, drop_last=False), memory=PooledMemory(MemoryPool(1 << 20)))
+    samples = source_of(stream).samples_of(
+        Placement().in_batches(SIZE, drop_last=False), memory=PooledMemory(MemoryPool(1 << 20))
+    )
     async with samples as taken:
         await anext(taken)
         await all_others_wait()
@@ -280,7 +285,7 @@ def loader_of(stream: af.Stream, size: int, **options: Any) -> DataLoader[Any]: 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_hand_over_what_one_process_makes(rich: DatasetTruth, start: str) -> None:
     stream = af.Stream(str(rich.root), windows=WINDOWS, config=af.StreamConfig(**CONFIG))
-    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    expected = list(together(source_of(stream).iterate(Placement(), epoch=0), SIZE))
     loader = loader_of(stream, SIZE, num_workers=2, multiprocessing_context=start, persistent_workers=True)
     for epoch in range(2):
         given = list(loader)
@@ -301,7 +306,7 @@ def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_held_of_a_workers_batch_is_never_written_to(truth: DatasetTruth) -> None:
     """More of them than are views, slices and pickles, while the worker goes on and behind its end."""
     stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
-    expected = list(together(stream.iterate(Placement(), epoch=0), 2))
+    expected = list(together(source_of(stream).iterate(Placement(), epoch=0), 2))
     assert len(expected) > handing_over.MAX_VIEWS + 3
     loader = loader_of(stream, 2, num_workers=1, multiprocessing_context="fork", persistent_workers=True)
     kept = list(loader)
@@ -381,7 +386,7 @@ def _marked(batch: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("collate_fn", [_without_a_camera, _marked])
 def test_a_worker_may_change_a_batch_or_make_another_of_it(truth: DatasetTruth, collate_fn: Any) -> None:  # noqa: ANN401
     stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
-    expected = [collate_fn(batch) for batch in together(stream.iterate(Placement(), epoch=0), SIZE)]
+    expected = [collate_fn(batch) for batch in together(source_of(stream).iterate(Placement(), epoch=0), SIZE)]
     loader = loader_of(stream, SIZE, num_workers=1, multiprocessing_context="fork", collate_fn=collate_fn)
     for batch, like in zip(loader, expected, strict=True):
         assert_alike(batch, like)
@@ -522,7 +527,7 @@ def test_pinned_memory_is_torchs_own_and_locked_once(
 ) -> None:
     """Torch knows when a copy to a device has read it, too."""
     stream = af.Stream(str(truth.root), transform=transform, config=af.StreamConfig(**CONFIG))
-    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    expected = list(together(source_of(stream).iterate(Placement(), epoch=0), SIZE))
     pinning = None if torch.cuda.is_available() else Pinning(monkeypatch)
     dataset = af.torch.StreamDataset(stream, SIZE, pin_memory=True)
     for epoch in range(6):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.errors import ConfigError
 from asyncfetch.stream import Placement
+from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ def test_who_makes_no_batches_is_given_all_that_is_left(
     config = af.StreamConfig(lanes=4, pool_episodes=8, uneven_ends=ends)
     streams = [af.Stream(str(truth.root), features=["action"]), af.Stream(str(wide.root), features=[])]
     mixed = af.Mixture(streams, [2, 1], stop_on="all", config=config)
-    everything = mixed.iterate(Placement(batch_size=SIZE))
+    everything = source_of(mixed).iterate(Placement(batch_size=SIZE))
     whole = sorted((int(sample["dataset"]), int(sample["index"])) for sample in everything)
     mixed.set_epoch(0)
     given: list[tuple[int, int]] = []
@@ -258,7 +259,7 @@ def test_who_makes_no_batches_is_given_all_that_is_left(
     counts = []
     for rank in range(3):
         mixed.load_state_dict(state)
-        samples = list(mixed.iterate(Placement(rank, 3)))
+        samples = list(source_of(mixed).iterate(Placement(rank, 3)))
         counts.append(len(samples))
         given += [(int(one["dataset"]), int(one["index"])) for one in samples if not one.get("is_padding", False)]
     assert max(counts) - min(counts) <= (2 if ends == "uneven" else 0)

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
+from asyncfetch.stream.source import source_of
 from asyncfetch.stream.state import beginning, identity_of
 from tests.lerobot.serving import renumbered
 
@@ -122,7 +123,7 @@ def test_over_any_world_sizes_just_what_was_left_comes(
         states = []
         for rank in range(world_size):
             stream.load_state_dict(state or beginning(0))
-            samples = stream.iterate(Placement(rank, world_size), epoch=0)
+            samples = source_of(stream).iterate(Placement(rank, world_size), epoch=0)
             taken += keys_of(itertools.islice(samples, data.draw(st.integers(0, 8))))
             states.append(samples.state_dict())
             samples.close()
@@ -131,7 +132,7 @@ def test_over_any_world_sizes_just_what_was_left_comes(
             break  # asked for once more, the epoch would come once more
     stream.load_state_dict(state or beginning(0))
     assert stream.epoch == (len(taken) == TOTAL)
-    rest = keys_of(stream.iterate(Placement(), epoch=0))  # none of one that is over, though it is asked for
+    rest = keys_of(source_of(stream).iterate(Placement(), epoch=0))  # none of one that is over, though it is asked for
     assert sorted(taken + rest) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
 
 
@@ -156,7 +157,7 @@ def test_an_epoch_of_episodes_between_whose_numbers_are_gaps_goes_on_over_any_wo
         states = []
         for rank in range(world_size):
             gaps.load_state_dict(state)
-            samples = gaps.iterate(Placement(rank, world_size), epoch=0)
+            samples = source_of(gaps).iterate(Placement(rank, world_size), epoch=0)
             taken += keys_of(itertools.islice(samples, 2 + rank))
             states.append(samples.state_dict())
             samples.close()
@@ -171,16 +172,16 @@ def test_an_epoch_of_episodes_between_whose_numbers_are_gaps_goes_on_over_any_wo
 
 
 def test_a_state_of_one_rank_goes_on_as_that_rank_alone(stream: af.Stream) -> None:
-    whole = keys_of(stream.iterate(Placement(1, 2), epoch=0))
-    first = stream.iterate(Placement(1, 2))
+    whole = keys_of(source_of(stream).iterate(Placement(1, 2), epoch=0))
+    first = source_of(stream).iterate(Placement(1, 2))
     begun = keys_of(itertools.islice(first, 4))
     state = first.state_dict()
     stream.load_state_dict(state)
-    assert begun + keys_of(stream.iterate(Placement(1, 2))) == whole
+    assert begun + keys_of(source_of(stream).iterate(Placement(1, 2))) == whole
     for placement in (Placement(0, 2), Placement(), Placement(1, 3)):
         stream.load_state_dict(state)
         with pytest.raises(StateMismatch, match="merge_states"):
-            next(stream.iterate(placement))
+            next(source_of(stream).iterate(placement))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,11 @@ def test_a_state_of_an_epochs_end_is_of_its_dataset_and_order_alone(
     for each in (state, again, af.torch.merge_states([state, state] if ended else [state])):
         for changed in (make_stream(truth, seed=1), make_stream(small_dataset)):
             changed.load_state_dict(each)
-            why = state["dataset"] if changed.seed == 0 else "'seed': 0.*'seed': 1.*make this anew.*set_epoch.1."
+            why = (
+                state["dataset"]
+                if source_of(changed).seed == 0
+                else "'seed': 0.*'seed': 1.*make this anew.*set_epoch.1."
+            )
             with pytest.raises(StateMismatch, match=why):
                 next(iter(changed))
             changed.set_epoch(2)  # said anew, it begins there
@@ -400,9 +405,9 @@ def test_ranks_that_have_ended_and_those_with_a_sample_left_are_merged(
     states = []
     for rank, count in enumerate(given):
         stream = make_stream(truth)
-        samples = stream.iterate(Placement(rank, world_size))
+        samples = source_of(stream).iterate(Placement(rank, world_size))
         taken += keys_of(itertools.islice(samples, count))
-        if asked and count == stream.count(Placement(rank, world_size)):
+        if asked and count == source_of(stream).count(Placement(rank, world_size)):
             assert next(samples, None) is None
         states.append(stream.state_dict())
         stream.close()
@@ -418,7 +423,7 @@ def test_ranks_that_have_ended_and_those_with_a_sample_left_are_merged(
 
 def test_a_rank_that_has_ended_alone_waits_for_the_others(truth: DatasetTruth) -> None:
     stream = make_stream(truth)
-    samples = stream.iterate(Placement(3, 4))
+    samples = source_of(stream).iterate(Placement(3, 4))
     assert len(keys_of(itertools.islice(samples, 7))) == 7
     state = saved(stream.state_dict())
     samples.close()
@@ -435,7 +440,7 @@ def test_states_of_epochs_that_have_no_common_rest_are_refused(stream: af.Stream
     states = []
     for rank in range(2):
         stream.set_epoch(rank)
-        next(stream.iterate(Placement(rank, 2)))
+        next(source_of(stream).iterate(Placement(rank, 2)))
         states.append(stream.state_dict())
     for wrong in ([beginning(2)], [beginning(1), beginning(1)], states[1:]):
         with pytest.raises(StateMismatch, match="epoch"):
@@ -585,10 +590,10 @@ def test_the_process_that_has_the_workers_does_not_guess(stream: af.Stream) -> N
 @pytest.mark.parametrize("ends", ["uneven", "drop", "pad"])
 def test_ranks_are_even_where_asked(truth: DatasetTruth, ends: str) -> None:
     stream = make_stream(truth, config={"uneven_ends": ends})
-    ranks = [list(stream.iterate(Placement(rank, 4), epoch=0)) for rank in range(4)]
+    ranks = [list(source_of(stream).iterate(Placement(rank, 4), epoch=0)) for rank in range(4)]
     counts = [len(rank) for rank in ranks]
     assert counts == {"uneven": [8, 8, 7, 7], "drop": [7] * 4, "pad": [8] * 4}[ends]
-    assert counts == [stream.count(Placement(rank, 4)) for rank in range(4)]
+    assert counts == [source_of(stream).count(Placement(rank, 4)) for rank in range(4)]
     marks = [bool(sample["is_padding"]) for rank in ranks for sample in rank if "is_padding" in sample]
     assert sum(marks) == (2 if ends == "pad" else 0)
     kept = [sample for rank in ranks for sample in rank if not sample.get("is_padding", False)]
@@ -598,7 +603,7 @@ def test_ranks_are_even_where_asked(truth: DatasetTruth, ends: str) -> None:
 
 def test_a_rank_without_any_sample_repeats_anothers(truth: DatasetTruth) -> None:
     stream = make_stream(truth, episodes=[2], config={"uneven_ends": "pad"})
-    assert [keys_of(stream.iterate(Placement(rank, 3), epoch=0)) for rank in range(3)] == [[(2, 0)]] * 3
+    assert [keys_of(source_of(stream).iterate(Placement(rank, 3), epoch=0)) for rank in range(3)] == [[(2, 0)]] * 3
     stream.close()
 
 
@@ -606,13 +611,13 @@ def test_a_rank_without_any_sample_repeats_anothers(truth: DatasetTruth) -> None
 def test_padding_is_gone_on_with(truth: DatasetTruth, taken: int) -> None:
     for rank in range(4):
         stream = make_stream(truth, config={"uneven_ends": "pad"})
-        whole = list(stream.iterate(Placement(rank, 4), epoch=0))
-        samples = stream.iterate(Placement(rank, 4), epoch=0)
+        whole = list(source_of(stream).iterate(Placement(rank, 4), epoch=0))
+        samples = source_of(stream).iterate(Placement(rank, 4), epoch=0)
         given = list(itertools.islice(samples, taken))
         state = samples.state_dict()
         samples.close()
         stream.load_state_dict(saved(state))
-        given += stream.iterate(Placement(rank, 4), epoch=0)
+        given += source_of(stream).iterate(Placement(rank, 4), epoch=0)
         assert keys_of(given) == keys_of(whole)
         assert [bool(sample["is_padding"]) for sample in given] == [bool(sample["is_padding"]) for sample in whole]
         stream.close()
@@ -620,13 +625,13 @@ def test_padding_is_gone_on_with(truth: DatasetTruth, taken: int) -> None:
 
 def test_a_state_behind_padding_is_read_where_there_is_none(truth: DatasetTruth) -> None:
     padded = make_stream(truth, config={"uneven_ends": "pad"})
-    samples = padded.iterate(Placement(3, 4), epoch=0)
+    samples = source_of(padded).iterate(Placement(3, 4), epoch=0)
     assert len(list(itertools.islice(samples, 8))) == 8
     stream = make_stream(truth, config={"uneven_ends": "drop"})
     stream.load_state_dict(saved(samples.state_dict()))
     samples.close()
-    assert len(stream.planned(Placement(3, 4), 0)) == 0
-    assert list(stream.iterate(Placement(3, 4), epoch=0)) == []
+    assert len(source_of(stream).planned(Placement(3, 4), 0)) == 0
+    assert list(source_of(stream).iterate(Placement(3, 4), epoch=0)) == []
     for each in (stream, padded):
         each.close()
 

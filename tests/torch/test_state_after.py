@@ -12,6 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
+from asyncfetch.stream.source import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,7 +122,7 @@ def test_a_pass_aside_that_was_told_its_epoch_changes_nothing(make: Callable[[],
     batches = iter(loader_of(dataset))
     keys_of(itertools.islice(batches, 2))
     expected = after(dataset, 2)
-    next(dataset.stream.iterate(Placement(), epoch=7))
+    next(source_of(dataset.stream).iterate(Placement(), epoch=7))
     assert after(dataset, 2) == expected
 
 

@@ -14,7 +14,10 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 import asyncfetch as af
+from asyncfetch.config import config_share
 from asyncfetch.prometheus import Collector
+from asyncfetch.stream.placement import found_placement
+from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ def test_who_reads_a_loader_by_its_length_goes_on_to_the_next_epoch(
     """As Lightning does: it never asks whether there is more."""
     stream = af.Stream(str(truth.root), seed=3)
     loader = DataLoader(af.torch.StreamDataset(stream, size, drop_last=drop_last), batch_size=None)
-    passes = [stream.iterate(stream.placement(), epoch=epoch) for epoch in range(3)]
+    passes = [source_of(stream).iterate(found_placement(), epoch=epoch) for epoch in range(3)]
     expected = [[int(sample["index"]) for sample in samples] for samples in passes]
     assert truth.num_frames % 4
     for epoch in range(3):
@@ -133,7 +136,7 @@ def test_a_copy_from_before_its_process_was_a_rank_reads_that_ranks_part(
 ) -> None:
     """As launchers make it that pickle the dataset into the ranks."""
     stream = af.Stream(str(truth.root), features=[])
-    expected = indices(stream.iterate(stream.placement(1, 2), epoch=0))
+    expected = indices(source_of(stream).iterate(found_placement(1, 2), epoch=0))
     dataset = copied(af.torch.StreamDataset(stream))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -243,7 +246,7 @@ def test_workers_of_a_rank_fetch_each_byte_once(
     with RangeServer(clips.root, tls=False) as server:
         fetch = af.FetchConfig(hedge=None)
         stream = af.Stream(server.url, config=af.StreamConfig(fetch=fetch, **options))
-        assert indices(stream.iterate(stream.placement(), epoch=0)) == list(range(clips.num_frames))
+        assert indices(source_of(stream).iterate(found_placement(), epoch=0)) == list(range(clips.num_frames))
         stream.close()
         needed_bytes = server.statistics().bytes_sent
         server.reset()
@@ -264,7 +267,7 @@ def test_workers_of_a_rank_fetch_each_byte_once(
 @pytest.mark.parametrize("held", [10, 6, 2])
 def test_workers_need_room_for_one_pool_and_pay_each_for_what_finds_none(clips: DatasetTruth, held: int) -> None:
     stream = af.Stream(str(clips.root))
-    sizes = sorted(stream._open_session().thread.run(_sizes_of, stream.opened()))
+    sizes = sorted(source_of(stream).session().thread.run(_sizes_of, source_of(stream).opened()))
     stream.close()
     # A quarter is for what finds no room in common.
     clips_bytes = sum(sizes[-held:]) * 4 // 3 + 4
@@ -307,7 +310,7 @@ def test_more_workers_than_a_limit_allows_are_refused_with_both_numbers(name: st
     fetch = {name: 1} if name == "max_requests_per_host" else {}
     config = af.StreamConfig(fetch=af.FetchConfig(**fetch), **({} if fetch else {name: 1}))  # type: ignore[arg-type]
     with pytest.raises(af.ConfigError, match=rf"{name}=1 .* 2 loader workers .* at least 2, or num_workers"):
-        config.shared_by(2)
+        config_share(config, 2)
 
 
 @pytest.mark.usefixtures("failed_loaders_end_soon")
@@ -344,14 +347,14 @@ def test_what_workers_share_is_memory_whatever_the_default_device_is(truth: Data
 def test_a_share_is_never_more_than_its_part() -> None:
     config = af.StreamConfig(fetch=af.FetchConfig(max_requests_per_host=7), decode_threads=5, decoder_cache_size=9)
     for workers in range(1, 6):
-        share = config.shared_by(workers)
+        share = config_share(config, workers)
         assert share.fetch.max_requests_per_host * workers <= 7
         assert share.decode_threads is not None
         assert share.decode_threads * workers <= 5
         assert share.decoder_cache_size is not None
         assert share.decoder_cache_size * workers <= 9
         assert share.max_bytes * workers <= config.max_bytes
-    assert af.StreamConfig().shared_by(64).decode_threads == 1  # as many as cores, but one each
+    assert config_share(af.StreamConfig(), 64).decode_threads == 1  # as many as cores, but one each
 
 
 @pytest.mark.parametrize("batch_size", [0, 2.5, "4", True])

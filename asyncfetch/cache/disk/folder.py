@@ -1,4 +1,4 @@
-"""The directory of a disk tier: who may write how much to it, and when something has to go.
+"""The directory of a disk cache: who may write how much to it, and when something has to go.
 
 Readers take no lock. What they opened stays readable when it is deleted, and what they find is whole, because a file is
 written elsewhere and renamed into its place. So only those who make files have to agree, on how many bytes there may be
@@ -205,7 +205,7 @@ def mount_of(path: str, lines: Iterable[str]) -> Mount | None:
 
 
 def why_unfit(mount: Mount) -> str | None:
-    """Return what keeps a disk tier from living there; None where nothing is known to."""
+    """Return what keeps a disk cache from living there; None where nothing is known to."""
     kind = mount.file_system
     if kind == "lustre" and not mount.options & {"flock", "localflock"}:
         return "Lustre is mounted without its option flock or localflock"
@@ -234,7 +234,7 @@ def require_locks(directory: Path, lock_file: Path) -> None:
         unfit = "a lock that one has, another gets too"
     if unfit is not None:
         where = f"{mount.file_system} (mounted at {mount.point})" if mount is not None else "its file system"
-        raise CacheError(f"the disk tier's directory {directory} is on {where}: {unfit}. {_REMEDY}")
+        raise CacheError(f"the disk cache's directory {directory} is on {where}: {unfit}. {_REMEDY}")
 
 
 def _locks_work(lock_file: Path) -> bool:
@@ -310,7 +310,7 @@ class Folder:
         try:
             if not create and not (self._objects.is_dir() and (self._root / "used").is_file()):
                 raise CacheError(
-                    f"there is no disk tier at {directory}: it has no {self._root.name}/used beside objects"
+                    f"there is no disk cache at {directory}: it has no {self._root.name}/used beside objects"
                 )
             self._prepare()
             self._counter = SharedCounter(self._root / "used")
@@ -508,7 +508,7 @@ def _delete_if_abandoned(path: str) -> int:
 
 
 def _unusable(directory: Path, error: OSError) -> CacheError:
-    message = f"the disk tier's directory {directory} can't be used: {error.strerror or error}"
+    message = f"the disk cache's directory {directory} can't be used: {error.strerror or error}"
     if not isinstance(error, PermissionError):
         return CacheError(f"{message} ({error.filename or directory}). Choose another one, or see to it")
     try:

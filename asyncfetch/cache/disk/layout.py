@@ -1,4 +1,4 @@
-"""A disk tier's directory and bounds, what lies where in it, and what a file holds. Nothing here touches the disk.
+"""A disk cache's directory and bounds, what lies where in it, and what a file holds. Nothing here touches the disk.
 
     CACHEDIR.TAG                       backups and archivers leave such a directory out
     v1/used                            how many bytes there are, see `SharedCounter`
@@ -132,7 +132,7 @@ def load_checksum() -> Callable[[Any], int]:
     try:
         from xxhash import xxh3_64_intdigest
     except ImportError as error:
-        raise MissingDependency(f"a disk tier needs xxhash: {install_command('disk')}") from error
+        raise MissingDependency(f"a disk cache needs xxhash: {install_command('disk')}") from error
     return xxh3_64_intdigest
 
 

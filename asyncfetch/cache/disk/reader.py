@@ -72,7 +72,7 @@ class DiskReader:
     def __init__(self, fetcher: RangeReader, tier: DiskTier) -> None:
         if not isinstance(fetcher, VersionedReader):
             raise ConfigError(
-                f"a disk tier needs a reader that tells which version its bytes are of, such as Fetcher: {fetcher!r} "
+                f"a disk cache needs a reader that tells which version its bytes are of, such as Fetcher: {fetcher!r} "
                 "has no known() and read_into()"
             )
         self._fetcher = fetcher

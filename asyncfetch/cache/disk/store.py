@@ -1,4 +1,4 @@
-"""Ranges of objects in a disk tier: read what is there, write what isn't."""
+"""Ranges of objects in a disk cache: read what is there, write what isn't."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _DiskCounts:
 
 
 class DiskStore:
-    """An open disk tier. Thread-safe; every method but ``statistics`` blocks, and none of them is for a forked child.
+    """An open disk cache. Thread-safe; every method but ``statistics`` blocks, and none of them is for a forked child.
 
     Reading and writing never raise an OSError: what can't be read isn't there, and what can't be written isn't kept.
     The first such failure is logged as a warning.
@@ -277,7 +277,7 @@ class DiskStore:
             warned, self._warned = self._warned, True
         if not warned:
             _log.warning(
-                "the disk tier at %s can't be %s (%s): what it lacks is fetched again. This is said once; "
+                "the disk cache at %s can't be %s (%s): what it lacks is fetched again. This is said once; "
                 "statistics() counts failures",
                 self.tier.path, verb, error.strerror or error,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The files of a disk tier that are whole: where each is, what there is of an object, which were used longest ago.
+"""The files of a disk cache that are whole: where each is, what there is of an object, which were used longest ago.
 
 Nothing here takes a lock or counts: who writes and deletes, and how much may be there, is `folder`'s.
 
@@ -127,7 +127,7 @@ class Subdirectories:
         object_ids, times, costs = array("Q"), array("q"), array("q")
         for entry, status in self._found("looking", progress):
             if self._stopped:
-                raise ClosedError("the disk tier is closed: nobody looks at its files any more")
+                raise ClosedError("the disk cache is closed: nobody looks at its files any more")
             used_at_ns, now = status.st_mtime_ns, self._wall_ns()
             if used_at_ns > now:
                 used_at_ns = now

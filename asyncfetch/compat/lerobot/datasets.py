@@ -287,16 +287,16 @@ class StreamingLeRobotDataset(_Described, StreamDataset):
             return left, batches.pop()
 
         epoch = self._begun
-        plans = [[self.stream.planned(placement, epoch) for placement in rank] for rank in ranks]
+        plans = [[self._source.planned(placement, epoch) for placement in rank] for rank in ranks]
         left, batches = count([[len(plan) for plan in rank] for rank in plans], epoch)
         if step >= batches:  # the epochs after it are whole, and as long as each other
-            _, whole = count([[self.stream.count(placement) for placement in rank] for rank in ranks], epoch + 1)
+            _, whole = count([[self._source.count(placement) for placement in rank] for rank in ranks], epoch + 1)
             epochs, step = divmod(step - batches, whole) if whole else (0, 0)
             epoch += 1 + epochs
-            plans = [[self.stream.planned(placement, epoch) for placement in rank] for rank in ranks]
+            plans = [[self._source.planned(placement, epoch) for placement in rank] for rank in ranks]
             left, _ = count([[len(plan) for plan in rank] for rank in plans], epoch)
         if not step:
-            return self.stream.planned(ranks[0][0], epoch).progress.state()
+            return self._source.planned(ranks[0][0], epoch).progress.state()
         states = []
         for rank, counts in zip(plans, left, strict=True):
             for plan, given in zip(rank, _in_turns(counts, step), strict=True):

@@ -20,11 +20,11 @@ from asyncfetch.runtime.fork import ForkGuard, was_forked_since
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.figures import FiguresPage
-from asyncfetch.stream.placement import Placement
+from asyncfetch.stream.placement import Placement, found_placement
 from asyncfetch.stream.serving.memory import MemorySlot, Returned, lease, unpack
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, FailedBatch, Filled, Ready, Stop, Taken
 from asyncfetch.stream.serving.worker import Plan, serve
-from asyncfetch.stream.source import SampleSource
+from asyncfetch.stream.source import EpochStream, SampleSource, source_of
 from asyncfetch.stream.state import identity_of
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _start_error(error: BaseException) -> AsyncFetchError | None:
 
 
 def serve_samples(
-    stream: SampleSource[Any],
+    stream: EpochStream[Any],
     batch_size: int | None = 32,
     *,
     drop_last: bool = False,
@@ -248,7 +248,7 @@ class ServedBatches:
 
     def __init__(
         self,
-        stream: SampleSource[Any],
+        stream: EpochStream[Any],
         *,
         batch_size: int | None,
         drop_last: bool,
@@ -259,16 +259,16 @@ class ServedBatches:
             batch_size = whole_number("batch_size", batch_size, least=1)
         self._max_ahead = whole_number("max_ahead", max_ahead, least=1)
         self._max_ahead_bytes = whole_number("max_ahead_bytes", max_ahead_bytes, least=1)
-        if not isinstance(stream, SampleSource):
+        if not isinstance(stream, EpochStream):
             raise ConfigError(
                 f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
             )
-        if stream.is_open:
+        self._stream = source_of(stream)
+        if self._stream.is_open:
             raise ConfigError(
                 "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
                 "the stream of the dataset's URL"
             )
-        self._stream = stream
         self._in_batches = Placement().in_batches(batch_size, drop_last=drop_last)
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
@@ -288,7 +288,7 @@ class ServedBatches:
         self._guard.check()
         if self._worker is not None:
             raise ClosedError("these batches were entered before: call serve_samples anew")
-        rank = self._stream.placement()
+        rank = found_placement()
         placement = replace(self._in_batches, rank=rank.rank, world_size=rank.world_size)
         with FiguresPage.made() as self._page:
             self._page.begin(0, 0, 1)
@@ -414,7 +414,7 @@ class ServedBatches:
         most, most_bytes = self._max_ahead, self._max_ahead_bytes / MIB
         return MemoryPlan.of(
             self._stream.config,
-            self._stream._sample_bytes(),
+            self._stream.sample_bytes(),
             size,
             num_workers=1,
             ahead=lambda batch: max(batch, min(most * batch, most_bytes)),

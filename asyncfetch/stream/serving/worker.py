@@ -22,6 +22,7 @@ from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.memory_pool import block_bytes
 from asyncfetch.runtime.threads import call_on
 from asyncfetch.stream.batch import RowBatch, batch_of, samples_of
+from asyncfetch.stream.samples import running_pass
 from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Packed, SlotMemory, collate
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, Filled, Ready, Stop, Taken, failure
 from asyncfetch.stream.state import identity_of
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.protocols import Readable
-    from asyncfetch.stream.samples import SamplePass
+    from asyncfetch.stream.samples import RunningPass
     from asyncfetch.stream.source import SampleSource
     from asyncfetch.stream.state import State
 
@@ -134,7 +135,7 @@ class _ServingWorker:
         """Open the dataset; an error is for those who ask for something that needs it."""
         self._failure_is_told = False
         try:
-            self._dataset = await stack.enter_async_context(self._stream._opener()())
+            self._dataset = await stack.enter_async_context(self._stream.opener()())
         except BaseException as error:
             if was_cancelled():
                 raise
@@ -143,7 +144,8 @@ class _ServingWorker:
     async def _serve(self, begin: Begin) -> None:
         """One pass. Whatever goes wrong is told at its place, and ends the pass."""
         try:
-            async with self._samples(begin) as samples:
+            async with self._samples(begin) as given:
+                samples = running_pass(given)
                 while taken := await self._take(samples):
                     await self._hand_over(begin.number, taken, samples)
                 identity = identity_of(samples.state_dict())
@@ -168,7 +170,7 @@ class _ServingWorker:
         memory = None if self._plan.placement.batch_size is None else self._memory
         return stream.samples_of(self._plan.placement, memory=memory)
 
-    async def _take(self, samples: SamplePass) -> list[Sample]:
+    async def _take(self, samples: RunningPass) -> list[Sample]:
         """The samples of the next batch; none at the end."""
         size, drop_last = self._plan.placement.batch_size or 1, self._plan.placement.drop_last
         taken: list[Sample] = []
@@ -187,7 +189,7 @@ class _ServingWorker:
             taken = []
         return [] if drop_last else taken
 
-    async def _hand_over(self, number: int, taken: list[Any], samples: SamplePass) -> None:
+    async def _hand_over(self, number: int, taken: list[Any], samples: RunningPass) -> None:
         state = samples.state_dict()
         found = None if self._plan.placement.batch_size is None else batch_of(taken)
         slot: MemorySlot | None = None if found is None else found[0].slot

@@ -1,4 +1,4 @@
-"""A disk tier in a temporary directory, and what tests do to it from the outside."""
+"""A disk cache in a temporary directory, and what tests do to it from the outside."""
 
 from __future__ import annotations
 

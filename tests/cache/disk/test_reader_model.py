@@ -1,4 +1,4 @@
-"""ByteCache with and without a disk tier, and DiskReader alone, against a dumb model.
+"""ByteCache with and without a disk cache, and DiskReader alone, against a dumb model.
 
 Reads go on side by side; any of them can be cancelled, any request can fail, objects are replaced, files spoiled, the
 disk is full, and everything starts again on what lies there. The model is the number of each object's version.

@@ -383,7 +383,7 @@ def test_a_directory_that_cannot_be_meant_is_refused(directory: str) -> None:
 
 def test_a_directory_that_is_no_tier_is_not_made_one_by_looking_at_it(tmp_path: Path) -> None:
     (tmp_path / "v1/objects").mkdir(parents=True)
-    with pytest.raises(CacheError, match="no disk tier"):
+    with pytest.raises(CacheError, match="no disk cache"):
         Folder(tmp_path, create=False)
     assert [*tmp_path.iterdir(), *(tmp_path / "v1").iterdir()] == [tmp_path / "v1", tmp_path / "v1/objects"]
 

@@ -1,4 +1,4 @@
-"""S3 and the Hub, whose urls are signed anew by every process, below a disk tier."""
+"""S3 and the Hub, whose urls are signed anew by every process, below a disk cache."""
 
 from __future__ import annotations
 
