@@ -132,7 +132,9 @@ async def test_a_members_small_local_files_are_read_in_one_call(
     """And it says what it says when they are read by the reader."""
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta/stats.json").write_text('{"reward": {"max": [1.0]}}')
-    root, reads, parses = tables.write(tmp_path), [], []
+    root = tables.write(tmp_path)
+    reads: list[Callable[[], Any]] = []
+    parses: list[Callable[[], Any]] = []
     usual = await load_metadata(reader, root)
     reader.log.clear()
     metadata = await load_metadata(reader, root, run=partial(_counted, parses), read_files=partial(_counted, reads))
@@ -157,7 +159,7 @@ async def test_what_is_wrong_with_a_members_local_file_is_told_as_of_any_dataset
         path.mkdir()
     elif damage == "long":
         path.write_bytes(b" " * (2**20 + 1))
-    outcomes = []
+    outcomes: list[Any] = []
     for read_files in (None, anyio.to_thread.run_sync):
         try:
             outcomes.append((await load_metadata(reader, root, read_files=read_files)).stats)
