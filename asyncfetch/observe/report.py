@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -88,14 +88,17 @@ class Report:
         num_workers: int = 0,
         all_waits: Waits | None = None,
         all_statistics: Any = None,  # noqa: ANN401
+        failure: str = "",
     ) -> Report:
         """Return the report of these figures. Of workers they are sums, and ``config`` is the rank's.
 
-        Without figures of all passes, there was this one alone.
+        Without figures of all passes, there was this one alone. ``failure`` is the error that ended the pass, in words.
         """
         verdict = _Judge(waits, statistics, config, num_workers).verdict()
         if waits.consumers and not waits.samples:
             verdict = Diagnosis(binds=verdict.binds, evidence=f"no sample has come; {verdict.evidence}")
+        if failure:
+            verdict = replace(verdict, evidence=f"the pass ended by {failure}; {verdict.evidence}")
         return cls(
             waits=waits,
             verdict=verdict,

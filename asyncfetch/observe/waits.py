@@ -213,11 +213,18 @@ class WaitAccount:
             self.figures[place] = 0.0
         self._by_episode: dict[int, float] = {}
 
+    @property
+    def waiting_since(self) -> float | None:
+        """The time at which the consumer asked for what it hasn't got yet; None where it doesn't wait."""
+        return self.figures[_SINCE] if self.figures[_STATE] == _WAITING else None
+
     def wait(self, now: float, worked: float = 0.0) -> None:
         """The consumer asks for something. ``worked`` are the seconds of work of its thread since the last answer."""
         figures = self.figures
         if figures[_STATE] == _BUSY:
-            figures[_BUSY_SECONDS] += now - figures[_SINCE]
+            # First, so that who reads in between, in another thread or process, finds less, and never some time twice.
+            since, figures[_SINCE] = figures[_SINCE], now
+            figures[_BUSY_SECONDS] += now - since
             figures[_WORKING] += worked
         figures[_WORKED_SO_FAR] = 0.0
         if figures[_STATE] != _WAITING:
@@ -235,10 +242,11 @@ class WaitAccount:
     def end(self, now: float, path: Iterable[WaitStep] = ()) -> None:
         """The consumer won't ask any more."""
         figures = self.figures
+        since, figures[_SINCE] = figures[_SINCE], now  # first: see wait
         if figures[_STATE] == _WAITING:
-            self._charge(figures[_SINCE], now, path)
+            self._charge(since, now, path)
         elif figures[_STATE] == _BUSY:
-            figures[_BUSY_SECONDS] += now - figures[_SINCE]
+            figures[_BUSY_SECONDS] += now - since
         figures[_STATE] = _IDLE
 
     def note(self, loop_busy: float, loop_ran: float, sizes: tuple[int, int, int]) -> None:

@@ -174,10 +174,12 @@ class Samples(AsyncOnly, Generic[R]):
         placement: Placement,
         is_followed: bool,
         memory: BatchMemory | None = None,
+        figures: PassFigures | None = None,
     ) -> None:
         """``is_followed`` says that a pass of the next epoch will find what this one leaves in memory.
 
-        With ``memory`` for batches of the placement's size, samples are rows of them where they can be.
+        With ``memory`` for batches of the placement's size, samples are rows of them where they can be. ``figures`` are
+        those of the pass where they were begun before.
         """
         self._stream = stream
         self._opener = opener
@@ -185,6 +187,7 @@ class Samples(AsyncOnly, Generic[R]):
         self._placement = placement
         self._is_followed = is_followed
         self._memory = memory
+        self._begun_figures = figures
         self._stack = AsyncExitStack()
 
     def __iter__(self) -> Never:
@@ -195,7 +198,8 @@ class Samples(AsyncOnly, Generic[R]):
 
     async def __aenter__(self) -> SamplePass:
         running_loop("a pass over a stream")
-        self._figures = self._stream.new_figures()
+        self._figures = self._begun_figures or self._stream.new_figures()
+        self._figures.account.wait(time.perf_counter())
         async with AsyncExitStack() as stack:
             stack.callback(self._end)
             opened = await stack.enter_async_context(self._opener())

@@ -100,6 +100,7 @@ class PassFigures:
         page: Where they are written for another process; None where this one's consumer is the trainer.
         waits_before: Of the passes before; of a page, those that were counted on it are known there.
         is_open: Whether what it reads was open before: what that has done until the pass begins isn't the pass's.
+        begun_at: The time when its consumer began to wait, if that was before now.
     """
 
     def __init__(
@@ -109,8 +110,9 @@ class PassFigures:
         *,
         waits_before: Waits | None = None,
         is_open: bool = False,
+        begun_at: float | None = None,
     ) -> None:
-        self.begun_at = time.perf_counter()
+        self.begun_at = time.perf_counter() if begun_at is None else begun_at
         self._process = os.getpid()
         self._config = config
         self._page = page
@@ -126,14 +128,20 @@ class PassFigures:
         """The clock of the consumer's thread; None where that is the loop's."""
         self._worked_before = 0.0
         self._lane: tuple[Tracer, int] | None = None
+        self._failure = ""
         self.account.wait(self.begun_at)
         self.account.note_cause(_opening())
 
     def opened(self) -> None:
         """What it reads is open, or can't be opened; in the consumer's thread."""
-        now = time.perf_counter()
-        self.account.end(now, _opening())
-        self.trace(self.begun_at, now, _opening())
+        since, now = self.account.waiting_since, time.perf_counter()
+        if since is not None:
+            self.account.end(now, _opening())
+            self.trace(since, now, _opening())
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the error that ended the pass, for reports."""
+        self._failure = f"{type(error).__name__}: {error}"
 
     def begin(self, statistics: Callable[[], DatasetStatistics], path: Callable[[], Iterable[WaitStep]]) -> None:
         """Count what is read from now on, by the statistics of what it is read from; on the loop."""
@@ -229,6 +237,7 @@ class PassFigures:
             num_workers=num_workers,
             all_waits=self.all_waits(),
             all_statistics=seen,
+            failure=self._failure,
         )
 
 
@@ -450,6 +459,7 @@ class RunningPass:
         self._check_open()
         if self._delivery.failure is not None:
             failure, self._delivery.failure, self._ended = self._delivery.failure, None, True
+            self._figures.fail(failure)
             try:
                 raise failure
             finally:

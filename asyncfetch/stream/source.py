@@ -182,11 +182,30 @@ class SampleSource(ABC, Generic[R]):
         return self.samples_of(placement, epoch=epoch)
 
     def samples_of(
-        self, placement: Placement, *, epoch: int | None = None, memory: BatchMemory | None = None
+        self,
+        placement: Placement,
+        *,
+        epoch: int | None = None,
+        memory: BatchMemory | None = None,
+        figures: PassFigures | None = None,
     ) -> Samples[R]:
-        """Return what ``samples`` does, for one consumer of many; of batches, with ``memory`` for them."""
-        is_followed = self.is_open and epoch is None
-        return Samples(self, self.opener(), epoch=epoch, placement=placement, is_followed=is_followed, memory=memory)
+        """Return what ``samples`` does, for one consumer of many.
+
+        Args:
+            placement: Which one.
+            epoch: See ``samples``.
+            memory: For batches.
+            figures: Those of the pass, if they were begun when its dataset was opened.
+        """
+        return Samples(
+            self,
+            self.opener(),
+            epoch=epoch,
+            placement=placement,
+            is_followed=self.is_open and epoch is None,
+            memory=memory,
+            figures=figures,
+        )
 
     def iterate(
         self,
@@ -210,8 +229,11 @@ class SampleSource(ABC, Generic[R]):
         figures = self.new_figures(is_open=session is before)
         try:
             opened = session.opened()
-        except NotFound as error:  # most often a typing error: the way to it tells nothing
-            raise error.with_traceback(None) from None
+        except BaseException as error:
+            figures.fail(error)
+            if isinstance(error, NotFound):  # most often a typing error: the way to it tells nothing
+                raise error.with_traceback(None) from None
+            raise
         finally:
             figures.opened()
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
@@ -375,11 +397,12 @@ class SampleSource(ABC, Generic[R]):
             self._session = DatasetSession(self.opener())
         return self._session
 
-    def new_figures(self, *, is_open: bool = False) -> PassFigures:
+    def new_figures(self, *, is_open: bool = False, begun_at: float | None = None) -> PassFigures:
         """Return the figures of a pass that begins, which are from now on those of the latest one.
 
         Args:
             is_open: Whether what it reads was open before it; of an open dataset that is known.
+            begun_at: See PassFigures.
         """
         before = None
         if self.figures is not None:
@@ -388,7 +411,7 @@ class SampleSource(ABC, Generic[R]):
         if self._opened is not None:
             is_open, report = True, self._opened.pass_report
             before = None if report is None else report().all_waits  # whichever stream's they were
-        self.figures = PassFigures(self.config, self.page, waits_before=before, is_open=is_open)
+        self.figures = PassFigures(self.config, self.page, waits_before=before, is_open=is_open, begun_at=begun_at)
         return self.figures
 
     def sample_bytes(self) -> int:

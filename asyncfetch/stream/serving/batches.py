@@ -21,6 +21,7 @@ from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.figures import FiguresPage
 from asyncfetch.stream.placement import Placement, found_placement
+from asyncfetch.stream.samples import PassFigures
 from asyncfetch.stream.serving.memory import MemorySlot, Returned, lease, unpack
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, FailedBatch, Filled, Ready, Stop, Taken
 from asyncfetch.stream.serving.worker import Plan, serve
@@ -292,7 +293,8 @@ class ServedBatches:
         placement = replace(self._in_batches, rank=rank.rank, world_size=rank.world_size)
         with FiguresPage.made() as self._page:
             self._page.begin(0, 0, 1)
-            plan = Plan(placement, self._max_ahead, self._max_ahead_bytes, self._page)
+            figures = PassFigures(self._stream.config, self._page)  # the process goes on with what these count
+            plan = Plan(placement, self._max_ahead, self._max_ahead_bytes, self._page, figures.begun_at)
             self._worker = WorkerProcess(self._stream, plan)
         # Called at exit too, before multiprocessing waits for all its children; not in a forked child.
         self._finalizer = util.Finalize(self, _let_go, (self._worker,), exitpriority=1)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.protocols import Readable
-    from asyncfetch.stream.samples import RunningPass
+    from asyncfetch.stream.samples import PassFigures, RunningPass
     from asyncfetch.stream.source import SampleSource
     from asyncfetch.stream.state import State
 
@@ -56,6 +56,8 @@ class Plan:
     max_ahead_bytes: int
     page: FiguresPage
     """The page on which the consumer looks for what is done here."""
+    begun_at: float
+    """The time when the process was asked for, by the clock of ``time.perf_counter``, which processes share."""
 
 
 def serve(stream: SampleSource[Any], plan: Plan, connection: Connection) -> None:
@@ -106,6 +108,8 @@ class _ServingWorker:
         self._failure: BaseException | None = None
         """The error that opening it ended with."""
         self._failure_is_told = False
+        self._figures: PassFigures | None = None
+        """The figures of the next pass, whose consumer waits until the dataset is open."""
         self._wanted: Begin | None = None
         self._number = 0
         self._pass = anyio.CancelScope()
@@ -120,7 +124,7 @@ class _ServingWorker:
             async with anyio.create_task_group() as self._tasks, AsyncExitStack() as stack:
                 self._tasks.start_soon(self._heed_all)
                 await self._say(Ready())
-                await self._open(stack)
+                await self._open(stack, self._plan.begun_at)
                 while True:
                     while self._wanted is None:
                         await self._changed.wait()
@@ -131,15 +135,19 @@ class _ServingWorker:
                     with anyio.CancelScope() as self._pass:
                         await self._serve(begin)
 
-    async def _open(self, stack: AsyncExitStack) -> None:
+    async def _open(self, stack: AsyncExitStack, begun_at: float | None = None) -> None:
         """Open the dataset; an error is for those who ask for something that needs it."""
         self._failure_is_told = False
+        self._figures = figures = self._stream.new_figures(begun_at=begun_at)
         try:
             self._dataset = await stack.enter_async_context(self._stream.opener()())
         except BaseException as error:
             if was_cancelled():
                 raise
             self._failure = error
+            figures.fail(error)
+        finally:
+            figures.opened()
 
     async def _serve(self, begin: Begin) -> None:
         """One pass. Whatever goes wrong is told at its place, and ends the pass."""
@@ -168,7 +176,8 @@ class _ServingWorker:
         self._stream.known_identity = begin.known_identity
         stream = self._stream.over(self._opened())  # it stays open from pass to pass
         memory = None if self._plan.placement.batch_size is None else self._memory
-        return stream.samples_of(self._plan.placement, memory=memory)
+        figures, self._figures = self._figures, None
+        return stream.samples_of(self._plan.placement, memory=memory, figures=figures)
 
     async def _take(self, samples: RunningPass) -> list[Sample]:
         """The samples of the next batch; none at the end."""
