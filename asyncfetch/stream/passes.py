@@ -279,6 +279,8 @@ def _warn_of_parted_groups(plan: PassPlan) -> None:
     order, placement = plan.order, plan.progress.placement
     if placement.worker or not isinstance(order, Order) or order.largest_group() == 1:
         return
+    if len(order.lengths) < order.slots:  # a small dataset, which no pool helps
+        return
     distance = order.open_episodes(replace(placement, workers=1, block_samples=1))
     if placement.share_parted(distance) <= 1 / 2:
         return

@@ -518,13 +518,19 @@ async def test_a_tiny_bound_says_what_it_is_and_what_would_do(truth: DatasetTrut
 
 
 @pytest.mark.parametrize(
-    ("batch", "shuffle", "remedy"),
-    [(4, True, None), (8, True, "pool_episodes=16"), (1, False, r"StreamDataset\(batch_size=...\)"), (4, False, None)],
+    ("batch", "shuffle", "pool", "remedy"),
+    [
+        (2, True, 4, None),
+        (4, True, 4, "pool_episodes=8"),
+        (3, True, 64, None),  # more than there are episodes
+        (1, False, 4, r"StreamDataset\(batch_size=...\)"),
+        (4, False, 4, None),
+    ],
 )
 def test_workers_that_decode_the_same_groups_are_told_of_once(
-    truth: DatasetTruth, caplog: pytest.LogCaptureFixture, batch: int, shuffle: bool, remedy: str | None
+    truth: DatasetTruth, caplog: pytest.LogCaptureFixture, batch: int, shuffle: bool, pool: int, remedy: str | None
 ) -> None:
-    chosen = af.StreamConfig(lanes=8, pool_episodes=8, group_frames=2)
+    chosen = af.StreamConfig(lanes=4, pool_episodes=pool, group_frames=2)
     stream = af.Stream(str(truth.root), shuffle=shuffle, config=chosen)
     for worker in range(2):
         list(source_of(stream).iterate(Placement(worker=worker, workers=2, block_samples=batch), epoch=0))
