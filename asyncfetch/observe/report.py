@@ -163,12 +163,13 @@ class Report:
         waits, verdict = self.waits, self.verdict
         if not waits.consumers:
             return verdict.evidence
-        who = "the consumer"
-        if self.num_workers:
+        waited = f"the consumer waited {self.waited_share:.0%} of the time"
+        if self.num_workers:  # which have batches ahead: the trainer waits for less
             others = f" of {self.num_workers}" if waits.consumers < self.num_workers else ""
-            who = f"{waits.consumers}{others} worker{'s' * (self.num_workers > 1)}"
+            workers = f"{waits.consumers}{others} worker{'s' * (self.num_workers > 1)}"
+            waited = f"{workers} had no batch ready for at most {self.waited_share:.0%} of the time"
         rate = f"{waits.samples:,} samples in {self.seconds:.1f} s: {self.samples_per_second:.1f} samples/s"
-        lines = [f"{rate}; {who} waited {self.waited_share:.0%} of the time"]
+        lines = [f"{rate}; {waited}"]
         parts = [(seconds, _WORDS[cause]) for cause, seconds in waits.by_cause.items()]
         idle = _own_seconds(waits, self.num_workers)
         parts += [(idle, f"nothing: {'the trainer' if self.num_workers else 'the consumer'} was busy")]

@@ -280,7 +280,7 @@ class WaitAccount:
                 continue
             since += seconds
             for cause, weight in weights.items():
-                figures[_CAUSES + cause] += seconds * weight / total
+                figures[_CAUSES + cause] += seconds * (weight / total)
             if episode is not None:
                 self._count(episode, seconds)
         if now > since:
