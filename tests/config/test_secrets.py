@@ -208,7 +208,7 @@ def test_a_urls_own_secrets_stay_behind_and_are_missed(url: str, left: str) -> N
     for holder in (af.Stream(url), af.torch.FrameDataset(url), af.UrlStore(url), af.TarStore([url])):
         assert b"hidden" not in pickle.dumps(holder)
         assert "hid" not in repr(holder)
-    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(af.Stream(url))))).source
+    again = source_of(pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(af.Stream(url)))))).source
     assert again == left
     with pytest.raises(af.ConfigError, match="has lost its password or signature"):
         read(af.FetchConfig(), again)
