@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -129,11 +130,17 @@ def encode_clip(
     options = {"g": str(gop), "crf": str(encoding.crf if crf is None else crf), **dict(encoding.options)}
     if encoding.preset is not None:
         options["preset"] = str(encoding.preset)
+    pictures = iter(pictures)
+    begun = list(itertools.islice(pictures, 2))
+    if len(begun) == 1 and encoding.encoder == "libx265":
+        options["bf"] = (
+            "0"  # else x265 looks for B-frames among pictures that aren't there, and may write what it finds
+        )
     file = io.BytesIO()
     try:
         with av.open(file, "w", format="mp4") as container:
             stream: Any = None
-            for picture in pictures:
+            for picture in itertools.chain(begun, pictures):
                 if stream is None:
                     stream = container.add_stream(encoding.encoder, rate=fps, options=options)
                     stream.height, stream.width = picture.shape[:2]
