@@ -7,14 +7,17 @@ whole events; the array that they are has no end, as the format allows, so that 
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import threading
 import time
-from contextlib import contextmanager
+from bisect import bisect_right
+from contextlib import contextmanager, suppress
 from functools import partial
 from heapq import heappop, heappush
-from itertools import count
+from itertools import accumulate, count
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +43,17 @@ LOOP = 2**22
 this. Those of consumers and hosts come behind it."""
 LANES = 2**16
 """Lanes that a host may have, or the consumers."""
+LEAST_BYTES = 1024
+"""A file that holds less would hold little more than names."""
 CONSUMER = "consumer"
 """The name in place of a host's for ``enter`` and ``leave``: passes that go on side by side have a lane each."""
 
 
+_log = logging.getLogger(__name__)
+
+
 class Tracer:
-    """Appends this process's events to a file. Thread-safe.
+    """Appends this process's events to a file. Thread-safe. Where the file can't be written, a warning says so once.
 
     Args:
         path: The file. A new one is begun by the process that names it, others go on with it.
@@ -142,18 +150,43 @@ class Tracer:
 
     def _write(self, event: dict[str, Any], lane: int) -> None:
         if not self._is_full:
-            line = json.dumps(event | {"pid": self._pid, "tid": lane, "cat": "asyncfetch"}, separators=(",", ":"))
-            self._lines.append(line)
+            self._lines.append(line := self._line(event, lane))
             self._line_bytes += len(line) + 2
+
+    def _line(self, event: dict[str, Any], lane: int) -> str:
+        return json.dumps(event | {"pid": self._pid, "tid": lane, "cat": "asyncfetch"}, separators=(",", ":"))
 
     def _flush(self) -> None:
         if not self._lines or self._file < 0:
             return
         size = os.fstat(self._file).st_size
-        self._is_full = size + self._line_bytes > self._max_bytes
-        if not self._is_full:  # by one call, between which and another process's nothing comes
-            os.write(self._file, "".join(f"{line},\n" for line in self._lines).encode())
+        if size + self._line_bytes > self._max_bytes:
+            self._cut(self._max_bytes - size)
+        content = "".join(f"{line},\n" for line in self._lines).encode()
         self._lines, self._line_bytes, self._flushed_at = [], 0, time.perf_counter()
+        try:  # by one call, between which and another process's nothing comes
+            written = os.write(self._file, content) if content else 0
+        except OSError as error:
+            self._end(error.strerror)
+            return
+        if written < len(content):
+            if os.fstat(self._file).st_size == size + written:  # else another process's lines are behind it
+                os.ftruncate(self._file, size)
+            self._end(os.strerror(errno.ENOSPC))
+
+    def _end(self, why: str | None) -> None:
+        """No reason for what is traced to fail."""
+        self._is_full = True
+        _log.warning("the trace %s ends here, for it can't be written: %s", self.path, why)
+
+    def _cut(self, left_bytes: int) -> None:
+        """Keep the lines for which there is room, with one behind them that says that it ended."""
+        self._is_full = True
+        end = {"name": "the file is full", "ph": "i", "s": "p", "ts": _microseconds(time.perf_counter()), "args": {}}
+        self._lines.insert(0, self._line(end, LOOP))
+        ends = list(accumulate(len(line) + 2 for line in self._lines))
+        kept = self._lines[: bisect_right(ends, left_bytes)]
+        self._lines = kept[1:] + kept[:1]
 
 
 def _microseconds(at: float) -> int:
@@ -183,9 +216,11 @@ def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterat
         max_bytes: Of the file, about; what happens later isn't in it.
 
     Raises:
-        ConfigError: Something is traced already.
-        OSError: The file can't be written.
+        ConfigError: Something is traced already, or ``max_bytes`` is below 1,024.
+        OSError: The file can't be written. Later, on a full disk, the trace ends with a warning, and the block goes on.
     """
+    if max_bytes < LEAST_BYTES:
+        raise ConfigError(f"max_bytes of a trace must be at least {LEAST_BYTES}, not {max_bytes!r}")
     if (tracer := running()) is not None:
         raise ConfigError(f"asyncfetch is traced to {tracer.path} already: leave that trace first")
     path = os.path.abspath(path)
@@ -196,13 +231,12 @@ def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterat
     try:
         yield
     finally:
-        tracer = _tracers.pop("the process's")
-        tracer.close()
         os.environ.pop(BEGUN, None)
         if before is None:
             os.environ.pop(VARIABLE, None)
         else:
             os.environ[VARIABLE] = before
+        _tracers.pop("the process's").close()
 
 
 def _begin(path: str) -> None:
@@ -211,10 +245,21 @@ def _begin(path: str) -> None:
 
 
 def _go_on_in_child() -> None:
-    if (parents := running()) is not None:
-        _set(tracer := Tracer(parents.path, parents._max_bytes))
-        _close_at_exit(tracer)
+    parents = _tracers.pop("the process's", None)
+    if parents is not None and (tracer := _opened(parents.path, parents._max_bytes)) is not None:
         util.register_after_fork(tracer, _close_at_exit)  # multiprocessing forgets what was to be done at exit before
+
+
+def _opened(path: str, max_bytes: int) -> Tracer | None:
+    """The process's tracer from now to its end; None, and a warning, where the file can't be written."""
+    try:
+        tracer = Tracer(path, max_bytes)
+    except OSError as error:
+        _log.warning("%s=%s can't be written: %s. Nothing is traced", VARIABLE, path, error.strerror)
+        return None
+    _set(tracer)
+    _close_at_exit(tracer)
+    return tracer
 
 
 def _close_at_exit(tracer: Tracer) -> None:
@@ -226,16 +271,18 @@ os.register_at_fork(after_in_child=_go_on_in_child)
 
 
 def _begin_by_environment() -> None:
-    path = os.environ.get(VARIABLE)
-    if path:
+    given = os.environ.get(VARIABLE)
+    if given:
+        path = os.path.abspath(given)  # wherever the program goes
         max_bytes, _, begun = os.environ.get(BEGUN, "").partition(" ")
         if begun != path:
             max_bytes = str(MAX_BYTES)
-            if int(os.environ.get("RANK", "0")) == 0:
-                _begin(path)
-        os.environ[BEGUN] = f"{max_bytes} {path}"
-        _set(tracer := Tracer(path, int(max_bytes)))
-        _close_at_exit(tracer)
+            # On each node the first rank begins the file, which may lie on a disk of its own.
+            if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0":
+                with suppress(OSError):  # which opening it meets again
+                    _begin(path)
+        os.environ[VARIABLE], os.environ[BEGUN] = path, f"{max_bytes} {path}"
+        _opened(path, int(max_bytes))
 
 
 _begin_by_environment()

@@ -175,11 +175,14 @@ class PassFigures:
     @contextmanager
     def handing_over(self) -> Iterator[None]:
         """Count a block in which a batch is made of what the pass gave, or handed over: the consumer waits for it."""
-        self.wait(time.perf_counter())
+        since = time.perf_counter()
+        self.wait(since)
         try:
             yield
         finally:
-            self.give(time.perf_counter())
+            now = time.perf_counter()
+            self.give(now)
+            self.trace(since, now, ())
 
     async def publish(self) -> None:
         """Write to the page, now and then."""

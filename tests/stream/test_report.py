@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ import pytest
 
 import asyncfetch as af
 from asyncfetch.observe import trace
-from asyncfetch.observe.trace import CONSUMER, Tracer, running
+from asyncfetch.observe.trace import CONSUMER, FLUSH_BYTES, Tracer, running
 from asyncfetch.observe.waits import Cause
 from asyncfetch.stream import serve_samples
 from asyncfetch.stream.samples import PassFigures
@@ -427,7 +428,58 @@ def test_a_trace_ends_where_its_file_is_full(truth: DatasetTruth, tmp_path: Path
         stream = af.Stream(truth.root, config=config())
         list(stream)
         stream.close()
-    assert path.stat().st_size <= 3_000
+    assert 2_000 < path.stat().st_size <= 3_000
+    events = json.loads(path.read_text().rstrip(",\n") + "]")
+    assert [event["name"] == "the file is full" for event in events] == [False] * (len(events) - 1) + [True]
+    with pytest.raises(af.ConfigError, match="at least 1024, not 1000"), trace(path, max_bytes=1_000):
+        pass
+
+
+def test_a_full_disk_ends_a_trace_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "trace.json"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with trace(path):
+        tracer = running()
+        assert tracer is not None
+        tracer.span("x" * FLUSH_BYTES, 0.0, 1.0, 1, "thread")
+        size = path.stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, limits[1]))
+        try:
+            for _ in range(3):
+                tracer.span("y" * FLUSH_BYTES, 1.0, 2.0, 1, "thread")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [record.name for record in caplog.records] == ["asyncfetch.observe.trace"]
+    assert len(json.loads(path.read_text().rstrip(",\n") + "]")) == 3
+    assert path.stat().st_size == size
+    assert "ASYNCFETCH_TRACE" not in os.environ
+
+
+@pytest.mark.parametrize(("rank", "begins"), [({"LOCAL_RANK": "0", "RANK": "8"}, True), ({"RANK": "1"}, False)])
+def test_a_program_is_traced_where_it_began_by_the_first_rank_of_a_node(
+    tmp_path: Path, rank: dict[str, str], begins: bool
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    program = "import os; import asyncfetch.stream; os.chdir('elsewhere'); print(os.environ['ASYNCFETCH_TRACE'])"
+    environment = {**os.environ, "ASYNCFETCH_TRACE": "trace.json", **rank}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(tmp_path / "trace.json")
+    assert (tmp_path / "trace.json").read_text().startswith("[\n") == begins
+
+
+def test_a_program_whose_trace_cannot_be_written_says_so_and_runs(tmp_path: Path) -> None:
+    environment = {**os.environ, "ASYNCFETCH_TRACE": str(tmp_path / "gone" / "trace.json"), "RANK": "first"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import asyncfetch.stream; print('goes on')"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "goes on\n"
+    assert "can't be written: No such file or directory. Nothing is traced" in done.stderr
 
 
 async def test_statistics_are_a_line_as_repr_and_a_table_as_str(truth: DatasetTruth) -> None:
