@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import itertools
 import json
 import multiprocessing
@@ -19,7 +20,7 @@ import typer
 from rich.console import Console
 
 from asyncfetch.cli.files import CaFile, fetch_config
-from asyncfetch.errors import AsyncFetchError, MissingDependency
+from asyncfetch.errors import AsyncFetchError, ConfigError, MissingDependency, redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -115,21 +116,23 @@ def bench(
     from asyncfetch.config import StreamConfig  # which loads what a config checks
 
     config = StreamConfig(fetch=fetch_config(ca_file))
+    if plot is not None:
+        _require_plot(plot)
     console = Console(stderr=True)
     with console.status("opening") as status:
 
         def progress(samples: int, passed: float) -> None:
             status.update(f"{samples:,} samples in {passed:.0f} of {seconds:.0f} s: {samples / passed:.1f} samples/s")
 
-        report, times = _stream(source, config, seconds, num_workers, progress)
+        report, times, is_interrupted = _stream(source, config, seconds, num_workers, progress)
         alone = Alone()
-        if times:
+        if is_interrupted:
+            alone.trouble = "it was interrupted"
+        elif times:
             status.update("measuring the link and the decoders")
             anyio.run(partial(_measure_alone, source, config, alone))
         else:
             alone.trouble = "no sample came"
-    if plot is not None:
-        _plot(times, plot, source)
     told = {
         "report": report.as_dict(),
         "binds": report.verdict.binds,
@@ -142,7 +145,15 @@ def bench(
     }
     if as_json:
         typer.echo(json.dumps(told))
-        return
+    else:
+        _show(report, alone, has_samples=bool(times))
+    if plot is not None:
+        _plot(times, plot, redact_url(source))
+    if is_interrupted:
+        raise typer.Exit(130)
+
+
+def _show(report: Report, alone: Alone, *, has_samples: bool) -> None:
     typer.echo(str(report))
     for link in alone.links:
         typer.echo(
@@ -156,7 +167,8 @@ def bench(
         typer.echo("decoding from memory: the dataset has no cameras")
     if alone.trouble is not None:
         typer.echo(f"the rest isn't measured: {alone.trouble}")
-    typer.echo(f"settings: {_settings(report)}")
+    if has_samples:
+        typer.echo(f"settings: {_settings(report)}")
 
 
 class _TimeIsUp(BaseException):
@@ -185,9 +197,10 @@ def _ends_after(seconds: float) -> Iterator[None]:
 
 def _stream(
     source: str, config: StreamConfig, seconds: float, num_workers: int, progress: Callable[[int, float], None]
-) -> tuple[Report, list[float]]:
-    """Stream for so long: the report, and the seconds to each sample."""
+) -> tuple[Report, list[float], bool]:
+    """Stream for so long, epoch after epoch: the report, the seconds to each sample, and whether it was interrupted."""
     from asyncfetch.decode.backends import choose_backend
+    from asyncfetch.observe.report import Report
     from asyncfetch.stream import Stream
 
     choose_backend(config.decoder)  # loads torch and what decodes, for seconds that aren't the stream's
@@ -200,20 +213,29 @@ def _stream(
         from asyncfetch.torch import StreamDataset
 
         dataset = StreamDataset(stream, batch_size=BATCH_SIZE)
-        given, report = DataLoader(dataset, batch_size=None, num_workers=num_workers), dataset.report
+        given = DataLoader(dataset, batch_size=None, num_workers=num_workers, persistent_workers=True)
+        report = dataset.report
     times: list[float] = []
     others = set(multiprocessing.active_children())
     started = told_at = time.perf_counter()
+    epochs, is_interrupted = 0, False
     try:
-        with _ends_after(seconds):
-            samples = iter(given)
-            for item in samples:
-                now = time.perf_counter()
-                times += [now - started] * (len(item["index"]) if num_workers else 1)
-                if now - told_at > 0.2:
-                    told_at = now
-                    progress(len(times), now - started)
-        return report(), times
+        try:
+            with _ends_after(seconds):
+                while times or not epochs:  # one epoch is enough where it gives nothing
+                    epochs += 1
+                    for item in given:
+                        now = time.perf_counter()
+                        times += [now - started] * (len(item["index"]) if num_workers else 1)
+                        if now - told_at > 0.2:
+                            told_at = now
+                            progress(len(times), now - started)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        latest = report()
+        if epochs > 1:
+            latest = Report.of(latest.all_waits, latest.all_statistics, config, num_workers=latest.num_workers)
+        return latest, times, is_interrupted
     finally:
         for worker in set(multiprocessing.active_children()) - others:
             worker.terminate()  # torch waits five seconds for each that doesn't listen
@@ -288,17 +310,24 @@ def _settings(report: Report) -> str:
     return f"StreamConfig(fetch=FetchConfig({inner}={value}))" if inner != name else f"StreamConfig({name}={value})"
 
 
+def _require_plot(path: Path) -> None:
+    """Raise now what would come after the time that it takes to measure."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingDependency("--plot needs matplotlib: pip install matplotlib")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot={path}: there is no directory {path.parent}; make it, or name a file elsewhere")
+
+
 def _plot(times: Sequence[float], path: Path, title: str) -> None:
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise MissingDependency("--plot needs matplotlib: pip install matplotlib") from error
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from matplotlib import pyplot
 
     figure, panel = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     panel.plot(times, range(1, len(times) + 1))
-    panel.set(title=title, xlabel="seconds", ylabel="samples given", xlim=(0, None), ylim=(0, None))
+    panel.set_title(title, parse_math=False)
+    panel.set(xlabel="seconds", ylabel="samples given", xlim=(0, None), ylim=(0, None))
     panel.grid(visible=True, alpha=0.3)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
