@@ -215,6 +215,7 @@ class Samples(AsyncOnly, Generic[R]):
     def _end(self) -> None:
         now = time.perf_counter()  # of a pass that has begun it is noted already
         self._figures.account.end(now, [WaitStep(now, {Cause.OPENING: 1.0})])
+        self._figures.close()
 
     def _start(self, opened: R) -> RunningPass:
         stream = self._stream

@@ -28,7 +28,7 @@ from asyncfetch.stream.job_builder import FailedSample
 from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes, raise_where_none_is_good
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -98,7 +98,7 @@ class PassFigures:
     Args:
         config: Of the pass.
         page: Where they are written for another process; None where this one's consumer is the trainer.
-        waits_before: Of the passes before; of a page, those that were counted on it are known there.
+        before: The passes before, as ``handed_on`` tells them; a page knows those that were counted on it.
         is_open: Whether what it reads was open before: what that has done until the pass begins isn't the pass's.
         begun_at: The time when its consumer began to wait, if that was before now.
     """
@@ -108,7 +108,7 @@ class PassFigures:
         config: StreamConfig,
         page: FiguresPage | None = None,
         *,
-        waits_before: Waits | None = None,
+        before: tuple[Waits, Sequence[PassFigures]] = (Waits(), ()),
         is_open: bool = False,
         begun_at: float | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class PassFigures:
         self._process = os.getpid()
         self._config = config
         self._page = page
-        self._waits_before = (waits_before or Waits()) if page is None else page.begin_pass(self.begun_at)
+        self._waits_before, self._others = before if page is None else (page.begin_pass(self.begun_at), ())
         self._is_open = is_open
         self.account = WaitAccount(None if page is None else page.numbers)
         """Counts the consumer's time."""
@@ -129,6 +129,7 @@ class PassFigures:
         self._worked_before = 0.0
         self._lane: tuple[Tracer, int] | None = None
         self._failure = ""
+        self._is_over = False
         self.account.wait(self.begun_at)
         self.account.note_cause(_opening())
 
@@ -156,6 +157,7 @@ class PassFigures:
     def close(self) -> None:
         """The consumer won't ask any more; in its thread."""
         self.account.end(time.perf_counter())
+        self._is_over = True
         self.leave_lane()
         self._publish()
 
@@ -213,7 +215,21 @@ class PassFigures:
 
     def all_waits(self) -> Waits:
         """Return where its time went in this pass and in those before; what it waits for now will be known then."""
-        return self._waits_before.ended().plus(self.account.settled(time.perf_counter()))
+        now = time.perf_counter()
+        waits = self._waits_before.ended()
+        for other in self._others:
+            waits = waits.plus(other.account.settled(now).ended())
+        return waits.plus(self.account.settled(now))
+
+    def handed_on(self) -> tuple[Waits, Sequence[PassFigures]]:
+        """Return the waits of the passes so far that are over, and the figures of those that go on."""
+        now, waits, others = time.perf_counter(), self._waits_before.ended(), []
+        for each in (*self._others, self):
+            if each._is_over:
+                waits = waits.plus(each.account.settled(now).ended())
+            else:
+                others.append(each)
+        return waits, others
 
     def trace(self, since: float, until: float, path: Iterable[WaitStep]) -> None:
         """Add a wait to the trace, if there is one, in a lane of this pass's own."""

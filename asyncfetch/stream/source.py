@@ -404,14 +404,14 @@ class SampleSource(ABC, Generic[R]):
             is_open: Whether what it reads was open before it; of an open dataset that is known.
             begun_at: See PassFigures.
         """
-        before = None
+        before: tuple[Waits, Sequence[PassFigures]] = Waits(), ()
         if self.figures is not None:
             self.figures.leave_page()
-            before = self.figures.all_waits()
+            before = self.figures.handed_on()
         if self._opened is not None:
             is_open, report = True, self._opened.pass_report
-            before = None if report is None else report().all_waits  # whichever stream's they were
-        self.figures = PassFigures(self.config, self.page, waits_before=before, is_open=is_open, begun_at=begun_at)
+            before = Waits() if report is None else report().all_waits, ()  # whichever stream's they were
+        self.figures = PassFigures(self.config, self.page, before=before, is_open=is_open, begun_at=begun_at)
         return self.figures
 
     def sample_bytes(self) -> int:

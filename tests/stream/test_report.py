@@ -405,6 +405,21 @@ def test_spans_of_a_trace_end_where_the_next_ones_begin(tmp_path: Path) -> None:
         assert first_byte["ts"] + first_byte["dur"] == body["ts"]
 
 
+def test_passes_side_by_side_are_all_counted(truth: DatasetTruth) -> None:
+    stream = af.Stream(truth.root, config=config())
+    first, second = iter(stream), iter(stream)
+    next(second)
+    next(first)
+    assert stream.report().all_waits.samples >= 2
+    taken = 2 + sum(1 for _ in itertools.chain(first, second))
+    assert taken == 2 * truth.num_frames
+    for epoch in (1, 2):
+        assert stream.report().all_waits.samples == taken + (epoch - 1) * truth.num_frames
+        assert sum(1 for _ in stream) == truth.num_frames
+        assert stream.report().waits.samples == truth.num_frames
+    stream.close()
+
+
 def test_passes_side_by_side_have_a_lane_each(truth: DatasetTruth, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with trace(path):
