@@ -38,8 +38,8 @@ HEAD_START_SECONDS = 0.1
 link or the processor together, the first sample would wait for the last of them. Where each stream is slow that is a
 hundredth of the first ten seconds."""
 
-EARLY_EPISODES = 32
-"""That are loaded after that time, beside the first, until that is decoded. One dataset's epoch begins with no more;
+EARLY_EPISODES = 64
+"""That are loaded after that time, beside the first, until that is decoded. One dataset's epoch begins with fewer;
 hundreds of members' at once would hold the loop for seconds, and the first sample with it."""
 
 
