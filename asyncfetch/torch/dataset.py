@@ -156,6 +156,8 @@ class StreamDataset(IterableDataset[Any]):
         if source_of(stream).is_open:
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
         self.batch_size = _batch_size(batch_size)
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigError(f"collate_fn must be a function of a list of samples, or None, not {collate_fn!r}")
         if collate_fn is not None and batch_size is None:
             raise ConfigError("collate_fn makes batches of batch_size samples: give batch_size too, or the loader both")
         self.collate_fn = collate_fn

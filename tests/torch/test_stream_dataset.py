@@ -200,6 +200,8 @@ def slowly(samples: list[Any]) -> int:
 def test_a_collate_needs_a_batch_size() -> None:
     with pytest.raises(af.ConfigError, match="give batch_size too"):
         af.torch.StreamDataset(af.Stream("/nowhere"), collate_fn=slowly)
+    with pytest.raises(af.ConfigError, match="must be a function of a list of samples, or None, not 3"):
+        af.torch.StreamDataset(af.Stream("/nowhere"), batch_size=2, collate_fn=3)  # type: ignore[arg-type]
 
 
 class _WithStatistics(af.torch.StreamDataset):
