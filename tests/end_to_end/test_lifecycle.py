@@ -213,7 +213,7 @@ INTERRUPTED = [
     ),
     Interrupted(
         "the dataset opens",
-        "print('ready', flush=True); make().source and list(af.Stream(url + '/slow', config=config))",
+        "print('ready', flush=True); make() is not None and list(af.Stream(url + '/slow', config=config))",
     ),
     Interrupted(
         "the async iterator",
