@@ -252,19 +252,8 @@ class FakeTime:
         )
 
 
-ON_ONE_LOOP = {
-    "test_real_servers.py",
-    *("test_arguments.py", "test_joining.py", "test_planning.py", "test_quota.py", "test_seen.py", "test_turns.py"),
-    *("test_bandwidth.py", "test_limiter.py", "test_throttling.py", "test_url_resolution.py"),
-    *("test_fault_storm_other.py", "test_other.py", "test_other_retries.py"),
-}
-"""Files whose tests are about what many servers say, or what the engine decides before it sends anything: what is asked
-for, where, when, by whom, and how often. ``--loop`` runs them on another."""
-ON_TWO_LOOPS = {
-    *("test_hub.py", "test_s3.py", "test_s3_quirks.py", "test_redirecting.py", "test_refusals.py"),
-    "test_other_threads.py",
-}
-"""Files whose tests are about what an answer means, however its bytes came: they leave out aiofastnet."""
+ON_ONE_LOOP = "test_real_servers.py"
+"""A file whose tests are about what servers say, of whom there are many."""
 BY_SESSION = "uvloop-session"
 """Stands in the name of a test that aiohttp's session carries, because the loop is uvloop's."""
 
@@ -272,16 +261,15 @@ BY_SESSION = "uvloop-session"
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]] | None:
-    """Every async test runs on every loop that can matter to it, and on uvloop by the session, unless it has ways of
-    its own: then it runs on every loop in each.
+    """Every async test runs on every loop, and on uvloop by the session, unless it has ways of its own: then it
+    runs on every loop in each.
     """
-    if config.getoption("loop") or item.path.name in ON_ONE_LOOP:
+    if config.getoption("loop") or item.nodeid.partition("::")[0].endswith(ON_ONE_LOOP):
         return None  # as for the tests of all rooms
     assert isinstance(item, pytest.Function)
     marks = item.iter_markers("parametrize")
     has_ways = hasattr(item.module, "way") or any("direct_bodies" in mark.args for mark in marks)
-    loops = [name for name in LOOPS if name != "aiofastnet" or item.path.name not in ON_TWO_LOOPS]
-    return {BY_SESSION if name == "uvloop" and not has_ways else name: LOOPS[name] for name in loops}
+    return {BY_SESSION if name == "uvloop" and not has_ways else name: LOOPS[name] for name in LOOPS}
 
 
 FAST = TimeoutConfig(connect_seconds=2.0, first_byte_seconds=0.3, stall_seconds=0.3)

@@ -47,7 +47,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create"),
 ]
 SIZE = 4
-STEPS = 800
+STEPS = 2000
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 CONFIG: dict[str, Any] = {"lanes": 4, "pool_episodes": 4}
 
