@@ -24,6 +24,7 @@ from rich.table import Table
 
 import asyncfetch as af
 from asyncfetch.cli.bench import preload, time_samples
+from asyncfetch.lerobot import reader_of
 from asyncfetch.stream import Placement
 from asyncfetch.stream.order import Step
 from asyncfetch.stream.source import source_of
@@ -101,12 +102,12 @@ async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Ro
             clips = {
                 episode: {key: one.clip(key) for key in dataset.cameras}
                 for episode in episodes
-                for one in [held.enter_context(await dataset.hold(episode))]
+                for one in [held.enter_context(await reader_of(dataset).hold(episode))]
             }
             whole = [
                 [Step(episode, frame) for frame in range(dataset.episodes[episode].length)] for episode in episodes
             ]
-            bare = partial(decode_bare, clips, whole, dataset.decode_pool.threads)
+            bare = partial(decode_bare, clips, whole, reader_of(dataset).decode_pool.threads)
             for _ in range(repeats):
                 sequential.append(await anyio.to_thread.run_sync(bare))
                 unshuffled.append(await time_epoch(path, config, episodes, len(order), shuffle=False))

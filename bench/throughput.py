@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.cli.bench import preload, time_samples
 from asyncfetch.config import usable_cpus
+from asyncfetch.lerobot import reader_of
 from asyncfetch.stream import Placement, source_of
 from bench.baselines import decode_bare, read_by_file, runs_of
 from bench.data import bench_dataset
@@ -167,11 +168,11 @@ async def read_resident(setting: Setting, samples: int) -> Resident:
         steps = list(itertools.islice(setting.steps(dataset), samples))
         with ExitStack() as stack:
             held = {
-                episode: stack.enter_context(await dataset.hold(episode))
+                episode: stack.enter_context(await reader_of(dataset).hold(episode))
                 for episode in sorted({step.episode for step in steps})
             }
             clips = {episode: {key: one.clip(key) for key in dataset.cameras} for episode, one in held.items()}
-            threads = dataset.decode_pool.statistics().threads
+            threads = reader_of(dataset).decode_pool.statistics().threads
             runs = runs_of(steps, dataset.group_frames)
             bare_cpu_seconds = time.process_time()
             bare = await anyio.to_thread.run_sync(decode_bare, clips, runs, threads)

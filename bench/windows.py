@@ -23,6 +23,7 @@ import torch
 from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 import asyncfetch as af
+from asyncfetch.lerobot import reader_of
 from asyncfetch.testing import write_dataset
 from bench.rows import Row, show
 
@@ -91,9 +92,9 @@ def take_turns(builder: SampleBuilder, episodes: Sequence[HeldEpisode], repeats:
 async def measure(path: Path, *, repeats: int, samples: int) -> list[Row]:
     """Of a dataset that ``dataset_at`` made."""
     async with af.open_dataset(str(path), features=CAMERAS) as dataset:
-        builder = dataset.sample_builder(dict.fromkeys(CAMERAS, af.frames(*WINDOW)))
+        builder = reader_of(dataset).sample_builder(dict.fromkeys(CAMERAS, af.frames(*WINDOW)))
         with ExitStack() as stack:
-            held = [stack.enter_context(await dataset.hold(episode)) for episode in range(EPISODES)]
+            held = [stack.enter_context(await reader_of(dataset).hold(episode)) for episode in range(EPISODES)]
             return await anyio.to_thread.run_sync(take_turns, builder, held, repeats, samples)
 
 

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 PAGE: Final = Path(__file__).parents[1] / "asyncfetch" / "REFERENCE.md"
 ROOMS: Final = ("torch", "tensors", "distributed", "testing", "compat.lerobot", "prometheus")
 """Modules with public names of their own, beside those of the root."""
-INTERNAL: Final = {
-    "asyncfetch.fetch.engine.Fetcher": {"ask", "endpoint", "insist_on", "known", "read_into"},
-    "asyncfetch.lerobot.dataset.LeRobotDataset": {
-        *("clip_budget", "clip_bytes", "decode_pool", "fetches", "file_bytes", "hold", "hold_common", "locate_rows"),
-        *("raise_priority", "range_bytes", "sample_builder"),
-    },
-    "asyncfetch.cache.staging.lazy.Lazy": {"name", "pool", "store"},
-    "asyncfetch.observe.figures.Figures": {"ended", "is_line", "of_moment", "plus", "since", "telling"},
-}
-"""Names that are for other rooms of the package, by the public class or the base of it that has them."""
 LONGEST_HEADING: Final = 300
 HEAD: Final = """# Reference
 
@@ -85,18 +75,19 @@ def members(kind: type[Any]) -> list[tuple[str, Any]]:
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("asyncfetch"):
             found |= {name: member for name, member in vars(base).items() if name[0] != "_"}
-    internal = internal_names(kind)
     return [
         (name, member)
         for name, member in sorted(found.items())
-        if name not in internal
-        and (isinstance(member, (property, staticmethod, classmethod)) or inspect.isroutine(member))
+        if isinstance(member, (property, staticmethod, classmethod)) or inspect.isroutine(member)
     ]
 
 
-def internal_names(kind: type) -> set[str]:
-    """Names of the class that aren't for users."""
-    return set().union(*(INTERNAL.get(f"{base.__module__}.{base.__qualname__}", ()) for base in kind.__mro__))
+def attributes(kind: type) -> set[str]:
+    """Names that the docstrings of a class, and of those that it derives from, list as its attributes."""
+    listed = [
+        (inspect.getdoc(base) or "").partition("\nAttributes:\n")[2].partition("\n\n")[0] for base in kind.__mro__
+    ]
+    return {found[1] for text in listed for line in text.splitlines() if (found := _ENTRY.match(line))}
 
 
 def signature(thing: Any) -> str:  # noqa: ANN401

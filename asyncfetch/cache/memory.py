@@ -97,8 +97,8 @@ class CacheKey:
 class CacheStatistics(Figures):
     """A snapshot. Every ask that needs bytes counts as one of hits, joins and misses."""
 
-    telling = ("hits", "misses", "used_bytes", "max_bytes", "waiting")
-    of_moment = ("entries", "max_bytes", "used_bytes", "leased_bytes", "reserved_bytes", "waiting")
+    _telling = ("hits", "misses", "used_bytes", "max_bytes", "waiting")
+    _of_moment = ("entries", "max_bytes", "used_bytes", "leased_bytes", "reserved_bytes", "waiting")
 
     hits: int
     """Answered at once from what is held."""

@@ -244,10 +244,13 @@ def _rows_of(
 
 async def _video_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> list[Finding]:
     """Return findings about what the videos' indexes say: nothing is decoded."""
+    from asyncfetch.lerobot.dataset import reader_of  # which loads what reads datasets
+
+    reader = reader_of(dataset)
 
     async def look(episode: int) -> Finding | None:
         try:
-            await dataset.range_bytes(episode)
+            await reader.range_bytes(episode)
         except (DatasetError, FetchError) as error:
             return Finding(type(error).__name__, episode, str(error))
         return None

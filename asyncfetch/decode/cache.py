@@ -66,8 +66,8 @@ _UNSET: Final = _Unset.UNSET
 class DecoderCacheStatistics(Figures):
     """A snapshot; the counters run from the cache's making, in this process."""
 
-    telling = ("size", "hits", "misses", "evictions")
-    of_moment = ("size", "nbytes", "max_size", "max_bytes")
+    _telling = ("size", "hits", "misses", "evictions")
+    _of_moment = ("size", "nbytes", "max_size", "max_bytes")
 
     size: int
     """Decoders held."""

@@ -33,8 +33,8 @@ Arguments = TypeVarTuple("Arguments")
 class DecodePoolStatistics(Figures):
     """A snapshot; counters and sums run from the pool's making."""
 
-    telling = ("threads", "busy", "waiting", "finished", "call")
-    of_moment = ("threads", "busy", "waiting")
+    _telling = ("threads", "busy", "waiting", "finished", "call")
+    _of_moment = ("threads", "busy", "waiting")
 
     threads: int
     """Most calls that run at a time."""

@@ -24,8 +24,8 @@ transports    the ways to reach bytes: http, s3, hub, file, fsspec
 reader        RangeReader, the protocol of the verbs, and what they take. Pure
 """
 
-from asyncfetch.fetch.engine import Fetcher
+from asyncfetch.fetch.engine import Fetcher, ask_server, insist_on
 from asyncfetch.fetch.hosts import FetchStatistics, HostStatistics
 from asyncfetch.fetch.reader import RangeReader
 
-__all__ = ["FetchStatistics", "Fetcher", "HostStatistics", "RangeReader"]
+__all__ = ["FetchStatistics", "Fetcher", "HostStatistics", "RangeReader", "ask_server", "insist_on"]

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.upload_sources import Content
     from asyncfetch.ranges import Request
 
-__all__ = ["Fetcher", "Transport", "Transports", "WritableTransport"]
+__all__ = ["Fetcher", "Transport", "Transports", "WritableTransport", "ask_server", "insist_on"]
 
 DOWNLOAD_PIECE_BYTES = 64 * 1024 * 1024
 """Of an object that is downloaded: enough that its parts fill a link, and what is held of it."""
@@ -274,31 +274,15 @@ class Fetcher(AsyncOnly):
         """Return what was seen first of the object and is insisted on; None where nothing was, or it is forgotten."""
         return self._objects.get(url)
 
-    def insist_on(self, version: ObjectInfo) -> None:
-        """Take what another fetcher has seen of an object for what was seen of it first. Asks nobody.
-
-        After an ObjectChanged that is forgotten, too, and may be once ``max_known_objects`` others were read: who goes
-        on with what somebody else has planned says it again for each read.
-
-        Raises:
-            ObjectChanged: Another version was seen first.
-        """
-        self._objects.remember(version)
-        known = self._objects.get(version.url)
-        changed = difference(version, known) if known is not None else None
-        if changed is not None:
-            message = f"the object was changed since another reader saw it, {changed}: read it again from its start"
-            raise ObjectChanged(message, url=version.url)
-
     async def endpoint(self, url: str) -> str:
-        """See EndpointReader."""
+        """Return the store that the object lies in, where neither url nor scheme says it: see EndpointReader."""
         self._check()
         return await self._call(url, self._transports.endpoint(url))
 
     async def read_into(
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
     ) -> ObjectInfo:
-        """See VersionedReader."""
+        """Read as ``fetch_into``; return the version that all of the bytes are of. See VersionedReader."""
         self._check()
         wanted, view = closed_range(url, start, stop, buffer)
         if version is None:
@@ -426,38 +410,6 @@ class Fetcher(AsyncOnly):
             finally:
                 self._objects.forget(url)
 
-    async def ask(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: Callable[[], Iterable[bytes | memoryview]] | None = None,
-    ) -> Response:
-        """A web server's answer to what isn't a question for an object's bytes, read whole; for the rooms above.
-
-        Sent again as the retry policy says, so it must be a request that may arrive twice.
-
-        Args:
-            method: Of HTTP.
-            url: Of http or https.
-            headers: Beside the engine's own; ``Content-Length`` where there is a body.
-            body: Gives the pieces of what is sent along, afresh for each attempt.
-
-        Raises:
-            FetchError: No answer, or one of 400 or above.
-        """
-        self._check()
-        if self._transports.of(url) is not self._transports.http:
-            raise ConfigError(f"{method} is for urls of http and https, not {redact_url(url)!r}")
-
-        async def attempt(_: object) -> Response:
-            address = await WEB_URLS.resolve(url)
-            address = replace(address, headers={**address.headers, **(headers or {})})
-            return await self._transports.http.ask(method, address, WEB_URLS, body=body)
-
-        return await self._call(url, retried(self.config.retry, self._clock, url, attempt))
-
     @property
     def _workers(self) -> int:
         return WORKERS_PER_REQUEST * self.config.max_requests_per_host
@@ -539,3 +491,56 @@ class Fetcher(AsyncOnly):
             if os.getpid() != self._pid:
                 raise WrongLoop("this Fetcher was entered before the process forked: make one in the child")
             raise WrongLoop("this Fetcher was entered on another event loop: make one per loop")
+
+
+def insist_on(fetcher: Fetcher, version: ObjectInfo) -> None:
+    """Take what another fetcher has seen of an object for what this one saw of it first. Asks nobody.
+
+    After an ObjectChanged that is forgotten, too, and may be once ``max_known_objects`` others were read: who goes
+    on with what somebody else has planned says it again for each read.
+
+    Raises:
+        ObjectChanged: Another version was seen first.
+    """
+    objects = fetcher._objects
+    objects.remember(version)
+    known = objects.get(version.url)
+    changed = difference(version, known) if known is not None else None
+    if changed is not None:
+        message = f"the object was changed since another reader saw it, {changed}: read it again from its start"
+        raise ObjectChanged(message, url=version.url)
+
+
+async def ask_server(
+    fetcher: Fetcher,
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: Callable[[], Iterable[bytes | memoryview]] | None = None,
+) -> Response:
+    """Return a web server's answer to what isn't a question for an object's bytes, read whole; for the rooms above.
+
+    Sent again as the retry policy says, so it must be a request that may arrive twice.
+
+    Args:
+        fetcher: Entered.
+        method: Of HTTP.
+        url: Of http or https.
+        headers: Beside the engine's own; ``Content-Length`` where there is a body.
+        body: Gives the pieces of what is sent along, afresh for each attempt.
+
+    Raises:
+        FetchError: No answer, or one of 400 or above.
+    """
+    fetcher._check()
+    http = fetcher._transports.http
+    if fetcher._transports.of(url) is not http:
+        raise ConfigError(f"{method} is for urls of http and https, not {redact_url(url)!r}")
+
+    async def attempt(_: object) -> Response:
+        address = await WEB_URLS.resolve(url)
+        address = replace(address, headers={**address.headers, **(headers or {})})
+        return await http.ask(method, address, WEB_URLS, body=body)
+
+    return await fetcher._call(url, retried(fetcher.config.retry, fetcher._clock, url, attempt))

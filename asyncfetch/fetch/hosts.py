@@ -101,8 +101,8 @@ class Counters:
 class HostStatistics(Figures):
     """One host at one moment."""
 
-    telling = ("limit", "in_flight", "waiting", "requests", "bytes", "retries", "throttled", "first_byte")
-    of_moment = ("limit", "in_flight", "peak_in_flight", "waiting", "retry_budget")
+    _telling = ("limit", "in_flight", "waiting", "requests", "bytes", "retries", "throttled", "first_byte")
+    _of_moment = ("limit", "in_flight", "peak_in_flight", "waiting", "retry_budget")
 
     limit: int
     """Requests that may be in flight now."""
@@ -143,8 +143,8 @@ class HostStatistics(Figures):
 class FetchStatistics(Figures):
     """A fetcher at one moment. Sums and quantiles cover hosts that ``hosts`` has forgotten, too."""
 
-    telling = ("requests", "bytes", "retries", "throttled", "in_flight", "waiting", "first_byte", "hosts")
-    of_moment = ("in_flight", "waiting", "idle_buffer_bytes")
+    _telling = ("requests", "bytes", "retries", "throttled", "in_flight", "waiting", "first_byte", "hosts")
+    _of_moment = ("in_flight", "waiting", "idle_buffer_bytes")
 
     requests: int
     """Requests sent, repeats and redirects included."""

@@ -11,15 +11,17 @@ video_index         where an episode's frames lie in its video files
 episode_cache       whole episodes in memory, each byte fetched once, and one of them while it is read
 samples             which frames a sample is made of; making it
 summary             a dataset in one value, with the sizes of its files
-dataset             LeRobotDataset, open for reading; episodes fetched ahead, and what became of those that failed
+episode_reader      an open dataset's episodes: fetched ahead, held while they are read, and how some failed
+dataset             LeRobotDataset, open for reading
 engine              what several datasets share
 """
 
 from __future__ import annotations
 
-from asyncfetch.lerobot.dataset import DatasetStatistics, LeRobotDataset, chosen_features, open_dataset
+from asyncfetch.lerobot.dataset import LeRobotDataset, chosen_features, open_dataset, reader_of
 from asyncfetch.lerobot.engine import DatasetEngine, pool_bytes
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
+from asyncfetch.lerobot.episode_reader import DatasetStatistics, EpisodeReader
 from asyncfetch.lerobot.info import DepthUnit
 from asyncfetch.lerobot.samples import (
     Asked,
@@ -44,6 +46,7 @@ __all__ = [
     "DepthUnit",
     "DoesNotFit",
     "EpisodeCacheStatistics",
+    "EpisodeReader",
     "Field",
     "FileSizes",
     "HeldEpisode",
@@ -59,5 +62,6 @@ __all__ = [
     "frames",
     "open_dataset",
     "pool_bytes",
+    "reader_of",
     "summarise",
 ]

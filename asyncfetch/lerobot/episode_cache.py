@@ -176,8 +176,8 @@ OBJECTS_BYTES = 2048
 class EpisodeCacheStatistics(Figures):
     """A snapshot of an EpisodeCache."""
 
-    telling = ("hits", "misses", "held")
-    of_moment = ("held", "kept", "kept_bytes")
+    _telling = ("hits", "misses", "held")
+    _of_moment = ("held", "kept", "kept_bytes")
 
     hits: int
     """Reads that found every byte of the episode in memory."""
@@ -190,9 +190,9 @@ class EpisodeCacheStatistics(Figures):
     kept_bytes: int
     """Memory of the rows and plans that are kept."""
 
-    def since(self, earlier: EpisodeCacheStatistics) -> EpisodeCacheStatistics:
-        """See Figures; ``kept`` says how many more are kept than then."""
-        return replace(Figures.since(self, earlier), kept=self.kept - earlier.kept)
+    def _since(self, earlier: EpisodeCacheStatistics) -> EpisodeCacheStatistics:
+        """See ``counted_since``; ``kept`` says how many more are kept than then."""
+        return replace(Figures._since(self, earlier), kept=self.kept - earlier.kept)
 
 
 class _Fetched(NamedTuple):

@@ -85,6 +85,11 @@ class Metadata:
     """True if each file of rows is one episode's, which then says where its ``index`` begins: of v2."""
 
     @property
+    def sample_features(self) -> Mapping[str, Feature]:
+        """The features that samples have, in the dataset's order: all but audio."""
+        return {key: feature for key, feature in self.features.items() if feature.kind != "audio"}
+
+    @property
     def stats(self) -> Mapping[str, Any] | None:
         """Statistics as in stats.json; None where there is none. Its image counts are of sampled frames or pixels.
 

@@ -10,7 +10,7 @@ import anyio
 import numpy as np
 
 from asyncfetch.config import StreamConfig
-from asyncfetch.lerobot.dataset import open_dataset
+from asyncfetch.lerobot.dataset import open_dataset, reader_of
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.concurrently import gather
 
@@ -148,7 +148,7 @@ async def _weigh(dataset: LeRobotDataset, files: Mapping[str, int]) -> FileSizes
 
     async def ask(url: str) -> int | None:
         async with limiter:
-            return await dataset.file_bytes(url)
+            return await reader_of(dataset).file_bytes(url)
 
     found = await gather(*(partial(ask, urls[place]) for place in chosen))
     there = [size for size in found if size is not None]

@@ -16,6 +16,7 @@ import anyio.to_thread
 import numpy as np
 
 from asyncfetch.errors import redact_url
+from asyncfetch.fetch import insist_on
 from asyncfetch.lerobot.info import EPISODES_PATH, PathTemplate
 from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.lerobot.rows import index_table
@@ -167,7 +168,7 @@ async def _write_video(unit: VideoTask, path: Path, fetcher: Fetcher, wrote: Cal
     async with await anyio.open_file(path, "wb") as file:
         await anyio.to_thread.run_sync(_write_all, file.wrapped, video.header)
         for url, first, stop in _pieces(video):
-            fetcher.insist_on(unit.objects[url])
+            insist_on(fetcher, unit.objects[url])
             piece = await fetcher.fetch(url, first, stop)
             await anyio.to_thread.run_sync(_write_all, file.wrapped, piece)
             nbytes += len(piece)
@@ -189,7 +190,7 @@ async def _write_rows(place: WorkerSetup, path: Path, unit: RowsTask) -> None:
     try:
         for url, from_one_file in groupby(unit.episodes, key=lambda planned: planned.episode.data_url):
             episodes = list(from_one_file)
-            place.fetcher.insist_on(unit.objects[url])
+            insist_on(place.fetcher, unit.objects[url])
             table = await _read_rows(place.fetcher, url, writer.schema.names, episodes)
             await anyio.to_thread.run_sync(_write_episodes, writer, unit, episodes, table)
     finally:

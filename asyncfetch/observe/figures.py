@@ -17,9 +17,9 @@ from dataclasses import Field, dataclass, field, fields
 from itertools import accumulate
 from math import ceil, log
 from operator import add
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
-__all__ = ["Figures", "Histogram", "Quantiles"]
+__all__ = ["Figures", "Histogram", "Quantiles", "counted_since", "counts_of", "sum_of"]
 
 
 class Figures:
@@ -27,15 +27,15 @@ class Figures:
 
     __slots__ = ()
 
-    telling: ClassVar[tuple[str, ...]] = ()
+    _telling: ClassVar[tuple[str, ...]] = ()
     """The fields that matter."""
-    of_moment: ClassVar[tuple[str, ...]] = ()
+    _of_moment: ClassVar[tuple[str, ...]] = ()
     """The fields that tell of the moment of the snapshot; the others count, and only grow."""
-    is_line: ClassVar[bool] = False
+    _is_line: ClassVar[bool] = False
     """True if a table has it in one line."""
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name}={_short(getattr(self, name))}" for name in self.telling)
+        told = ", ".join(f"{name}={_short(getattr(self, name))}" for name in self._telling)
         return f"{type(self).__name__}({told})"
 
     def __str__(self) -> str:
@@ -43,39 +43,59 @@ class Figures:
         width = max((len(name) for name, _ in rows), default=0)
         return "\n".join(f"{name:{width}}  {value}".rstrip() for name, value in rows)
 
-    def plus(self, other: Self) -> Self:
-        """Return the sum, as if what both counted had been counted by one."""
+    def _plus(self, other: Self) -> Self:
+        """See ``sum_of``."""
         together = {item.name: _sum(getattr(self, item.name), getattr(other, item.name)) for item in _of(self)}
         return type(self)(**together)
 
-    def since(self, earlier: Self) -> Self:
-        """Return what was counted since an earlier snapshot of the same; all of it where it was counted anew."""
+    def _since(self, earlier: Self) -> Self:
+        """See ``counted_since``."""
         parts = {}
         for name in (each.name for each in _of(self)):
             now, then = getattr(self, name), getattr(earlier, name)
-            if name in self.of_moment or then is None or now is None:
+            if name in self._of_moment or then is None or now is None:
                 parts[name] = now
             elif isinstance(now, Figures):
-                parts[name] = now.since(then)
+                parts[name] = now._since(then)
             elif isinstance(now, Mapping):
-                parts[name] = {key: each.since(then[key]) if key in then else each for key, each in now.items()}
+                parts[name] = {key: each._since(then[key]) if key in then else each for key, each in now.items()}
             elif now < then:
                 return self
             else:
                 parts[name] = now - then
         return type(self)(**parts)
 
-    def ended(self) -> Self:
-        """Return the counts alone, for a sum with those of what goes on: nothing is of this moment any more."""
+    def _ended(self) -> Self:
+        """See ``counts_of``."""
         parts = {each.name: getattr(self, each.name) for each in _of(self)}
         for name, value in parts.items():
             if isinstance(value, Figures):
-                parts[name] = value.ended()
+                parts[name] = value._ended()
             elif isinstance(value, Mapping):
-                parts[name] = {k: each.ended() if isinstance(each, Figures) else each for k, each in value.items()}
-            elif name in self.of_moment and value is not None:
+                parts[name] = {k: each._ended() if isinstance(each, Figures) else each for k, each in value.items()}
+            elif name in self._of_moment and value is not None:
                 parts[name] = type(value)()
         return type(self)(**parts)
+
+
+FiguresT = TypeVar("FiguresT", bound=Figures)
+
+
+def sum_of(first: FiguresT, *others: FiguresT) -> FiguresT:
+    """Return the sum, as if what all of them counted had been counted by one."""
+    for other in others:
+        first = first._plus(other)
+    return first
+
+
+def counted_since(now: FiguresT, earlier: FiguresT) -> FiguresT:
+    """Return what was counted since an earlier snapshot of the same; all of it where it was counted anew."""
+    return now._since(earlier)
+
+
+def counts_of(statistics: FiguresT) -> FiguresT:
+    """Return the counts alone, for a sum with those of what goes on: nothing is of this moment any more."""
+    return statistics._ended()
 
 
 def _of(statistics: Figures) -> tuple[Field[Any], ...]:
@@ -95,7 +115,7 @@ def _rows(of: Any, indent: str) -> list[tuple[str, str]]:  # noqa: ANN401
     values = of.items() if isinstance(of, Mapping) else [(each.name, getattr(of, each.name)) for each in fields(of)]
     for key, value in values:
         name = f"{indent}{key}"
-        if isinstance(value, Mapping) or (isinstance(value, Figures) and not value.is_line):
+        if isinstance(value, Mapping) or (isinstance(value, Figures) and not value._is_line):
             rows += [(name, ""), *_rows(value, f"{indent}  ")]
         elif value is not None:
             rows.append((name, f"{value:,}" if isinstance(value, int) else _short(value)))
@@ -106,7 +126,7 @@ def _sum(one: Any, other: Any) -> Any:  # noqa: ANN401
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, Figures):
-        return one.plus(other)
+        return one._plus(other)
     if isinstance(one, Mapping):
         return {key: _sum(one.get(key), other.get(key)) for key in {**one, **other}}
     return one + other
@@ -147,7 +167,7 @@ class Quantiles(Figures):
     """The longest, exactly."""
     buckets: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     """Durations by the histogram's bucket, where there are any."""
-    is_line = True
+    _is_line = True
 
     def __repr__(self) -> str:
         """Return the figures in a line, in milliseconds."""
@@ -161,8 +181,8 @@ class Quantiles(Figures):
 
     __str__ = __repr__
 
-    def plus(self, other: Self) -> Self:
-        """See Figures: exactly what one histogram of all durations would tell."""
+    def _plus(self, other: Self) -> Self:
+        """See ``sum_of``: exactly what one histogram of all durations would tell."""
         both = Histogram()
         for quantiles in (self, other):
             for bucket, count in quantiles.buckets:
@@ -171,8 +191,8 @@ class Quantiles(Figures):
             both._max_seconds = max(both._max_seconds, quantiles.max_seconds)
         return both.snapshot()  # type: ignore[return-value]
 
-    def since(self, earlier: Self) -> Self:
-        """See Figures: what a histogram begun then would tell, its longest duration within 2 %."""
+    def _since(self, earlier: Self) -> Self:
+        """See ``counted_since``: what a histogram begun then would tell, its longest duration within 2 %."""
         if self.count < earlier.count:
             return self
         later, then = Histogram(), dict(earlier.buckets)
@@ -185,8 +205,8 @@ class Quantiles(Figures):
         later._sum_seconds = max(0.0, self.sum_seconds - earlier.sum_seconds)
         return later.snapshot()  # type: ignore[return-value]
 
-    def ended(self) -> Self:
-        """See Figures: all of it counts."""
+    def _ended(self) -> Self:
+        """See ``counts_of``: all of it counts."""
         return self
 
 

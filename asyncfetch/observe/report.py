@@ -25,9 +25,9 @@ IDLE_SHARE = 0.3
 """A share of a loader's workers' time. They make batches ahead: where they're idle for so long, the trainer binds."""
 LOOP_SHARE = 0.7
 """A share of the time. A loop that has something to do for more of it is late at everything."""
-LOOP_RAN_SHARE = 0.2
+LOOP_RAN_SHARE = 0.15
 """A share of the time. A loop that runs for less of it keeps no core from the threads that decode. Made on purpose, TLS
-that takes a core had 0.22 to 0.49, and everything else 0.03 to 0.11."""
+that takes a core had 0.19 to 0.49, and everything else 0.03 to 0.11."""
 HUGE_WAIT_SHARE, HUGE_TIMES = 0.4, 4.0
 """One episode binds where so much of the wait was for it, and it is so many times as long as the others."""
 _NETWORK = (Cause.LIMIT, Cause.FIRST_BYTE, Cause.BODIES)

@@ -112,8 +112,8 @@ class WaitStep(NamedTuple):
 class Waits(Figures):
     """A consumer's time, of one pass or of several side by side. All parts together are ``wall_seconds``."""
 
-    telling = ("samples", "wall_seconds", "busy_seconds", "waited_seconds")
-    of_moment = (
+    _telling = ("samples", "wall_seconds", "busy_seconds", "waited_seconds")
+    _of_moment = (
         "consumers", "least_idle_share", "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes",
         "other_bytes",
     )  # fmt: skip
@@ -156,8 +156,8 @@ class Waits(Figures):
         """All causes together."""
         return sum(self.by_cause.values())
 
-    def plus(self, other: Waits) -> Waits:
-        """See Figures."""
+    def _plus(self, other: Waits) -> Waits:
+        """See ``sum_of``."""
         return Waits.together([self, other])
 
     @classmethod

@@ -96,7 +96,7 @@ class DecodeAhead:
     Bound to the loop of its pass. What it starts runs in ``group``: cancel that before ``close``.
 
     Args:
-        dataset: What to read from, open.
+        reader: What to read from, open.
         plan: What to read, in which order.
         group: Owner of its tasks.
         builder: Makes the samples of a job, in a decode thread.
@@ -110,7 +110,7 @@ class DecodeAhead:
 
     def __init__(
         self,
-        dataset: Readable,
+        reader: Readable,
         plan: PassPlan,
         group: TaskGroup,
         *,
@@ -122,7 +122,7 @@ class DecodeAhead:
         prefetch_episodes: int,
         origin: Callable[[int], Origin],
     ) -> None:
-        self._dataset = dataset
+        self._reader = reader
         self._plan = plan
         self._selection = plan.selection
         self._group = group
@@ -135,14 +135,14 @@ class DecodeAhead:
         self._queued = anyio.Event()
         self._undone: dict[_Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
-        self._first_turn = dataset.decode_pool.turn
+        self._first_turn = reader.decode_pool.turn
         self._taken = 0  # samples of the order that were delivered or left out, what is empty counted in
         self._freed = anyio.Event()
         self._is_waiting_for_room = self._produced_all = False
         self._left = threading.Event()  # decode threads keep what they are given: they get this, and not the pass
         self._awaited: tuple[_PendingMicroBatch, float] | None = None  # and since when that was known
         self.prefetcher = EpisodePrefetcher(
-            dataset,
+            reader,
             origin,
             plan.first_uses(),
             group,
@@ -277,7 +277,7 @@ class DecodeAhead:
             build, is_left = self._builder.build, self._left.is_set
             if running() is not None:
                 build = partial(_traced, build)
-            pool = self._dataset.decode_pool
+            pool = self._reader.decode_pool
             # One that stood still for long goes before the others by what it decodes ahead, and no further.
             self._first_turn = max(self._first_turn, pool.turn - self._max_samples - decoding.number)
             turn = self._first_turn + decoding.number

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
+from asyncfetch.observe.figures import counts_of, sum_of
 from asyncfetch.observe.waits import FIGURES, WaitAccount, Waits
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class FiguresPage:
     def begin(self, loader: int, worker: int, num_workers: int) -> None:
         """Belong to this worker of this loader from now on."""
         earlier = self.published()
-        self._before = None if earlier.all_statistics is None else earlier.all_statistics.ended()
+        self._before = None if earlier.all_statistics is None else counts_of(earlier.all_statistics)
         head = self._head
         head[_LOADER], head[_WORKER], head[_NUM_WORKERS], head[_PROCESS] = (
             loader % 2**48, worker, num_workers, os.getpid(),
@@ -109,7 +110,7 @@ class FiguresPage:
     def publish(self, statistics: DatasetStatistics, all_waits: Waits, all_statistics: DatasetStatistics) -> None:
         """Write a snapshot: of the pass, of all passes, and since the dataset was opened."""
         if self._before is not None:
-            all_statistics = all_statistics.plus(self._before)
+            all_statistics = sum_of(all_statistics, self._before)
         self._write(Published(statistics, all_waits, all_statistics))
 
     def _write(self, told: Published) -> None:
@@ -243,10 +244,10 @@ class FiguresBoard:
         waits, statistics = Waits(), None
         for page in self._pages():
             told = page.published()
-            waits = waits.plus(told.all_waits)
+            waits = sum_of(waits, told.all_waits)
             found = told.all_statistics
             if found is not None and (page.worker, page.begun_at) not in latest and not page.is_in_use:
-                found = found.ended()
+                found = counts_of(found)
             if found is not None:
-                statistics = found if statistics is None else statistics.plus(found)
+                statistics = found if statistics is None else sum_of(statistics, found)
         return waits, statistics

@@ -15,7 +15,7 @@ import numpy as np
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.limiter import Limiter
-from asyncfetch.lerobot import DatasetEngine, EpisodeCacheStatistics, Field, LeRobotDataset
+from asyncfetch.lerobot import DatasetEngine, EpisodeCacheStatistics, Field, LeRobotDataset, reader_of
 from asyncfetch.observe.waits import Cause
 from asyncfetch.runtime.concurrently import gather, kept
 from asyncfetch.stream.batch import BatchRow, Layout
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import DecodePool
-    from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, Sample
+    from asyncfetch.lerobot import DatasetStatistics, EpisodeReader, HeldEpisode, Sample
     from asyncfetch.lerobot.engine import Budget
     from asyncfetch.observe.report import Report
     from asyncfetch.stream.job_builder import JobBuilder, Transform
@@ -452,38 +452,42 @@ class OpenMixture:
 
     def prefetch(self, episode: int) -> None:
         """See Readable."""
-        dataset, number, _ = self.origin(episode)
-        dataset.prefetch(number)
+        reader, number = self._reader(episode)
+        reader.prefetch(number)
 
     async def ready(self, episode: int) -> None:
         """See Readable."""
-        dataset, number, _ = self.origin(episode)
-        await dataset.ready(number)
+        reader, number = self._reader(episode)
+        await reader.ready(number)
 
     def raise_priority(self, episode: int) -> None:
         """See Readable."""
-        dataset, number, _ = self.origin(episode)
-        dataset.raise_priority(number)
+        reader, number = self._reader(episode)
+        reader.raise_priority(number)
 
     async def clip_bytes(self, episode: int) -> int:
         """See Readable."""
-        dataset, number, _ = self.origin(episode)
-        return await dataset.clip_bytes(number)
+        reader, number = self._reader(episode)
+        return await reader.clip_bytes(number)
 
     async def locate_rows(self, episode: int) -> None:
         """See Readable."""
-        dataset, number, _ = self.origin(episode)
-        await dataset.locate_rows(number)
+        reader, number = self._reader(episode)
+        await reader.locate_rows(number)
 
     async def hold(self, episode: int) -> HeldEpisode:
         """See Readable."""
-        dataset, number, _ = self.origin(episode)
-        return await dataset.hold(number)
+        reader, number = self._reader(episode)
+        return await reader.hold(number)
 
     async def hold_common(self, episode: int) -> HeldEpisode | None:
         """See Readable."""
-        dataset, number, _ = self.origin(episode)
-        return await dataset.hold_common(number)
+        reader, number = self._reader(episode)
+        return await reader.hold_common(number)
+
+    def _reader(self, name: int) -> tuple[EpisodeReader, int]:
+        dataset, number, _ = self.origin(name)
+        return reader_of(dataset), number
 
     def statistics(self) -> DatasetStatistics:
         """Return those of the engine; of the episode caches their sum."""

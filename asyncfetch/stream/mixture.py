@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from asyncfetch.config import StreamConfig
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError
-from asyncfetch.lerobot import LeRobotDataset
+from asyncfetch.lerobot import LeRobotDataset, reader_of
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.epochs import MAX_EPOCH
 from asyncfetch.stream.job_builder import JobBuilder, are_one
@@ -180,13 +180,18 @@ class MixtureSource(SampleSource[OpenMixture]):
         """See SampleSource."""
         return MixedBuilder(
             [
-                JobBuilder(dataset.sample_builder(stream.windows), stream.transform, marks_padding=False)
+                JobBuilder(reader_of(dataset).sample_builder(stream.windows), stream.transform, marks_padding=False)
                 for stream, dataset in zip(self.streams, opened.datasets, strict=True)
             ],
             self._shapes(opened)[0],
             self.transform,
             marks_padding=self.config.uneven_ends == "pad",
         )
+
+    @staticmethod
+    def reader(opened: OpenMixture) -> OpenMixture:
+        """See SampleSource."""
+        return opened
 
     @staticmethod
     def origin(opened: OpenMixture, episode: int) -> Origin:
@@ -241,7 +246,7 @@ class MixtureSource(SampleSource[OpenMixture]):
 
     def _shapes(self, opened: OpenMixture) -> tuple[list[Shape], bool]:
         layouts = [
-            dataset.sample_builder(stream.windows).layout()
+            reader_of(dataset).sample_builder(stream.windows).layout()
             for stream, dataset in zip(self.streams, opened.datasets, strict=True)
         ]
         found, are_alike = shapes(layouts, self.keys, self.missing)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.job_builder import Builder
     from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.plan import PassPlan
-    from asyncfetch.stream.protocols import Origin, Readable
+    from asyncfetch.stream.protocols import Opened, Origin, Readable
     from asyncfetch.stream.quarantine import Quarantine
     from asyncfetch.stream.state import State
 
@@ -45,7 +45,7 @@ __all__ = ["DatasetSession"]
 
 _log = logging.getLogger(__name__)
 
-R = TypeVar("R", bound="Readable")
+R = TypeVar("R", bound="Opened")
 
 
 class DatasetSession(Generic[R]):
@@ -102,7 +102,7 @@ WITH_SAMPLES = "`async with stream.samples() as samples:`, and in it `async for 
 
 __all__ = ["HANDED_OVER_MICRO_BATCHES", "WITH_SAMPLES", "Samples", "StreamIterator"]
 
-ReadT = TypeVar("ReadT", bound="Readable", contravariant=True)
+ReadT = TypeVar("ReadT", bound="Opened", contravariant=True)
 
 JOB_BYTES = 16 * 1024 * 1024
 """Decoded by one call in a thread: about eight samples of two 640x480 cameras, some 40 ms. Enough that what a job costs
@@ -135,6 +135,10 @@ class EpochSource(Protocol[ReadT]):
 
     def plan(self, opened: ReadT, placement: Placement, epoch: int) -> PassPlan:
         """Part of the epoch that one consumer reads."""
+        ...
+
+    def reader(self, opened: ReadT) -> Readable:
+        """Return what reads its episodes."""
         ...
 
     def builder(self, opened: ReadT) -> Builder:
@@ -232,7 +236,8 @@ def _pass_maker(
 
     It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
     """
-    config, placement = opened.config, plan.progress.placement
+    reader, placement = stream.reader(opened), plan.progress.placement
+    config = reader.config
     _warn_of_parted_groups(plan)
     builder = stream.builder(opened)
     decoded_samples = config.decoded_max_bytes // builder.sample_bytes
@@ -242,16 +247,16 @@ def _pass_maker(
         decoded_samples,
         group_frames=plan.order.largest_group(),
         open_episodes=open_episodes,
-        jobs=2 * opened.decode_pool.threads + handed_over,  # so that every thread has work
+        jobs=2 * reader.decode_pool.threads + handed_over,  # so that every thread has work
         max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
-        readers=min(READERS_IN_TURNS, opened.decode_pool.threads),
+        readers=min(READERS_IN_TURNS, reader.decode_pool.threads),
     )
     rows = None if memory is None else Rows(plan, builder.layout, memory)
     origin = partial(stream.origin, opened)
     max_episodes = open_episodes + config.prefetch_episodes
     decode_ahead = partial(
         DecodeAhead,
-        opened,
+        reader,
         plan,
         builder=builder,
         sizes=sizes,
@@ -266,7 +271,7 @@ def _pass_maker(
     )
     return partial(
         RunningPass,
-        opened,
+        reader,
         plan,
         decode_ahead=decode_ahead,
         delivery=SampleDelivery(plan, rows=rows, on_error=config.on_error, quarantine=stream.quarantine, origin=origin),

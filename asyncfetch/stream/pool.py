@@ -18,7 +18,7 @@ import numpy as np
 
 from asyncfetch.config import rank_config
 from asyncfetch.errors import AsyncFetchError, CacheError, redact_url
-from asyncfetch.lerobot import pool_bytes
+from asyncfetch.lerobot import pool_bytes, reader_of
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
 from asyncfetch.runtime.concurrently import gather
 
@@ -106,7 +106,7 @@ async def fit(drawn: Sequence[Drawn]) -> None:
         fits = pools_that_fit(sizes, asked_for, max_bytes)
     for one, episodes in zip(drawn, fits, strict=True):
         one.pool.resize(episodes)
-    if fits != asked_for and any(one.dataset.fetches for one in drawn):
+    if fits != asked_for and any(reader_of(one.dataset).fetches for one in drawn):
         enough = config.max_bytes * _needed_bytes(_summed(sizes), asked_for) // max_bytes + 8
         _log.warning(
             "max_bytes=%d has room for the clips of %d episodes of %s at a time, not for pool_episodes=%d: frames "
@@ -189,7 +189,7 @@ class _Weighed(NamedTuple):
 
 def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed]) -> None:
     config = drawn[0].dataset.config
-    most_bytes = max(drawn[0].dataset.clip_budget.max_bytes, pool_bytes(config))
+    most_bytes = max(reader_of(drawn[0].dataset).clip_budget.max_bytes, pool_bytes(config))
     needed_bytes = sum(one.largest_bytes for one in weighed)
     if needed_bytes <= most_bytes:
         return
@@ -217,7 +217,7 @@ async def _weigh(drawn: Drawn, most_files: int) -> _Weighed:
 
     async def weigh(place: int) -> None:
         with suppress(AsyncFetchError):  # raised, or left out, at the episode's place in the order
-            found[place] = await drawn.dataset.clip_bytes(int(drawn.episodes[place]))
+            found[place] = await reader_of(drawn.dataset).clip_bytes(int(drawn.episodes[place]))
 
     await gather(*(partial(weigh, int(place)) for place in there))
     places, bytes_there = list(found), np.array(list(found.values()), np.float64)

@@ -93,7 +93,7 @@ class EpisodePrefetcher:
     """Fetches the episodes of one pass ahead of their use. Loop-bound; its tasks belong to the group it is given.
 
     Args:
-        dataset: What to read from, open.
+        reader: What to read from, open.
         origin: Where an episode comes from.
         episodes: Episode indices, each once, in the order of their first use; None now and then where they are far
             apart, to let others have their turn.
@@ -107,7 +107,7 @@ class EpisodePrefetcher:
 
     def __init__(
         self,
-        dataset: Readable,
+        reader: Readable,
         origin: Callable[[int], Origin],
         episodes: Iterable[int | None],
         group: TaskGroup,
@@ -117,7 +117,7 @@ class EpisodePrefetcher:
         on_full: Callable[[], None],
         on_arrival: Callable[[], None],
     ) -> None:
-        self._dataset = dataset
+        self._reader = reader
         self._origin = origin
         self._episodes = iter(episodes)
         self._group = group
@@ -127,7 +127,7 @@ class EpisodePrefetcher:
         self.coming = 0
         """Episodes admitted that aren't here yet."""
         self._weighed = self._weighed_bytes = self._weighed_frames = self._largest_bytes = 0
-        self._paid = dataset.clip_budget.share(self._grant)
+        self._paid = reader.clip_budget.share(self._grant)
         self._slots: dict[int, _Slot] = {}
         self._ahead = 0  # of these
         self._unpaid: deque[_Slot] = deque()
@@ -192,7 +192,7 @@ class EpisodePrefetcher:
         slot = self._slots.get(episode)
         if slot is not None and not slot.done.is_set():
             slot.caller.raise_priority()
-            self._dataset.raise_priority(episode)
+            self._reader.raise_priority(episode)
 
     def done(self, episode: int) -> None:
         """The use announced by ``use`` is over."""
@@ -233,7 +233,7 @@ class EpisodePrefetcher:
         budget, in_use = self._paid.budget, sum(1 for slot in self._slots.values() if slot.held is not None)
         others_bytes = budget.used_bytes - self._paid.used_bytes
         needed_bytes = budget.used_bytes + size_bytes
-        max_bytes, origin = self._dataset.config.max_bytes, self._origin(episode)
+        max_bytes, origin = self._reader.config.max_bytes, self._origin(episode)
         # Clips have a fixed part of max_bytes. The longest may have more bytes a frame than those weighed so far, and
         # beside a full pool one may be needed before another is through: so a quarter more, and the largest again.
         pool_episodes, pool_frames = self._pool()
@@ -293,7 +293,7 @@ class EpisodePrefetcher:
             with calling(slot.caller), metered(slot.meter):
                 await gather(
                     functools.partial(self._hold, slot),
-                    functools.partial(self._dataset.locate_rows, slot.episode),
+                    functools.partial(self._reader.locate_rows, slot.episode),
                 )
         except Exception as error:  # noqa: BLE001  raised by get(), at the episode's place in the order
             slot.error = kept(error)
@@ -311,8 +311,8 @@ class EpisodePrefetcher:
         self._let_go(slot)
 
     async def _hold(self, slot: _Slot) -> None:
-        size_bytes = await self._dataset.clip_bytes(slot.episode)
-        slot.held = await self._dataset.hold_common(slot.episode)
+        size_bytes = await self._reader.clip_bytes(slot.episode)
+        slot.held = await self._reader.hold_common(slot.episode)
         if slot.held is not None:  # the rank's workers have room for it, which they count together
             slot.size_bytes = 0
             slot.granted.set()
@@ -325,7 +325,7 @@ class EpisodePrefetcher:
         self._grant()
         await slot.granted.wait()
         slot.granted_at = time.perf_counter()
-        slot.held = await self._dataset.hold(slot.episode)
+        slot.held = await self._reader.hold(slot.episode)
 
     def _weigh(self, episode: int, size_bytes: int) -> None:
         origin = self._origin(episode)

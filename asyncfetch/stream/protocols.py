@@ -1,4 +1,4 @@
-"""The protocol of what a pass reads, and the origin of an episode of it."""
+"""Protocols of what is open and of who reads it for a pass, and the origin of an episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.engine import Budget
     from asyncfetch.observe.report import Report
 
-__all__ = ["Origin", "Readable"]
+__all__ = ["Opened", "Origin", "Readable"]
 
 
 class Origin(NamedTuple):
@@ -26,8 +26,16 @@ class Origin(NamedTuple):
     """The member of a mixture."""
 
 
+class Opened(Protocol):
+    """An open dataset, or those of a mixture: what plans are made of."""
+
+    def statistics(self) -> DatasetStatistics:
+        """A snapshot."""
+        ...
+
+
 class Readable(Protocol):
-    """Source that a pass reads: an open dataset, or those of a mixture. Episodes are those that its plans name."""
+    """Reader of what is open, for a pass. Episodes are those that its plans name."""
 
     config: StreamConfig
     pass_report: Callable[[], Report] | None
@@ -44,7 +52,7 @@ class Readable(Protocol):
         ...
 
     def prefetch(self, episode: int) -> None:
-        """See LeRobotDataset, as for the others."""
+        """See EpisodeReader, as for the others."""
         ...
 
     async def ready(self, episode: int) -> None:

@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from asyncfetch.errors import CacheError, ClosedError, DatasetError
 from asyncfetch.observe import Figures, Histogram
+from asyncfetch.observe.figures import counted_since, counts_of, sum_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.trace import CONSUMER, running
 from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
@@ -72,7 +73,7 @@ class DeliveredSample(NamedTuple):
 class PassStatistics(Figures):
     """A snapshot of one pass."""
 
-    telling = ("samples", "waited_seconds", "first_sample_seconds", "open_episodes")
+    _telling = ("samples", "waited_seconds", "first_sample_seconds", "open_episodes")
 
     samples: int
     """Delivered."""
@@ -207,7 +208,7 @@ class PassFigures:
             self._page, self.account.figures = None, array("d", self.account.figures)
 
     def _of_pass(self, seen: DatasetStatistics) -> DatasetStatistics:
-        return seen if self._seen_before is None else seen.since(self._seen_before)
+        return seen if self._seen_before is None else counted_since(seen, self._seen_before)
 
     def waits(self) -> Waits:
         """Return where the consumer's time went. It may be called in any thread."""
@@ -216,17 +217,17 @@ class PassFigures:
     def all_waits(self) -> Waits:
         """Return where its time went in this pass and in those before; what it waits for now will be known then."""
         now = time.perf_counter()
-        waits = self._waits_before.ended()
+        waits = counts_of(self._waits_before)
         for other in self._others:
-            waits = waits.plus(other.account.settled(now).ended())
-        return waits.plus(self.account.settled(now))
+            waits = sum_of(waits, counts_of(other.account.settled(now)))
+        return sum_of(waits, self.account.settled(now))
 
     def handed_on(self) -> tuple[Waits, Sequence[PassFigures]]:
         """Return the waits of the passes so far that are over, and the figures of those that go on."""
-        now, waits, others = time.perf_counter(), self._waits_before.ended(), []
+        now, waits, others = time.perf_counter(), counts_of(self._waits_before), []
         for each in (*self._others, self):
             if each._is_over:
-                waits = waits.plus(each.account.settled(now).ended())
+                waits = sum_of(waits, counts_of(each.account.settled(now)))
             else:
                 others.append(each)
         return waits, others
@@ -349,7 +350,7 @@ class RunningPass:
     """A pass at work: what a ``SamplePass`` gives, and what only those ask for who make batches of it.
 
     Args:
-        dataset: What to read from, open.
+        reader: What to read from, open.
         plan: What to read, in which order.
         decode_ahead: Starts decoding in a task group.
         delivery: Turns what was decoded into what the consumer gets.
@@ -364,7 +365,7 @@ class RunningPass:
 
     def __init__(
         self,
-        dataset: Readable,
+        reader: Readable,
         plan: PassPlan,
         *,
         decode_ahead: Callable[[TaskGroup], DecodeAhead],
@@ -376,7 +377,7 @@ class RunningPass:
         figures: PassFigures,
         hands_over: bool = False,
     ) -> None:
-        self._dataset = dataset
+        self._reader = reader
         self._plan = plan
         self._decode_ahead = decode_ahead
         self._delivery = delivery
@@ -415,8 +416,8 @@ class RunningPass:
             self._account.end(time.perf_counter())
             self._clock.close()
             raise
-        self._figures.begin(self._dataset.statistics, self.path)
-        self._dataset.pass_report = self._figures.report
+        self._figures.begin(self._reader.statistics, self.path)
+        self._reader.pass_report = self._figures.report
         if self._account is self._figures.account:
             self._figures.opened()
         self._account.give(time.perf_counter(), _opening())
@@ -429,7 +430,7 @@ class RunningPass:
         self._account.end(time.perf_counter(), self.path())
         if self._account is self._figures.account:
             self._figures.leave_lane()
-        self._figures.end(self._dataset.statistics())
+        self._figures.end(self._reader.statistics())
         try:
             await end_tasks(self._group)
         finally:
@@ -538,7 +539,7 @@ class RunningPass:
             if episode in self._ahead.prefetcher:
                 continue  # it will be in memory behind this pass, too
             with suppress(DatasetError, CacheError):  # the next pass will find it, at its place
-                self._dataset.prefetch(episode)
+                self._reader.prefetch(episode)
 
     def path(self) -> tuple[WaitStep, ...]:
         """Return what the consumer waits for, and waited for since it asked; it may be called in any thread."""

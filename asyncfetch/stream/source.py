@@ -22,7 +22,7 @@ from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
 from asyncfetch.stream.passes import WITH_SAMPLES, DatasetSession, Samples, StreamIterator
 from asyncfetch.stream.placement import Placement, found_placement
-from asyncfetch.stream.protocols import Readable
+from asyncfetch.stream.protocols import Opened, Readable
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.remaining import Remaining
 from asyncfetch.stream.samples import PassFigures
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["EpochStream", "SampleSource", "source_of"]
 
 
-R = TypeVar("R", bound=Readable)
+R = TypeVar("R", bound=Opened)
 
 
 class SampleSource(ABC, Generic[R]):
@@ -117,6 +117,11 @@ class SampleSource(ABC, Generic[R]):
             EpisodeNotFound: ``episodes`` names one that isn't there.
             StateMismatch: The state is of another dataset or order.
         """
+
+    @staticmethod
+    @abstractmethod
+    def reader(opened: R) -> Readable:
+        """Return what reads its episodes. A pass keeps it, and must not keep this."""
 
     @abstractmethod
     def builder(self, opened: R) -> Builder:
@@ -409,7 +414,7 @@ class SampleSource(ABC, Generic[R]):
             self.figures.leave_page()
             before = self.figures.handed_on()
         if self._opened is not None:
-            is_open, report = True, self._opened.pass_report
+            is_open, report = True, self.reader(self._opened).pass_report
             before = Waits() if report is None else report().all_waits, ()  # whichever stream's they were
         self.figures = PassFigures(self.config, self.page, before=before, is_open=is_open, begun_at=begun_at)
         return self.figures
@@ -580,7 +585,7 @@ class EpochStream(Generic[SourceT]):
         opened = session.opened()
         choose_backend(self._source.config.decoder)
         episodes = list(self._source.plan(opened, found_placement(), self.epoch).first_episodes())
-        session.thread.run(_warm_up, opened, episodes, clips)
+        session.thread.run(_warm_up, self._source.reader(opened), episodes, clips)
 
     def statistics(self) -> DatasetStatistics | None:
         """Return what the synchronous iteration's engine and caches have done in this process; None before the first.
@@ -645,12 +650,12 @@ def source_of(stream: EpochStream[SourceT]) -> SourceT:
     return stream._source
 
 
-async def _warm_up(opened: Readable, episodes: Sequence[int], clips: bool) -> None:
+async def _warm_up(reader: Readable, episodes: Sequence[int], clips: bool) -> None:
     async def bring(episode: int) -> None:
         with suppress(AsyncFetchError):  # the pass meets it again, at the episode's place
-            await gather(partial(opened.clip_bytes, episode), partial(opened.locate_rows, episode))
+            await gather(partial(reader.clip_bytes, episode), partial(reader.locate_rows, episode))
             if clips:
-                await opened.ready(episode)
+                await reader.ready(episode)
 
     await gather(*(partial(bring, episode) for episode in episodes))
 

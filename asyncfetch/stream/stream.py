@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError, UsageError
-from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, open_dataset, summarise
+from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, open_dataset, reader_of, summarise
 from asyncfetch.ranges import index_of
 from asyncfetch.runtime import iterate
 from asyncfetch.stream.job_builder import JobBuilder
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DatasetSummary, DepthUnit, ImageDtype, Windows
+    from asyncfetch.lerobot import DatasetSummary, DepthUnit, EpisodeReader, ImageDtype, Windows
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.stream.job_builder import Transform
     from asyncfetch.stream.placement import Placement
@@ -128,8 +128,13 @@ class StreamSource(SampleSource[LeRobotDataset]):
 
     def builder(self, opened: LeRobotDataset) -> JobBuilder:
         """See SampleSource."""
-        samples = opened.sample_builder(self.windows)
+        samples = reader_of(opened).sample_builder(self.windows)
         return JobBuilder(samples, self.transform, marks_padding=self.config.uneven_ends == "pad")
+
+    @staticmethod
+    def reader(opened: LeRobotDataset) -> EpisodeReader:
+        """See SampleSource."""
+        return reader_of(opened)
 
     @staticmethod
     def origin(opened: LeRobotDataset, episode: int) -> Origin:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from asyncfetch.lerobot import reader_of
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.remaining import AffinityWalk, Deal, Remaining, SharedOrder
 
@@ -110,11 +111,11 @@ class EpisodeWeights(NamedTuple):
 
 async def weigh(dataset: LeRobotDataset, selection: Sequence[int]) -> EpisodeWeights:
     """Weigh the selected ones; of more than 1,024, most by their frames. Fetches indexes of videos."""
-    places = dataset.episodes.positions(selection)
+    reader, places = reader_of(dataset), dataset.episodes.positions(selection)
     lengths = dataset.episodes.lengths[places].astype(np.int64)
     there = np.flatnonzero(lengths)
     chosen = there[np.linspace(0, len(there) - 1, min(len(there), _WEIGHED)).astype(np.int64)]
-    found = await gather(*(partial(dataset.range_bytes, int(selection[place])) for place in chosen.tolist()))
+    found = await gather(*(partial(reader.range_bytes, int(selection[place])) for place in chosen.tolist()))
     sizes = np.array(found, np.float64)
     estimated: NDArray[np.float64] = lengths * (sizes.sum() / max(1, lengths[chosen].sum()))
     estimated[chosen] = sizes

@@ -263,8 +263,8 @@ class Shard:
 class BufferStatistics(Figures):
     """A snapshot. ``bytes + in_flight_bytes <= max_bytes`` always; counters are since the start."""
 
-    telling: ClassVar[tuple[str, ...]] = ("entries", "bytes", "max_bytes", "in_flight", "hits", "misses", "evictions")
-    of_moment = ("entries", "bytes", "max_bytes", "in_flight", "in_flight_bytes", "pinned_bytes")
+    _telling: ClassVar[tuple[str, ...]] = ("entries", "bytes", "max_bytes", "in_flight", "hits", "misses", "evictions")
+    _of_moment = ("entries", "bytes", "max_bytes", "in_flight", "in_flight_bytes", "pinned_bytes")
 
     entries: int
     """Shards kept."""

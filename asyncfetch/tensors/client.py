@@ -344,7 +344,7 @@ class Cleared(NamedTuple):
 class ClientStatistics(BufferStatistics):
     """A snapshot of a client; counters are since it was entered."""
 
-    telling = ("entries", "bytes", "hits", "misses", "fetched", "fetched_bytes", "stored", "requests", "retries")
+    _telling = ("entries", "bytes", "hits", "misses", "fetched", "fetched_bytes", "stored", "requests", "retries")
 
     fetched: int
     """Shards that came from servers."""

@@ -12,6 +12,7 @@ import anyio.to_thread
 import numpy as np
 
 from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable, TensorError
+from asyncfetch.fetch import ask_server
 from asyncfetch.fetch.url_resolution import AsyncCache, Found
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.threads import run_in_thread
@@ -78,7 +79,7 @@ class HttpStore:
             headers["Expect"] = "100-continue"
         url = shards_url(server, [shard_id])
         try:
-            response = await self._fetcher.ask("PUT", url, headers=headers, body=partial(_pieces, head, data))
+            response = await ask_server(self._fetcher, "PUT", url, headers=headers, body=partial(_pieces, head, data))
         except FetchError as error:
             if error.status in _OURS:
                 raise TensorError(
@@ -102,7 +103,7 @@ class HttpStore:
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
         """Asks the server to forget them. Repeated after an answer that got lost, it counts fewer than it did."""
-        response = await self._fetcher.ask("DELETE", shards_url(server, shard_ids))
+        response = await ask_server(self._fetcher, "DELETE", shards_url(server, shard_ids))
         deleted = _whole_number(response.body, "deleted", server)
         path = self._shared.peek(server)
         if deleted < len(shard_ids) and path is not None:  # it may be what a killed server left: this one lacks them
@@ -148,7 +149,7 @@ class HttpStore:
 
     async def _find_shared(self, server: str) -> Found[Path | None]:
         try:
-            answer = json.loads((await self._fetcher.ask("GET", f"{server}/shared")).body)
+            answer = json.loads((await ask_server(self._fetcher, "GET", f"{server}/shared")).body)
             name, proof = str(answer["name"]), str(answer["proof"])
         except (FetchError, ValueError, KeyError, TypeError, RecursionError):
             # If anything is wrong, the request for the shard itself will say so.

@@ -224,8 +224,8 @@ MAX_IDLE_BYTES = 128 * 1024 * 1024
 class StorageStatistics(Figures):
     """A snapshot. Counters are since the start."""
 
-    telling = ("shards", "bytes", "max_bytes", "stored", "read", "refused")
-    of_moment = ("shards", "bytes", "reserved_bytes", "max_bytes", "shared_shards")
+    _telling = ("shards", "bytes", "max_bytes", "stored", "read", "refused")
+    _of_moment = ("shards", "bytes", "reserved_bytes", "max_bytes", "shared_shards")
 
     shards: int
     """Held now."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import operator
 import os
@@ -22,6 +21,7 @@ from asyncfetch.config import PrivateUrl, config_share, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
 from asyncfetch.lerobot import DatasetStatistics, chosen_features, open_dataset
+from asyncfetch.observe.figures import sum_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
 from asyncfetch.ranges import is_whole_number
@@ -344,7 +344,7 @@ class StreamDataset(IterableDataset[Any]):
         board = self._board()
         pages = board.latest()
         all_waits, all_statistics = board.together()
-        all_waits, all_statistics = all_waits.plus(report.all_waits), _sum([all_statistics, report.all_statistics])
+        all_waits, all_statistics = sum_of(all_waits, report.all_waits), _sum([all_statistics, report.all_statistics])
         own_begun_at = own.figures.begun_at if own.figures is not None and report.waits.consumers else 0.0
         if pages and max(page.begun_at for page in pages) > own_begun_at:
             report = Report.of(
@@ -373,7 +373,7 @@ class StreamDataset(IterableDataset[Any]):
 
 def _sum(each: Iterable[DatasetStatistics | None]) -> DatasetStatistics | None:
     found = [statistics for statistics in each if statistics is not None]
-    return functools.reduce(DatasetStatistics.plus, found) if found else None
+    return sum_of(*found) if found else None
 
 
 def _batch_size(given: Any) -> int | None:  # noqa: ANN401 - what a user gave

@@ -18,7 +18,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from asyncfetch.config import RetryConfig
 from asyncfetch.errors import ClosedError, ConfigError, FetchTimeout, NotFound, WrongLoop
-from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch import Fetcher, ask_server
 from asyncfetch.fetch.connection import Connection
 from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.transports.http import HttpRequest
@@ -55,11 +55,11 @@ async def test_closed_before_and_after(url: str) -> None:
     with pytest.raises(ClosedError, match="new"):
         await fetcher.fetch(url, 0, 0)
     with pytest.raises(ClosedError, match="new"):
-        await fetcher.ask("GET", url)
+        await ask_server(fetcher, "GET", url)
     async with fetcher:
         pass
-    calls = fetcher.fetch(url), fetcher.stat(url), fetcher.fetch_many([]), fetcher.listdir(url), fetcher.ask("GET", url)
-    for call in calls:
+    calls = fetcher.fetch(url), fetcher.stat(url), fetcher.fetch_many([]), fetcher.listdir(url)
+    for call in (*calls, ask_server(fetcher, "GET", url)):
         with pytest.raises(ClosedError, match="closed"):
             await call
     with pytest.raises(ClosedError):

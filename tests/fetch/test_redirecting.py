@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, InvalidResponse, NotFound, ObjectChanged
+from asyncfetch.fetch import ask_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +183,7 @@ async def test_a_loop_ends(fetcher: Fetcher, server: LyingServer, step: type[Ste
     assert len(server.requests) == 11
     assert caught.value.status == 302
     with pytest.raises(InvalidResponse, match="max_redirects=10") as caught:
-        await fetcher.ask("GET", server.url("/x"))
+        await ask_server(fetcher, "GET", server.url("/x"))
     assert caught.value.status == 302
 
 

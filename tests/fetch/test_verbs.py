@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, RangeNotSatisfiable
-from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch import Fetcher, insist_on
 from asyncfetch.fetch.transports.file import READ_STEP_BYTES
 from asyncfetch.ranges import ByteRange
 from tests.conftest import all_others_wait
@@ -215,16 +215,16 @@ async def test_what_another_fetcher_has_seen_is_insisted_on(fetcher: Fetcher, pu
     url = put("x", CONTENT)
     seen = await fetcher.stat(url)
     async with Fetcher(fetcher.config) as other:
-        other.insist_on(seen)
+        insist_on(other, seen)
         assert bytes(await other.fetch(url, 5, 10)) == CONTENT[5:10]
         put("x", b"new content")
         for start, stop in ((0, 5), (90_000, 90_001), (-8, None)):
-            other.insist_on(seen)
+            insist_on(other, seen)
             with pytest.raises(ObjectChanged):
                 await other.fetch(url, start, stop)
         assert bytes(await other.fetch(url)) == b"new content"
         with pytest.raises(ObjectChanged, match="its size was 100000 bytes and is 11 now"):
-            other.insist_on(seen)
+            insist_on(other, seen)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from asyncfetch.errors import (
     Throttled,
     WrongLoop,
 )
-from asyncfetch.lerobot import dataset, engine, open_dataset
+from asyncfetch.lerobot import engine, episode_reader, open_dataset, reader_of
 from asyncfetch.runtime import memory_pool
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Stream
@@ -63,15 +63,15 @@ def clips(served: Served) -> list[ServedRequest]:
 async def know_indexes(served: Served) -> None:
     """Fetch the indexes of all files, then forget the log."""
     for episode in served.dataset.episodes.indices:
-        await served.dataset.clip_bytes(episode)
+        await reader_of(served.dataset).clip_bytes(episode)
     served.server.reset()
 
 
 async def budget(truth: DatasetTruth, episodes: float) -> int:
     """``max_bytes`` that leaves room for the clips of so many episodes."""
     async with serve(truth) as served:
-        sizes = [await served.dataset.clip_bytes(episode) for episode in served.dataset.episodes.indices]
-        share = served.dataset.clip_budget.max_bytes / served.dataset.config.max_bytes
+        sizes = [await reader_of(served.dataset).clip_bytes(episode) for episode in served.dataset.episodes.indices]
+        share = reader_of(served.dataset).clip_budget.max_bytes / served.dataset.config.max_bytes
     return int(max(sizes) * episodes / share) + 8
 
 
@@ -210,7 +210,8 @@ class ClipsBefore:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("how", "prefetched"), [("sample", 24), ("ready", 23)])
+@pytest.mark.parametrize("how", ["sample", "ready"])
+@pytest.mark.parametrize("prefetched", [23, 24])
 async def test_an_episode_that_somebody_waits_for_overtakes_those_that_are_prefetched(
     many_files: DatasetTruth, how: str, prefetched: int
 ) -> None:
@@ -265,7 +266,7 @@ async def test_a_failure_of_an_earlier_attempt_is_none_of_those_who_ask_after_it
     fault = FaultOnce(f"/{video_path(WRIST)}", Fault.status(503), times=1)
     async with serve(truth, fault=fault) as served:
         dataset, unwinds, ended = served.dataset, anyio.Event(), anyio.Event()
-        fetch, firsts = dataset._prefetches._fetch_episode, [0]
+        fetch, firsts = reader_of(dataset)._prefetches._fetch_episode, [0]
 
         async def ends_late(episode: Episode) -> None:
             is_first = anyio.get_current_task().name == "prefetch episode 0" and bool(firsts) and firsts.pop() == 0
@@ -278,11 +279,11 @@ async def test_a_failure_of_an_earlier_attempt_is_none_of_those_who_ask_after_it
 
         async def ask(how: str) -> None:
             if how == "hold":
-                (await dataset.hold(0)).release()
+                (await reader_of(dataset).hold(0)).release()
             else:
                 await getattr(dataset, how)(0, *([1] if how == "sample" else []))
 
-        dataset._prefetches._fetch_episode = ends_late
+        reader_of(dataset)._prefetches._fetch_episode = ends_late
         dataset.prefetch(0)
         with pytest.raises(Throttled, match=video_path(WRIST)):
             await ask(told)
@@ -299,7 +300,7 @@ async def test_a_prefetch_after_a_failure_that_was_told_fetches_anew(truth: Data
     fault = FaultOnce(f"/{video_path(WRIST)}", Fault.status(503), times=1)
     async with serve(truth, fault=fault) as served:
         dataset, unwinds, begun = served.dataset, anyio.Event(), []
-        fetch = dataset._prefetches._fetch_episode
+        fetch = reader_of(dataset)._prefetches._fetch_episode
 
         async def ends_late(episode: Episode) -> None:
             begun.append(anyio.get_current_task().name)
@@ -310,7 +311,7 @@ async def test_a_prefetch_after_a_failure_that_was_told_fetches_anew(truth: Data
                 if is_first:
                     await unwinds.wait()
 
-        dataset._prefetches._fetch_episode = ends_late
+        reader_of(dataset)._prefetches._fetch_episode = ends_late
         dataset.prefetch(0)
         with pytest.raises(Throttled):
             await dataset.ready(0)
@@ -343,7 +344,7 @@ async def test_kept_failures_hold_no_buffers(truth: DatasetTruth) -> None:
     async with serve(content) as served:
         with pytest.raises(NotFound):
             await served.dataset.ready(0)
-        failures = list(served.dataset._prefetches._failures.values())
+        failures = list(reader_of(served.dataset)._prefetches._failures.values())
         assert len(failures) == 1
         for failure in failures:
             assert failure.__traceback__ is None
@@ -362,7 +363,7 @@ async def test_unknown_episodes_start_nothing(truth: DatasetTruth) -> None:
 
 
 async def test_prefetches_are_bounded(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "MAX_PREFETCHES", 3)
+    monkeypatch.setattr(episode_reader, "MAX_PREFETCHES", 3)
     async with serve(truth) as served:
         for episode in (0, 1, 2, 2, 1):
             served.dataset.prefetch(episode)
@@ -382,7 +383,7 @@ async def test_a_hit_never_waits(truth: DatasetTruth) -> None:
         dataset = served.dataset
         await dataset.ready(0)
         served.server.reset()
-        held = dataset.hold(0)
+        held = reader_of(dataset).hold(0)
         with pytest.raises(StopIteration) as returned:
             held.send(None)  # a coroutine that waits for nothing ends at its first step
         with returned.value.value as episode:
@@ -395,7 +396,7 @@ async def test_a_decoder_that_is_gone_is_made_again_without_a_request(truth: Dat
         dataset = served.dataset
         await dataset.sample(0, 0)
         before = dataset.statistics()
-        dataset._engine.decoders.clear()
+        reader_of(dataset)._engine.decoders.clear()
         served.server.reset()
         check_sample(await dataset.sample(0, 2), truth, 0, 2)
         after = dataset.statistics()
@@ -412,7 +413,7 @@ async def test_no_memory_is_kept_for_bodies_beside_the_bound(
     async with serve(truth) as served:
         assert served.dataset.config.fetch.max_idle_buffer_bytes > 0
         await served.dataset.sample(0, 0)
-        fetched = served.dataset._engine.fetcher.statistics()
+        fetched = reader_of(served.dataset)._engine.fetcher.statistics()
     assert fetched.bytes > 10_000
     assert fetched.idle_buffer_bytes == 0
 
@@ -428,7 +429,7 @@ async def test_decoders_are_kept_between_reads(truth: DatasetTruth) -> None:
 async def test_each_reader_of_an_episode_has_a_decoder_of_its_own(truth: DatasetTruth) -> None:
     async with serve(truth) as served:
         await served.dataset.ready(0)
-        with await served.dataset.hold(0) as episode:
+        with await reader_of(served.dataset).hold(0) as episode:
             for frame in range(3):
                 for reader, number in ((0, frame), (1, 4 - frame)):
                     picture = episode.frames(TOP, [number], reader=reader)[0]
@@ -461,7 +462,7 @@ async def test_the_decoder_goes_with_its_clip(truth: DatasetTruth, monkeypatch: 
     async with serve(truth, max_bytes=await budget(truth, 3)) as served:
         for episode in served.dataset.episodes.indices:
             await served.dataset.sample(episode, 0)
-            with await served.dataset.hold(episode) as held:
+            with await reader_of(served.dataset).hold(episode) as held:
                 held.frames(TOP, [0], reader=1)
             now = served.dataset.statistics()
             assert CAMERAS < now.decoders.size <= 2 * now.clips.entries
@@ -485,9 +486,9 @@ async def test_episodes_do_not_wait_for_each_others_second_camera(truth: Dataset
     async with serve(truth, max_bytes=await budget(truth, 1.5)) as served:
         dataset = served.dataset
         for episode in range(3):
-            clip = (await dataset._episodes._plan(dataset.episodes[episode]))[TOP]
+            clip = (await reader_of(dataset)._episodes._plan(dataset.episodes[episode]))[TOP]
             where = (clip.url, clip.plan.start, clip.plan.stop)
-            (await dataset._engine.clips.acquire(*where, headroom_bytes=clip.plan.header_bytes)).release()
+            (await reader_of(dataset)._engine.clips.acquire(*where, headroom_bytes=clip.plan.header_bytes)).release()
         assert dataset.statistics().clips.entries == 3
         with anyio.fail_after(5):
             samples = await gather(*(partial(dataset.sample, episode, 0) for episode in range(3)))
@@ -499,8 +500,8 @@ async def test_an_episode_larger_than_the_cache_is_refused_with_the_figures(trut
     async with serve(truth, max_bytes=await budget(truth, 0.75)) as served:
         dataset = served.dataset
         for episode in range(2):
-            needed = await dataset._episodes.clip_bytes(dataset.episodes[episode])
-            room = dataset.clip_budget.max_bytes
+            needed = await reader_of(dataset)._episodes.clip_bytes(dataset.episodes[episode])
+            room = reader_of(dataset).clip_budget.max_bytes
             with pytest.raises(
                 CacheError, match=rf"episode {episode} take {needed} bytes, .* leaves {room} .*max_bytes"
             ):
@@ -561,7 +562,7 @@ async def test_a_cancelled_reader_costs_the_others_nothing(truth: DatasetTruth) 
 
 async def test_a_held_episode_can_be_read_until_it_is_released(truth: DatasetTruth) -> None:
     async with serve(truth) as served:
-        held = await served.dataset.hold(3)
+        held = await reader_of(served.dataset).hold(3)
         assert held.rows["index"].tolist() == list(range(15, 20))
         assert len(held.clip(TOP)) == 5
         held.release()
@@ -609,7 +610,7 @@ async def test_before_and_after_its_block_it_is_closed(truth: DatasetTruth) -> N
         unopened.statistics()
     async with serve(truth) as served:
         await served.dataset.sample(0, 0)
-    for read in (served.dataset.sample(0, 0), served.dataset.ready(0), served.dataset.hold(0)):
+    for read in (served.dataset.sample(0, 0), served.dataset.ready(0), reader_of(served.dataset).hold(0)):
         with pytest.raises(ClosedError):
             await read
     with pytest.raises(ClosedError):
@@ -669,7 +670,7 @@ async def test_what_is_held_of_a_replaced_video_stays_as_it_was(truth: DatasetTr
     content = in_memory(truth)
     async with serve(content) as served:
         dataset = served.dataset
-        with await dataset.hold(1) as old:
+        with await reader_of(dataset).hold(1) as old:
             before = old.frames(TOP, [4])
             content[video_path(TOP)] = other_video
             with pytest.raises(ObjectChanged):
@@ -686,19 +687,19 @@ async def test_a_clip_planned_before_the_change_is_planned_again(truth: DatasetT
     content = in_memory(truth)
     async with serve(content) as served:
         dataset = served.dataset
-        await dataset.clip_bytes(0)
+        await reader_of(dataset).clip_bytes(0)
         content[video_path(TOP)] = other_video
-        plan = dataset._episodes._plan
+        plan = reader_of(dataset)._episodes._plan
 
         async def plan_then_change(episode: Episode) -> Mapping[str, PlannedClip]:
             planned = await plan(episode)
             if episode.index == 1:
                 with pytest.raises(ObjectChanged):
                     await dataset.ready(0)
-                dataset._episodes._plan = plan  # type: ignore[method-assign]
+                reader_of(dataset)._episodes._plan = plan  # type: ignore[method-assign]
             return planned
 
-        dataset._episodes._plan = plan_then_change  # type: ignore[method-assign]
+        reader_of(dataset)._episodes._plan = plan_then_change  # type: ignore[method-assign]
         for frame in range(5):
             check_sample(await dataset.sample(1, frame), truth, 1, frame)
         assert in_use_bytes(dataset) == 0

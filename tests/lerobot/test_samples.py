@@ -16,7 +16,7 @@ from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 from asyncfetch.decode.decoder import TorchcodecDecoder
 from asyncfetch.errors import ConfigError, EpisodeNotFound, FormatError, FrameMissing
-from asyncfetch.lerobot import Field, frames
+from asyncfetch.lerobot import Field, frames, reader_of
 from asyncfetch.lerobot.info import Feature
 from asyncfetch.lerobot.samples import SampleBuilder
 from asyncfetch.testing import read_identity
@@ -347,7 +347,7 @@ async def test_gray_pictures_are_what_the_layout_says_or_refused_by_name(
                 await dataset.sample(0, 5, windows=windows)
             return
         sample = await dataset.sample(0, 5, windows=windows)
-        field = dataset.sample_builder(windows).layout()["gray"]
+        field = reader_of(dataset).sample_builder(windows).layout()["gray"]
         given = sample["gray"]
         assert Field(str(given.dtype).removeprefix("torch."), tuple(given.shape)) == field
         scale = 1 if is_depth or image_dtype == "uint8" else 2**bits - 1

@@ -11,7 +11,7 @@ import pytest
 
 from asyncfetch.config import FetchConfig, StreamConfig
 from asyncfetch.fetch import Fetcher
-from asyncfetch.lerobot import open_dataset
+from asyncfetch.lerobot import open_dataset, reader_of
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.rows import RowCache, RowReader
 from asyncfetch.runtime.concurrently import gather
@@ -55,7 +55,9 @@ async def test_a_shuffled_pass_fetches_little_more_than_it_needs(library: Librar
         episodes=5, length=70, width=320, height=240, texture=20.0, crf=18, distinct_videos=1, episodes_per_video_file=1
     )
     async with serve(truth) as served:
-        clips_bytes = [await served.dataset.clip_bytes(episode) for episode in served.dataset.episodes.indices]
+        clips_bytes = [
+            await reader_of(served.dataset).clip_bytes(episode) for episode in served.dataset.episodes.indices
+        ]
         assert min(clips_bytes) / len(truth.cameras) >= MEGABYTE
         for place in all_frames(truth)[::7]:
             check_sample(await served.dataset.sample(*place), truth, *place)

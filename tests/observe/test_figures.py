@@ -14,6 +14,7 @@ from asyncfetch.decode.executor import DecodePoolStatistics
 from asyncfetch.fetch import FetchStatistics, HostStatistics
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics
 from asyncfetch.observe import Figures, Histogram, Quantiles
+from asyncfetch.observe.figures import counted_since, counts_of, sum_of
 from asyncfetch.observe.waits import Cause, Waits
 from asyncfetch.stream import PassStatistics
 from asyncfetch.tensors.client import ClientStatistics
@@ -43,9 +44,9 @@ def test_what_is_told_is_there_and_what_is_of_a_moment_a_field(name: str) -> Non
     for kind in all_kinds():
         if kind.__name__ == name:
             names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-            assert {*kind.of_moment} <= names
-            assert {*kind.telling} <= {*names, *dir(kind)}
-            assert kind.telling or kind.is_line
+            assert {*kind._of_moment} <= names
+            assert {*kind._telling} <= {*names, *dir(kind)}
+            assert kind._telling or kind._is_line
 
 
 @pytest.mark.parametrize("kind", [StagingStatistics, ClientStatistics, StorageStatistics, PassStatistics])
@@ -53,7 +54,7 @@ def test_a_line_and_a_table(kind: type[Figures]) -> None:
     statistics = of(kind, 1_234)
     assert len(repr(statistics)) < 200
     assert "\n" not in repr(statistics)
-    assert len(str(statistics).splitlines()) >= len(kind.telling)
+    assert len(str(statistics).splitlines()) >= len(kind._telling)
 
 
 @given(durations, durations)
@@ -67,20 +68,20 @@ def test_quantiles_since_a_snapshot_are_those_of_a_histogram_begun_then(
     for seconds in after:
         whole.record(seconds)
         later.record(seconds)
-    since, expected = whole.snapshot().since(then), later.snapshot()
+    since, expected = counted_since(whole.snapshot(), then), later.snapshot()
     assert (since.count, since.buckets) == (expected.count, expected.buckets)
     assert since.sum_seconds == pytest.approx(expected.sum_seconds, abs=1e-9)
     for name in ("p50_seconds", "p95_seconds", "p99_seconds", "max_seconds"):
         assert getattr(since, name) == pytest.approx(getattr(expected, name), rel=0.021)
-    assert then.since(then) == Quantiles()
+    assert counted_since(then, then) == Quantiles()
 
 
 def test_counts_since_a_snapshot_and_what_is_of_the_moment() -> None:
     earlier, later = of(DecodePoolStatistics, 10), of(DecodePoolStatistics, 14, threads=2)
-    since = later.since(earlier)
+    since = counted_since(later, earlier)
     assert (since.threads, since.busy, since.finished, since.busy_seconds) == (2, 14, 4, 4)
-    assert later.since(replace(earlier, finished=15)) is later  # it was counted anew
-    episodes = of(EpisodeCacheStatistics, 14, kept=3).since(of(EpisodeCacheStatistics, 10))
+    assert counted_since(later, replace(earlier, finished=15)) is later  # it was counted anew
+    episodes = counted_since(of(EpisodeCacheStatistics, 14, kept=3), of(EpisodeCacheStatistics, 10))
     assert (episodes.misses, episodes.kept) == (4, -7)
 
 
@@ -90,15 +91,15 @@ def test_a_host_that_came_meanwhile_or_was_forgotten_counts_whole() -> None:
         {"a": of(HostStatistics, 2), "c": of(HostStatistics, 7)},
     ]
     earlier, later = (of(FetchStatistics, 10 * number, hosts=each) for number, each in enumerate(hosts, 1))
-    since = later.since(earlier)
+    since = counted_since(later, earlier)
     assert {host: each.bytes for host, each in since.hosts.items()} == {"a": 2, "c": 7}
     assert since.bytes == 10
 
 
 def test_what_has_ended_adds_its_counts_alone() -> None:
-    ended = of(FetchStatistics, 5, hosts={"a": of(HostStatistics, 5)}).ended()
+    ended = counts_of(of(FetchStatistics, 5, hosts={"a": of(HostStatistics, 5)}))
     assert (ended.in_flight, ended.bytes, ended.hosts["a"].limit, ended.hosts["a"].bytes) == (0, 5, 0, 5)
-    together = of(FetchStatistics, 3, hosts={"a": of(HostStatistics, 3)}).plus(ended)
+    together = sum_of(of(FetchStatistics, 3, hosts={"a": of(HostStatistics, 3)}), ended)
     assert (together.in_flight, together.bytes, together.hosts["a"].limit, together.hosts["a"].bytes) == (3, 8, 3, 8)
     waits = Waits(
         consumers=1,
@@ -108,6 +109,6 @@ def test_what_has_ended_adds_its_counts_alone() -> None:
         longest_wait_seconds=1.0,
         by_cause={Cause.DISK: 1.0},
     )
-    both = waits.ended().plus(waits)
+    both = sum_of(counts_of(waits), waits)
     assert (both.consumers, both.samples, both.wall_seconds, both.longest_wait_episode) == (1, 4, 6.0, 7)
     assert both.by_cause[Cause.DISK] == 2.0

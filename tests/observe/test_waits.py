@@ -17,6 +17,7 @@ from asyncfetch.config import FetchConfig, StreamConfig
 from asyncfetch.errors import FetchError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.observe import Histogram
+from asyncfetch.observe.figures import sum_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import FIGURES, Cause, Meter, WaitAccount, Waits, WaitStep, metered, running_meter
 from asyncfetch.testing import RangeServer
@@ -124,7 +125,7 @@ def test_quantiles_add_up_as_if_one_histogram_had_counted_all() -> None:
         value = 0.001 * 1.01**place
         (one if place % 3 else other).record(value)
         both.record(value)
-    together = one.snapshot().plus(other.snapshot())
+    together = sum_of(one.snapshot(), other.snapshot())
     assert together.sum_seconds == pytest.approx(both.snapshot().sum_seconds)
     assert [together.count, together.p50_seconds, together.p99_seconds, together.max_seconds] == [
         both.snapshot().count,

@@ -356,7 +356,7 @@ async def test_what_is_bad_about_the_next_epoch_does_not_end_this_one(
         raise af.DatasetError(f"nobody knows where episode {episode} lies")
 
     async with af.open_dataset(str(truth.root)) as dataset, af.Stream(dataset).samples() as samples:
-        monkeypatch.setattr(af.lerobot.LeRobotDataset, "prefetch", refuse)
+        monkeypatch.setattr(af.lerobot.EpisodeReader, "prefetch", refuse)
         assert len([sample async for sample in samples]) == sum(truth.lengths)
 
 
@@ -364,7 +364,7 @@ async def test_episodes_that_end_together_leave_their_room_to_the_next_epoch(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(af.lerobot.LeRobotDataset, "prefetch", lambda _, episode: asked.append(episode))
+    monkeypatch.setattr(af.lerobot.EpisodeReader, "prefetch", lambda _, episode: asked.append(episode))
     config = af.StreamConfig(lanes=4, pool_episodes=4, prefetch_episodes=0)
     async with (
         af.open_dataset(str(truth.root), config=config) as dataset,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import asyncfetch as af
+from asyncfetch.observe.figures import sum_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.stream.figures import BOARD_BYTES, PAGES, FiguresBoard, FiguresPage, Published
@@ -89,7 +90,7 @@ async def test_totals_never_fall_whoever_has_the_page(truth: DatasetTruth) -> No
                 assert page.statistics() is None
                 seen.append(found.fetch.requests if (found := pages.together()[1]) is not None else 0)
                 read(page, samples=3)
-                page.publish(statistics, before.plus(page.waits()), statistics)
+                page.publish(statistics, sum_of(before, page.waits()), statistics)
     waits, together = pages.together()
     assert waits.samples == 3 * 2 * 2 * 3
     assert together is not None

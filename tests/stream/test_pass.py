@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import asyncfetch as af
-from asyncfetch.lerobot import LeRobotDataset
+from asyncfetch.lerobot import EpisodeReader, reader_of
 from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.stream import Placement
 from asyncfetch.stream.source import source_of
@@ -100,7 +100,7 @@ async def test_the_episodes_that_the_consumer_waits_for_are_raised(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised: list[int] = []
-    monkeypatch.setattr(LeRobotDataset, "raise_priority", lambda _, episode: raised.append(episode))
+    monkeypatch.setattr(EpisodeReader, "raise_priority", lambda _, episode: raised.append(episode))
     async with stream_of(truth).samples() as samples:
         await anext(samples)
     assert raised[0] == 0
@@ -498,13 +498,13 @@ async def test_short_episodes_are_not_asked_for_by_the_thousand(
     truth = await anyio.to_thread.run_sync(lambda: write_dataset(tmp_path / "x", episodes=600, length=2, cameras=()))
     may_come = anyio.Event()
     async with af.open_dataset(str(truth.root)) as dataset:
-        locate = dataset.locate_rows
+        locate = reader_of(dataset).locate_rows
 
         async def locate_rows(episode: int) -> Any:  # noqa: ANN401 - LeRobotDataset's
             await may_come.wait()
             return await locate(episode)
 
-        monkeypatch.setattr(dataset, "locate_rows", locate_rows)
+        monkeypatch.setattr(reader_of(dataset), "locate_rows", locate_rows)
         async with af.Stream(dataset).samples() as samples, anyio.create_task_group() as group:
             group.start_soon(anext, samples)
             await anyio.wait_all_tasks_blocked()

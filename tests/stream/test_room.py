@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import asyncfetch as af
 import asyncfetch.stream.prefetcher
+from asyncfetch.lerobot import reader_of
 from asyncfetch.stream.placement import Placement, found_placement
 from asyncfetch.stream.pool import pools_that_fit
 from asyncfetch.stream.prefetcher import EpisodePrefetcher
@@ -42,7 +43,7 @@ def clip_bytes(truth: DatasetTruth) -> list[int]:
     async def weigh() -> list[int]:
         async with af.open_dataset(str(truth.root)) as dataset:
             lengths = enumerate(truth.lengths)  # an episode without frames has no file
-            return [await dataset.clip_bytes(episode) if length else 0 for episode, length in lengths]
+            return [await reader_of(dataset).clip_bytes(episode) if length else 0 for episode, length in lengths]
 
     return anyio.run(weigh)
 
@@ -285,11 +286,13 @@ async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
         raise af.FormatError("no footer")
 
     async with af.open_dataset(str(truth.root), config=config(max(clip_bytes))) as dataset:
-        locate = dataset.locate_rows
-        monkeypatch.setattr(dataset, "locate_rows", lambda episode: (locate if episode == largest else fail)(episode))
+        locate = reader_of(dataset).locate_rows
+        monkeypatch.setattr(
+            reader_of(dataset), "locate_rows", lambda episode: (locate if episode == largest else fail)(episode)
+        )
         async with anyio.create_task_group() as group:
             window = EpisodePrefetcher(
-                dataset,
+                reader_of(dataset),
                 lambda episode: Origin(dataset, episode),
                 [largest, other],
                 group,
@@ -308,7 +311,7 @@ async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
             for episode in (other, largest):
                 window.done(episode)
                 window.finish(episode)
-            assert dataset.clip_budget.used_bytes == 0
+            assert reader_of(dataset).clip_budget.used_bytes == 0
         window.close()
 
 
@@ -329,7 +332,7 @@ async def test_the_first_episode_is_asked_for_alone(
     asked: set[int] = set()
     all_asked, may_come = anyio.Event(), anyio.Event()
     async with af.open_dataset(str(truth.root)) as dataset:
-        weigh = dataset.clip_bytes
+        weigh = reader_of(dataset).clip_bytes
 
         async def clip_bytes(episode: int) -> int:
             asked.add(episode)
@@ -339,10 +342,10 @@ async def test_the_first_episode_is_asked_for_alone(
                 await may_come.wait()
             return await weigh(episode)
 
-        monkeypatch.setattr(dataset, "clip_bytes", clip_bytes)
+        monkeypatch.setattr(reader_of(dataset), "clip_bytes", clip_bytes)
         async with anyio.create_task_group() as group:
             window = EpisodePrefetcher(
-                dataset,
+                reader_of(dataset),
                 lambda episode: Origin(dataset, episode),
                 episodes,
                 group,
@@ -375,7 +378,7 @@ async def test_two_passes_that_fit_both_get_every_frame(truth: DatasetTruth, cli
         async with anyio.create_task_group() as group:
             group.start_soon(run, 1)
             group.start_soon(run, 2)
-        assert dataset.clip_budget.used_bytes == 0
+        assert reader_of(dataset).clip_budget.used_bytes == 0
     assert sorted(orders[1]) == sorted(orders[2]) == list(range(truth.num_frames))
 
 
@@ -403,7 +406,7 @@ async def test_training_and_validation_read_in_turns_need_no_more_than_their_cli
                             await anext(samples)
                             seen[which] += 1
             assert seen == chosen_frames
-            assert dataset.clip_budget.used_bytes == 0
+            assert reader_of(dataset).clip_budget.used_bytes == 0
 
 
 async def test_a_pass_without_room_says_that_others_hold_it(truth: DatasetTruth, clip_bytes: list[int]) -> None:
@@ -462,12 +465,12 @@ async def test_a_sample_that_waits_for_others_fails_when_a_pass_takes_the_room(
             except af.CacheError as error:
                 outcomes.append(error)
 
-        blocker = await dataset._episodes.hold(dataset.episodes[0])
+        blocker = await reader_of(dataset)._episodes.hold(dataset.episodes[0])
         async with anyio.create_task_group() as group:
             group.start_soon(read)
             await anyio.wait_all_tasks_blocked()
             assert not outcomes
-            dataset.clip_budget.share(lambda: None).take(1)
+            reader_of(dataset).clip_budget.share(lambda: None).take(1)
             await anyio.wait_all_tasks_blocked()
             assert len(outcomes) == 1
         blocker.release()
@@ -491,8 +494,8 @@ async def test_a_prefetch_without_room_does_not_stand_in_the_way_of_a_pass(
 async def test_a_sample_joins_what_a_pass_is_fetching(truth: DatasetTruth, clip_bytes: list[int], largest: int) -> None:
     """Though beside that there is no room for as much again."""
     async with af.open_dataset(str(truth.root), config=config(max(clip_bytes))) as dataset:
-        size = await dataset.clip_bytes(largest)
-        paid = dataset.clip_budget.share(lambda: None)
+        size = await reader_of(dataset).clip_bytes(largest)
+        paid = reader_of(dataset).clip_budget.share(lambda: None)
         paid.take(size)
         async with anyio.create_task_group() as group:
 
@@ -500,7 +503,7 @@ async def test_a_sample_joins_what_a_pass_is_fetching(truth: DatasetTruth, clip_
                 assert int((await dataset.sample(largest, 0))["episode_index"]) == largest
 
             group.start_soon(read)
-            with await dataset.hold(largest):
+            with await reader_of(dataset).hold(largest):
                 await anyio.wait_all_tasks_blocked()
 
 

@@ -77,7 +77,7 @@ def indices(samples: Any) -> list[int]:  # noqa: ANN401
 
 @pytest.mark.parametrize(
     ("method", "workers"),
-    [("fork", None), ("fork", "fork"), ("fork", "spawn"), ("spawn", None), ("spawn", "forkserver")],
+    [("fork", None), ("fork", "fork"), ("fork", "spawn"), ("spawn", None), ("spawn", "fork"), ("spawn", "forkserver")],
 )
 def test_a_rank_that_comes_when_another_has_ended_reads_its_part_of_the_same_epochs(
     dataset: af.torch.StreamDataset, method: str, workers: str | None, truth: DatasetTruth

@@ -137,7 +137,6 @@ def test_passes_with_workers_and_without_come_in_turns(make: Callable[[], Any]) 
     assert dataset.stream.epoch == 4
 
 
-@pytest.mark.parametrize("source", ["mixture"], indirect=True)  # which is asked as a stream is
 @pytest.mark.parametrize("keeps", ["loader", "iterator"])
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_batches_that_come_out_of_order_tell_no_state(make: Callable[[], Any], keeps: str, kind: Any) -> None:  # noqa: ANN401
@@ -157,7 +156,6 @@ def test_batches_that_come_out_of_order_tell_no_state(make: Callable[[], Any], k
     assert after(dataset, 1, workers=1)["epoch"] == 0
 
 
-@pytest.mark.parametrize("source", ["mixture"], indirect=True)
 @pytest.mark.parametrize("own_size", [None], indirect=True)
 @pytest.mark.parametrize("told", [0, 1, 3])
 def test_another_number_of_workers_than_have_read_is_refused(make: Callable[[], Any], told: int) -> None:

@@ -81,7 +81,7 @@ def test_from_any_batch_it_goes_on_with_just_the_rest(fresh: Any, workers: int, 
     loader = make_loader(fresh(), workers, by_dataset=by_dataset)
     states, batches = states_and_batches(loader)
     following = keys_of_batches(loader)
-    for taken in [1, len(batches) - 1, len(batches)] if workers else range(len(states)):
+    for taken in sorted({0, 1, 3, len(batches) - 1, len(batches)} if workers else range(len(states))):
         resumed = make_loader(fresh(), workers, by_dataset=by_dataset, state=states[taken])
         if workers or not by_dataset or taken < len(batches):  # there the dataset itself goes on to the next epoch
             assert keys_of_batches(resumed) == batches[taken:]
@@ -163,8 +163,8 @@ def test_a_state_of_another_number_of_workers_is_refused_and_goes_on_merged(fres
 
 LOADERS = pytest.mark.parametrize(
     ("workers", "options"),
-    [(0, {}), (1, {}), (2, {"persistent_workers": True})],
-    ids=["none", "one", "two that persist"],
+    [(0, {}), (1, {}), (2, {}), (1, {"persistent_workers": True}), (2, {"persistent_workers": True})],
+    ids=["none", "one", "two", "one that persists", "two that persist"],
 )
 
 

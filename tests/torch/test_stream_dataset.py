@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 import asyncfetch as af
 from asyncfetch.config import config_share
+from asyncfetch.lerobot import reader_of
 from asyncfetch.prometheus import Collector
 from asyncfetch.stream.placement import found_placement
 from asyncfetch.stream.source import source_of
@@ -237,7 +238,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
 @pytest.mark.timeout(150)  # spawned workers import torch, all at a time
 @pytest.mark.parametrize(
     ("workers", "start", "batch_size"),
-    [(2, "fork", 4), (5, "fork", None), (2, "spawn", 4)],
+    [(2, "fork", 4), (3, "fork", None), (5, "fork", 4), (2, "spawn", 4), (3, "spawn", None)],
 )
 def test_workers_of_a_rank_fetch_each_byte_once(
     clips: DatasetTruth, workers: int, start: str, batch_size: int | None
@@ -290,7 +291,7 @@ def test_workers_need_room_for_one_pool_and_pay_each_for_what_finds_none(clips: 
 
 
 async def _sizes_of(dataset: af.LeRobotDataset) -> list[int]:
-    return [await dataset.clip_bytes(episode) for episode in range(dataset.num_episodes)]
+    return [await reader_of(dataset).clip_bytes(episode) for episode in range(dataset.num_episodes)]
 
 
 @pytest.mark.parametrize("limit", [2, 6])

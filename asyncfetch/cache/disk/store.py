@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 class DiskStatistics(Figures):
     """A snapshot. Counters are this process's, of files, since the tier was opened."""
 
-    telling = ("hits", "misses", "written", "skipped", "failures")
-    of_moment = ("max_bytes",)
+    _telling = ("hits", "misses", "written", "skipped", "failures")
+    _of_moment = ("max_bytes",)
 
     hits: int
     """Files read and found right."""
@@ -60,9 +60,9 @@ class DiskStatistics(Figures):
     """Errors of the system at reading or writing."""
     max_bytes: int
 
-    def plus(self, other: DiskStatistics) -> DiskStatistics:
-        """See Figures; the directory is one, and so is its bound."""
-        return replace(Figures.plus(self, other), max_bytes=self.max_bytes)
+    def _plus(self, other: DiskStatistics) -> DiskStatistics:
+        """See ``sum_of``; the directory is one, and so is its bound."""
+        return replace(Figures._plus(self, other), max_bytes=self.max_bytes)
 
 
 @dataclass(slots=True)

@@ -36,8 +36,8 @@ CLOSE_SECONDS = 10.0
 class StagingStatistics(Figures):
     """A snapshot, of this process."""
 
-    telling = ("count", "bytes", "queued", "waiting", "reads", "write_failures", "damaged")
-    of_moment = ("bytes", "count", "max_bytes", "max_count", "entries", "queued", "waiting")
+    _telling = ("count", "bytes", "queued", "waiting", "reads", "write_failures", "damaged")
+    _of_moment = ("bytes", "count", "max_bytes", "max_count", "entries", "queued", "waiting")
 
     bytes: int = 0
     """Room taken on disk: of staged files, and set aside for those on their way."""
