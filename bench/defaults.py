@@ -105,15 +105,11 @@ def measure(
 
 def show(console: Console, rows: list[Row]) -> None:
     """The figures for people."""
-    table = Table("link", *rows[0].frames_per_second, "again", "of the best", "binds", title="frames/s by setting")
+    table = Table("link", "setting, by turns", "frames/s", "defaults / best", "binds")
     for row in rows:
-        table.add_row(
-            row.profile,
-            *(f"{value:.0f}" for value in row.frames_per_second.values()),
-            "; ".join(f"{name} " + ", ".join(f"{value:.0f}" for value in those) for name, those in row.again.items()),
-            f"{row.share_of_best:.2f}",
-            row.binds,
-        )
+        for number, (name, speeds) in enumerate(row.again.items()):
+            first = (row.profile, f"{row.share_of_best:.2f}", row.binds) if number == 0 else ("", "", "")
+            table.add_row(first[0], name, ", ".join(f"{speed:.0f}" for speed in speeds), *first[1:])
     console.print(table)
 
 

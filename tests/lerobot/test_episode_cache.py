@@ -281,7 +281,8 @@ async def test_a_failure_of_an_earlier_attempt_is_none_of_those_who_ask_after_it
             if how == "hold":
                 (await reader_of(dataset).hold(0)).release()
             else:
-                await getattr(dataset, how)(0, *([1] if how == "sample" else []))
+                whose = reader_of(dataset) if how == "clip_bytes" else dataset
+            await getattr(whose, how)(0, *([1] if how == "sample" else []))
 
         reader_of(dataset)._prefetches._fetch_episode = ends_late
         dataset.prefetch(0)
