@@ -282,7 +282,7 @@ async def test_a_failure_of_an_earlier_attempt_is_none_of_those_who_ask_after_it
                 (await reader_of(dataset).hold(0)).release()
             else:
                 whose = reader_of(dataset) if how == "clip_bytes" else dataset
-            await getattr(whose, how)(0, *([1] if how == "sample" else []))
+                await getattr(whose, how)(0, *([1] if how == "sample" else []))
 
         reader_of(dataset)._prefetches._fetch_episode = ends_late
         dataset.prefetch(0)
