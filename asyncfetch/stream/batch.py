@@ -212,10 +212,16 @@ class BatchRow:
         """Return the sample by itself, on the batch's memory."""
         return self.batch.rows(self.number)
 
-    def __deepcopy__(self, memo: object) -> Sample:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Sample:
         from copy import deepcopy
 
-        return deepcopy(self.sample())
+        import torch
+
+        # Of a tensor that is a part of another one deepcopy copies all of that.
+        return {
+            key: value.clone() if isinstance(value, torch.Tensor) else deepcopy(value, memo)
+            for key, value in self.sample().items()
+        }
 
 
 def batch_of(samples: Sequence[Any]) -> tuple[RowBatch, slice] | None:
@@ -245,8 +251,8 @@ class MemoryPlan:
     decoded: float
     """``decoded_max_bytes``: samples, or rows of batches, that wait for the consumer."""
     batches: float
-    """The one that the trainer has, and the rows beside those that are counted, of the first and the last batch. Memory
-    that waits for its next batch is among all these."""
+    """The one that the trainer has, and the rows beside those that are counted, of the first and the last batch; where
+    ``on_error`` isn't "raise" two more, copied together. Memory that waits for its next batch is among all these."""
     workers: float
     """Processes with torch in them, a loader's workers or that of ``serve_samples``, and batches that are made ahead
     there."""
@@ -267,10 +273,11 @@ class MemoryPlan:
     ) -> MemoryPlan:
         """Return the plan for samples of this size. ``ahead`` says what a worker makes ahead, by a batch's size."""
         batch = batch_size * sample_bytes / MIB
+        copied = 0 if config.on_error == "raise" else 2  # around bad data: a new one, and the rows that it was made of
         return cls(
             clips=config.max_bytes / MIB,
             decoded=config.decoded_max_bytes / MIB,
-            batches=batch * (1 + 2 * max(1, num_workers)),
+            batches=batch * (1 + (2 + copied) * max(1, num_workers)),
             workers=num_workers * (ahead(batch) + WORKER_MIB),
         )
 
@@ -289,16 +296,22 @@ class Rows:
         self._size = plan.progress.placement.batch_size or 1
         self._layout = layout
         self._memory = memory
-        self._open: WeakValueDictionary[tuple[int, int], RowBatch] = WeakValueDictionary()
+        self._open: WeakValueDictionary[int, RowBatch] = WeakValueDictionary()
         self._left_out = 0
+        self._shift = 0
+        """Samples left out before the batches that are open begin."""
         self.are_used = False
-        """True where the latest job has rows."""
+        """True where the latest job has rows, or has none because of others that are shifted otherwise."""
         self._is_stopped = False
 
     def of(self, job: DecodeJob) -> list[BatchRow] | None:
         """A row for each of the job's steps; None where one of them can't have any."""
-        rows = [] if self._is_stopped else self._found(job)
-        self.are_used = bool(rows)
+        if not self._open:
+            self._shift = self._left_out
+        # Batches that are shifted otherwise would take memory for the same samples once more.
+        is_aligned = self._shift == self._left_out
+        rows = self._found(job) if is_aligned and not self._is_stopped else []
+        self.are_used = bool(rows) or not is_aligned
         return rows or None
 
     def _found(self, job: DecodeJob) -> list[BatchRow]:
@@ -308,14 +321,13 @@ class Rows:
                 ours = number + self._plan.begun
                 batch, row = self._plan.batch_of(ours), ours - self._plan.batch_start(ours)
             else:
-                batch, row = divmod(number - self._left_out, self._size)
-            key = batch, self._left_out
-            if (room := self._open.get(key)) is None:
+                batch, row = divmod(number - self._shift, self._size)
+            if (room := self._open.get(batch)) is None:
                 layout = self._layout(step)
                 if layout is None:
                     return []
                 left = len(self._plan) - (number - row)  # a batch may be larger than what there is
-                room = self._open[key] = RowBatch(layout, min(self._size, left), self._memory)
+                room = self._open[batch] = RowBatch(layout, min(self._size, left), self._memory)
             rows.append(BatchRow(room, row))
         return rows
 
@@ -324,5 +336,5 @@ class Rows:
         self._is_stopped = True
 
     def leave_out(self) -> None:
-        """A sample won't come: those that aren't decoded yet move up by one."""
-        self._left_out += 1
+        """A sample won't come: those behind it move up by one, unless batches are parted."""
+        self._left_out += not self._plan.parts_batches

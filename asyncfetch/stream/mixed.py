@@ -531,7 +531,11 @@ class MixedBuilder:
             if given is not None
             for key in given.pictures
         }
-        self._layouts = [self._laid_out(member) for member in range(len(builders))]
+        layouts = [self._laid_out(member) for member in range(len(builders))]
+        # Only pictures lie channels-last, and what is one here may be a column of numbers there.
+        told = [each for each in layouts if each is not None]
+        are_one_way = len({each.pictures for each in told if each.fields == told[0].fields}) <= 1
+        self._layouts = layouts if are_one_way else [None] * len(builders)
 
     @property
     def sample_bytes(self) -> int:
@@ -560,7 +564,7 @@ class MixedBuilder:
             fields[PADDING] = Field("bool")
         pictures = {shape.rename.get(key, key) for key in given.pictures}
         pictures |= {key for key in shape.fill if key in self._pictures}
-        return Layout(fields, frozenset(pictures) & fields.keys())
+        return Layout(fields, frozenset(pictures & fields.keys()))
 
     def build(
         self,

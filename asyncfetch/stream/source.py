@@ -16,7 +16,7 @@ from asyncfetch.decode.backends import choose_backend
 from asyncfetch.errors import AsyncFetchError, ConfigError, NotFound, UsageError
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
-from asyncfetch.ranges import is_whole_number
+from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
@@ -608,8 +608,15 @@ class EpochStream(Generic[SourceT]):
         Args:
             batch_size: Of a ``StreamDataset`` that makes batches; None for single samples.
             num_workers: Of its loader, which reads two batches ahead of each of them.
+
+        With ``pin_memory=True`` rows and batches may take twice as much: torch rounds each tensor up to a power of two.
+
+        Raises:
+            ConfigError: There can't be so many.
         """
-        return MemoryPlan.of(self._source.config, self._source.sample_bytes(), batch_size or 0, num_workers)
+        size = 0 if batch_size is None else whole_number("batch_size", batch_size, least=1)
+        workers = whole_number("num_workers", num_workers, least=0)
+        return MemoryPlan.of(self._source.config, self._source.sample_bytes(), size, workers)
 
     def traffic_plan(self, *, world_size: int = 1, num_workers: int = 0, batch_size: int | None = None) -> TrafficPlan:
         """Return what the next epoch fetches, told from lengths and indexes alone: nothing of it is read.

@@ -167,8 +167,8 @@ class StreamDataset(IterableDataset[Any]):
         self._memory = WorkersMemory.of(source_of(stream))
         self._token = os.urandom(16).hex()
         self._workers_stream: SampleSource[Any] | None = None
-        self._batches_memory: BatchMemory | None = None
-        """The memory for batches of this process, from pass to pass."""
+        self._batches_memory: tuple[int, BatchMemory] | None = None
+        """A process's id and its memory for batches, from pass to pass. A forked child gets memory of its own."""
         self._sent_rank: tuple[int, Placement] | None = None
         """The process's id and its rank, in a spawned worker, which knows nothing of torch.distributed."""
 
@@ -182,8 +182,9 @@ class StreamDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
+        memory = self._memory_of_batches()
         if worker is None:
-            samples = self._source.iterate(self._in_batches(found_placement()), memory=self._memory_of_batches())
+            samples = self._source.iterate(self._in_batches(found_placement()), memory=memory)
         else:
             # A loader draws one seed, and gives each of its workers that and the worker's number.
             loader = worker.seed - worker.id
@@ -196,11 +197,11 @@ class StreamDataset(IterableDataset[Any]):
                     loader, worker.id, worker.num_workers, worker.id if process is None else process
                 )
             samples = self._workers_stream.iterate(
-                self._placement(worker.id, worker.num_workers), loader=loader, memory=self._memory_of_batches()
+                self._placement(worker.id, worker.num_workers), loader=loader, memory=memory
             )
         if self.batch_size is None:
             return samples
-        together = self.collate_fn or partial(_together, memory=self._batches_memory)
+        together = self.collate_fn or partial(_together, memory=memory)
         return _batches(samples, self.batch_size, together, drop_last=self.drop_last)
 
     def _readers_name(self, worker: WorkerInfo) -> str | None:
@@ -210,14 +211,18 @@ class StreamDataset(IterableDataset[Any]):
         return f"{self._token}-{os.getppid()}-{worker.seed - worker.id}"
 
     def _memory_of_batches(self) -> BatchMemory | None:
-        if self.batch_size is not None and self.collate_fn is None and self._batches_memory is None:
-            if get_worker_info() is not None and can_hand_over():
-                self._batches_memory = SlotMemory(MemorySlots())
-            elif self.pin_memory and get_worker_info() is None and torch.cuda.is_available():
-                self._batches_memory = PinnedMemory()
-            else:
-                self._batches_memory = PooledMemory(MemoryPool(self._source.config.decoded_max_bytes, sizes_recur=True))
-        return self._batches_memory
+        if self.batch_size is None or self.collate_fn is not None:
+            return None
+        if self._batches_memory is None or self._batches_memory[0] != os.getpid():
+            self._batches_memory = os.getpid(), self._new_memory()
+        return self._batches_memory[1]
+
+    def _new_memory(self) -> BatchMemory:
+        if get_worker_info() is not None and can_hand_over():
+            return SlotMemory(MemorySlots())
+        if self.pin_memory and get_worker_info() is None and torch.cuda.is_available():
+            return PinnedMemory()
+        return PooledMemory(MemoryPool(self._source.config.decoded_max_bytes, sizes_recur=True))
 
     def _rank(self) -> Placement:
         # A copy for anything but a worker may have been made before its process became a rank.

@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import itertools
+import json
 import multiprocessing
 import os
 import pickle
@@ -20,15 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
 import asyncfetch.torch.dataset as torch_dataset
+from asyncfetch.lerobot import Field
+from asyncfetch.lerobot.samples import SampleBuilder
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.stream import Placement, passes
-from asyncfetch.stream.batch import PooledMemory, Rows
+from asyncfetch.stream.batch import BatchRow, Layout, PooledMemory, Room, RowBatch, Rows
 from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
 from asyncfetch.stream.source import source_of
 from asyncfetch.testing import DatasetTruth, write_dataset
@@ -37,7 +42,7 @@ from asyncfetch.torch import handing_over
 from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from asyncfetch.stream.decode_jobs import DecodeJob
@@ -145,6 +150,25 @@ def test_so_it_is_of_a_mixture(
     assert len(given) == len(expected)
     for batch, some in zip(given, expected, strict=True):
         assert_alike(batch, af.torch.collate(some))
+    mixed.close()
+
+
+def test_a_key_may_be_a_picture_of_one_member_and_numbers_of_another(tmp_path: Path) -> None:
+    for name, camera in (("pictures", TOP), ("numbers", WRIST)):
+        write_dataset(tmp_path / name, episodes=(6, 5), width=64, height=64, cameras=[camera])
+    (path,) = (tmp_path / "numbers/data").rglob("*.parquet")
+    table = pq.read_table(path)
+    numbers = [np.full(3 * 64 * 64, row, np.uint8) for row in range(len(table))]
+    pq.write_table(table.append_column(TOP, pa.array(numbers, pa.list_(pa.uint8()))), path)
+    info = tmp_path / "numbers/meta/info.json"
+    said = json.loads(info.read_text())
+    said["features"][TOP] = {"dtype": "uint8", "shape": [3, 64, 64], "names": None}
+    info.write_text(json.dumps(said))
+    streams = [af.Stream(str(tmp_path / name), features=[TOP]) for name in ("pictures", "numbers")]
+    mixed = af.Mixture(streams, [1, 1], config=af.StreamConfig(**CONFIG))
+    expected = list(together(source_of(mixed).iterate(Placement(), epoch=0), SIZE))
+    for batch, like in zip(af.torch.StreamDataset(mixed, SIZE), expected, strict=True):
+        assert_alike(batch, like)
     mixed.close()
 
 
@@ -565,4 +589,97 @@ def test_what_a_rank_takes_is_known_before(truth: DatasetTruth) -> None:
     assert served[0].batches == batches.batches
     a_batch = batches.batches / 3
     assert served[0].workers - served[1].workers == 9 - a_batch  # one goes, whatever its size
+    for wrong in ({"batch_size": 0}, {"num_workers": -1}, {"num_workers": 1.5}):
+        with pytest.raises(af.ConfigError, match=f"{next(iter(wrong))} must be a whole number"):
+            stream.memory_plan(**wrong)
+    stream.close()
+
+
+@pytest.mark.usefixtures("no_copies")
+def test_workers_that_are_forked_behind_a_pass_here_hand_over_in_memory_of_their_own(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    dataset = af.torch.StreamDataset(stream, SIZE)
+    here, before = next(iter(dataset)), mapped_slots()
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    there = next(iter(loader))
+    assert mapped_slots() > before
+    assert_alike(there, here)
+    stream.close()
+
+
+def test_a_copy_of_a_row_holds_no_other_rows() -> None:
+    """As it stands for a bad sample: of a tensor on memory of torch's own, too, which knows no part of it."""
+    layout = Layout({TOP: Field("uint8", (3, 64, 64)), "task": Field("string")}, frozenset({TOP}))
+
+    class TorchsMemory:
+        def take(self, nbytes: Sequence[int]) -> Room:
+            tensors = [torch.empty(each, dtype=torch.uint8) for each in nbytes]
+            return Room([tensor.numpy() for tensor in tensors], tensors=tensors)
+
+    row = BatchRow(RowBatch(layout, SIZE, TorchsMemory()), 2)
+    row.at(TOP)[:] = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
+    row.put("task", "pick")
+    twin: Any = copy.deepcopy(row)
+    assert_alike(twin, row.sample())
+    assert twin[TOP].untyped_storage().nbytes() == twin[TOP].nbytes
+
+
+class Counting(PooledMemory):
+    """Knows how much is in use: of it, and of what else was counted."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryPool(0))
+        self.in_use = self.most = 0
+
+    def take(self, nbytes: Sequence[int]) -> Room:
+        room = super().take(nbytes)
+        for array in room.arrays:
+            self.count(array)
+        return room
+
+    def count(self, owner: Any) -> None:  # noqa: ANN401
+        self.in_use += owner.nbytes
+        self.most = max(self.most, self.in_use)
+        weakref.finalize(owner, self.give_back, owner.nbytes)
+
+    def give_back(self, nbytes: int) -> None:
+        self.in_use -= nbytes
+
+
+@pytest.mark.parametrize("left_out", [(), (2, 5, 9), range(1, 24, 2)])
+def test_memory_holds_its_bound_where_samples_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: Sequence[int]
+) -> None:
+    """Each moves those behind it up by one, which lie in other batches than before then."""
+    size, sample_bytes = 32, 64 * 64 * 3 + 200
+    write_dataset(
+        tmp_path, episodes=24, width=64, height=64, cameras=[TOP], gop=4, episodes_per_video_file=1, distinct_videos=1
+    )
+    for episode in left_out:
+        next((tmp_path / f"videos/{TOP}").glob(f"*/file-{episode:03d}.mp4")).unlink()
+    monkeypatch.setattr(passes, "JOB_BYTES", 8 * sample_bytes)
+    memory = Counting()
+
+    def build(builder: SampleBuilder, asked: Any) -> Any:  # noqa: ANN401
+        samples = build_samples(builder, asked)
+        for sample in samples:
+            memory.count(sample[TOP])
+        return samples
+
+    def collate(samples: Any) -> Any:  # noqa: ANN401
+        batch = af.torch.collate(samples)
+        memory.count(batch[TOP])
+        return batch
+
+    build_samples = SampleBuilder.build
+    monkeypatch.setattr(SampleBuilder, "build", build)
+    monkeypatch.setattr(torch_dataset, "collate", collate)
+    monkeypatch.setattr(torch_dataset, "PooledMemory", lambda _: memory)
+    config = af.StreamConfig(on_error="skip", decoded_max_bytes=96 * sample_bytes, **CONFIG)
+    stream = af.Stream(str(tmp_path), features=[TOP], config=config)
+    plan = stream.memory_plan(size)
+    lengths = [len(batch["index"]) for batch in af.torch.StreamDataset(stream, size)]
+    assert sum(lengths) == 20 * (24 - len(left_out))
+    assert set(lengths[:-1]) == {size}
+    assert memory.most <= (plan.decoded + plan.batches) * 2**20
     stream.close()
