@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Diagnosis", "Report"]
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 PAGE_COLUMNS = 80
 TRAINER_SHARE = 0.9
 """A share of the time; a consumer that is busy for so much gains a tenth at most by anything that is done here."""
@@ -122,7 +123,7 @@ class Report:
     def waited_share(self) -> float:
         """The share of the time that the consumer waited; of workers, that they had no batch ready, at most."""
         return (
-            1 - _own_seconds(self.waits, self.num_workers) / self.waits.wall_seconds if self.waits.wall_seconds else 0
+            1 - _own_seconds(self.waits, self.num_workers) / self.waits.wall_seconds if self.waits.wall_seconds else 0.0
         )
 
     def as_dict(self) -> dict[str, float]:
@@ -263,7 +264,8 @@ class _Judge:
                 binds=Cause.DISK.key,
                 evidence=f"{told}, because the disk cache is cold: {seen.disk.misses} reads missed it, "
                 f"{seen.disk.hits} hit it",
-                advice="the next epoch reads from it; to fill it in advance, copy it or read the dataset once",
+                advice="the next epoch reads from it what fits into disk_cache_max_bytes, which is "
+                f"{config.disk_cache_max_bytes / GIB:.1f} GiB; to fill it in advance, copy it or read the dataset once",
             )
         if loop >= LOOP_SHARE:
             return self._of_loop(told, loop)
@@ -302,7 +304,9 @@ class _Judge:
         else:
             evidence = f"{told}; first bytes took {fetch.first_byte.p50_seconds * 1e3:.0f} ms "
             evidence += f"(p99 {fetch.first_byte.p99_seconds * 1e3:.0f} ms)"
-        if host is None or host.peak_in_flight * 2 >= host.limit or config.prefetch_episodes >= 64:
+        if host is None:
+            return Diagnosis(binds=cause.key, evidence=evidence)
+        if host.peak_in_flight * 2 >= host.limit or config.prefetch_episodes >= 64:
             return Diagnosis(binds=cause.key, evidence=evidence, advice="no setting helps: more requests aren't faster")
         more = max(2, 2 * config.prefetch_episodes)
         return Diagnosis(
@@ -315,11 +319,12 @@ class _Judge:
     def _huge(self, network: float) -> Diagnosis | None:
         waits = self._waits
         is_huge = waits.largest_bytes >= HUGE_TIMES * waits.other_bytes > 0
+        is_huge = is_huge and waits.longest_wait_episode == waits.largest_episode
         if not is_huge or waits.longest_wait_seconds < HUGE_WAIT_SHARE * max(waits.waited_seconds, network):
             return None
         return Diagnosis(
             binds="episode",
-            evidence=f"{self._share(waits.longest_wait_seconds):.0%} of the time went into waiting for episode "
+            evidence=f"{_share(waits.longest_wait_seconds, waits):.0%} of the whole time went into waiting for episode "
             f"{waits.longest_wait_episode}, which has {waits.largest_bytes / MIB:.0f} MiB; others have "
             f"{waits.other_bytes / MIB:.1f}",
             advice="split it, or leave it out with episodes=; more prefetch_episodes start it earlier",
@@ -413,14 +418,18 @@ class _Judge:
         )
 
     def _of_transform(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
-        workers = max(2, min(8, self._cores))
-        if self._workers:
-            return Diagnosis(binds=cause.key, evidence=share, advice="make it faster, or give the machine more cores")
+        config = self._config
+        shared = (config.decode_threads, config.decoder_cache_size, config.fetch.max_requests_per_host)
+        workers = min(8, self._cores, *(most for most in shared if most is not None))  # each needs one of them
+        if self._workers or workers < 2:
+            more = "use more loader workers (num_workers)" if max(1, self._workers) < self._cores else "use more cores"
+            advice = f"make it faster, or {more}"
+            return Diagnosis(binds=cause.key, evidence=f"{share}, on {self._cores} cores", advice=advice)
         return Diagnosis(
             binds=cause.key,
             evidence=share,
             setting={"num_workers": workers},
-            gain=self._gain(seconds, min(workers, self._cores)),
+            gain=self._gain(seconds, workers),
             advice="Python runs one thread at a time; each loader worker has its own interpreter",
         )
 

@@ -115,7 +115,7 @@ class Waits(Figures):
     telling = ("samples", "wall_seconds", "busy_seconds", "waited_seconds")
     of_moment = (
         "consumers", "least_idle_share", "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes",
-        "other_bytes",
+        "largest_episode", "other_bytes",
     )  # fmt: skip
 
     consumers: int = 0
@@ -148,6 +148,8 @@ class Waits(Figures):
     """Memory of an episode's clips."""
     largest_bytes: float = 0.0
     """That of the largest."""
+    largest_episode: int | None = None
+    """The episode that is the largest."""
     other_bytes: float = 0.0
     """The mean of the others."""
 
@@ -180,6 +182,7 @@ class Waits(Figures):
             longest_wait_seconds=longest.longest_wait_seconds,
             mean_bytes=longest.mean_bytes,
             largest_bytes=longest.largest_bytes,
+            largest_episode=longest.largest_episode,
             other_bytes=longest.other_bytes,
         )
 
@@ -189,7 +192,7 @@ MAX_EPISODES = 64
 _IDLE, _BUSY, _WAITING = 0, 1, 2
 _STATE, _SINCE, _AT, _SAMPLES, _BUSY_SECONDS, _WORKING, _LOOP_BUSY, _LOOP_RAN, _EPISODE, _EPISODE_SECONDS = range(10)
 _SIZES = _EPISODE_SECONDS + 1
-_WORKED_SO_FAR = _SIZES + 3
+_WORKED_SO_FAR = _SIZES + 4
 _CAUSES = _WORKED_SO_FAR + 1
 _START = _CAUSES + len(Cause)
 FIGURES = _START + len(Cause)
@@ -249,17 +252,18 @@ class WaitAccount:
             figures[_BUSY_SECONDS] += now - since
         figures[_STATE] = _IDLE
 
-    def note(self, loop_busy: float, loop_ran: float, sizes: tuple[int, int, int]) -> None:
+    def note(self, loop_busy: float, loop_ran: float, sizes: tuple[int, int, int, int]) -> None:
         """Note the loop's seconds of work, and those of them in which it ran.
 
-        ``sizes`` says how many episodes have how many bytes, the largest how many of them.
+        ``sizes`` says how many episodes have how many bytes, the largest how many of them, and which one that is.
         """
-        figures, (episodes, total_bytes, largest_bytes) = self.figures, sizes
+        figures, (episodes, total_bytes, largest_bytes, largest) = self.figures, sizes
         figures[_LOOP_BUSY] += loop_busy
         figures[_LOOP_RAN] += loop_ran
         figures[_SIZES] = total_bytes / episodes if episodes else 0.0
         figures[_SIZES + 1] = largest_bytes
         figures[_SIZES + 2] = (total_bytes - largest_bytes) / (episodes - 1) if episodes > 1 else 0.0
+        figures[_SIZES + 3] = largest
 
     def note_worked(self, worked: float) -> None:
         """Note the consumer's seconds of work since the last answer, where it hasn't asked again."""
@@ -335,6 +339,7 @@ class WaitAccount:
             longest_wait_seconds=figures[_EPISODE_SECONDS],
             mean_bytes=figures[_SIZES],
             largest_bytes=figures[_SIZES + 1],
+            largest_episode=int(figures[_SIZES + 3]) if figures[_SIZES + 1] else None,
             other_bytes=figures[_SIZES + 2],
         )
 

@@ -9,6 +9,7 @@ from array import array
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anyio
@@ -90,6 +91,10 @@ class PassStatistics(Figures):
     """The consumer's time, by what it went to."""
 
 
+FAILURE_COLUMNS = 400
+"""The most of an error that a report repeats."""
+
+
 class PassFigures:
     """Figures of a pass, while it lasts and after it: of its consumer's time, and of what it reads.
 
@@ -142,7 +147,10 @@ class PassFigures:
 
     def fail(self, error: BaseException) -> None:
         """Keep the error that ended the pass, for reports."""
-        self._failure = f"{type(error).__name__}: {error}"
+        told = f"{type(error).__name__}: {error}".removesuffix(": ")
+        self._failure = shorten(told, FAILURE_COLUMNS, placeholder="...")
+        if self._page is not None:
+            self._page.fail(self._failure)
 
     def begin(self, statistics: Callable[[], DatasetStatistics], path: Callable[[], Iterable[WaitStep]]) -> None:
         """Count what is read from now on, by the statistics of what it is read from; on the loop."""
