@@ -31,6 +31,10 @@ LOOP_RAN_SHARE = 0.2
 that takes a core had 0.22 to 0.49, and everything else 0.03 to 0.11."""
 HUGE_WAIT_SHARE, HUGE_TIMES = 0.4, 4.0
 """One episode binds where so much of the wait was for it, and it is so many times as long as the others."""
+WAITING_CORES, PARALLEL_CORES = 0.5, 1.3
+"""Cores that a process's transforms keep busy or wait for, and cores that they keep busy. Python's interpreter runs one
+thread at a time: those that hold it keep one core busy together. Those that keep more let go of it, and those that keep
+less, and don't wait for one, wait for something else. Made on purpose, these had 0.1 to 0.4, those 1.1 to 1.6."""
 _NETWORK = (Cause.LIMIT, Cause.FIRST_BYTE, Cause.BODIES)
 _WORDS = {
     Cause.OPENING: "metadata and indexes",
@@ -419,12 +423,24 @@ class _Judge:
 
     def _of_transform(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         config = self._config
+        busy = self._waits.transform_ran_seconds / max(self._wall_seconds, 1e-9)
+        share += f", which kept {busy * max(1, self._waits.consumers):.1f} of {self._cores} cores busy"
+        threads = 0 if self._seen is None else self._seen.decode.threads
+        if self._waits.transform_worked_seconds < WAITING_CORES * self._wall_seconds and threads:
+            decoding = self._seconds.get(Cause.DECODING, 0.0)  # in the same threads
+            return Diagnosis(
+                binds=cause.key,
+                evidence=share,
+                setting={"decode_threads": 2 * threads},
+                gain=self._gain(seconds + decoding, 2),
+                advice="it waits for something itself, such as a lock, a disk or a host, in each of these threads",
+            )
         shared = (config.decode_threads, config.decoder_cache_size, config.fetch.max_requests_per_host)
         workers = min(8, self._cores, *(most for most in shared if most is not None))  # each needs one of them
-        if self._workers or workers < 2:
-            more = "use more loader workers (num_workers)" if max(1, self._workers) < self._cores else "use more cores"
-            advice = f"make it faster, or {more}"
-            return Diagnosis(binds=cause.key, evidence=f"{share}, on {self._cores} cores", advice=advice)
+        if self._workers or workers < 2 or busy > PARALLEL_CORES:
+            are_idle = busy <= PARALLEL_CORES and max(1, self._workers) < self._cores
+            more = "use more loader workers (num_workers)" if are_idle else "use more cores"
+            return Diagnosis(binds=cause.key, evidence=share, advice=f"make it faster, or {more}")
         return Diagnosis(
             binds=cause.key,
             evidence=share,

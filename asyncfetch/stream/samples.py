@@ -502,7 +502,10 @@ class RunningPass:
             worked, ran = self._worked_seconds, self._ran_seconds
             self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
             self._figures.account.note(
-                self._worked_seconds - worked, self._ran_seconds - ran, self._ahead.prefetcher.sizes
+                self._worked_seconds - worked,
+                self._ran_seconds - ran,
+                self._ahead.prefetcher.sizes,
+                self._ahead.transform_seconds,
             )
             now = time.perf_counter()
             self._account.give(now, self.latest_path, self._delivery.samples - before)

@@ -135,7 +135,14 @@ def test_quantiles_add_up_as_if_one_histogram_had_counted_all() -> None:
     assert together.buckets == both.snapshot().buckets
 
 
-def of(by_cause: Mapping[Cause, float], busy: float = 0.0, workers: int = 0, mean_bytes: float = 0.0) -> Report:
+def of(
+    by_cause: Mapping[Cause, float],
+    busy: float = 0.0,
+    workers: int = 0,
+    mean_bytes: float = 0.0,
+    transform_cores: float = 1.0,
+    statistics: object = None,
+) -> Report:
     consumers = max(1, workers)
     parts = dict.fromkeys(Cause, 0.0) | {cause: part * consumers for cause, part in by_cause.items()}
     waits = Waits(
@@ -145,10 +152,12 @@ def of(by_cause: Mapping[Cause, float], busy: float = 0.0, workers: int = 0, mea
         busy_seconds=busy * consumers,
         least_idle_share=busy * consumers / (sum(parts.values()) + busy * consumers),
         by_cause=parts,
+        transform_worked_seconds=transform_cores * (sum(parts.values()) + busy * consumers),
+        transform_ran_seconds=transform_cores * (sum(parts.values()) + busy * consumers),
         mean_bytes=mean_bytes,
         largest_bytes=2 * mean_bytes,
     )
-    return Report.of(waits, None, StreamConfig(), num_workers=workers)
+    return Report.of(waits, statistics, StreamConfig(), num_workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -324,20 +333,29 @@ def test_a_cold_disk_cache_promises_no_more_than_it_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "workers", "setting", "advice"),
+    ("cores", "workers", "transform_cores", "setting", "advice"),
     [
-        (16, 0, {"num_workers": 8}, "its own interpreter"),
-        (2, 0, {"num_workers": 2}, "its own interpreter"),
-        (1, 0, {}, "make it faster, or use more cores"),
-        (16, 1, {}, "make it faster, or use more loader workers (num_workers)"),
-        (16, 16, {}, "make it faster, or use more cores"),
+        (16, 0, 1.0, {"num_workers": 8}, "its own interpreter"),
+        (2, 0, 0.8, {"num_workers": 2}, "its own interpreter"),
+        (1, 0, 1.0, {}, "make it faster, or use more cores"),
+        (16, 1, 1.0, {}, "make it faster, or use more loader workers (num_workers)"),
+        (16, 16, 1.0, {}, "make it faster, or use more cores"),
+        (2, 0, 1.8, {}, "make it faster, or use more cores"),  # it lets others run Python
+        (2, 0, 0.1, {"decode_threads": 4}, "in each of these threads"),  # it computes nothing
     ],
 )
-def test_a_transform_gets_processes_where_there_are_cores_for_them(
-    monkeypatch: pytest.MonkeyPatch, cores: int, workers: int, setting: dict[str, int], advice: str
+def test_what_helps_a_transform_depends_on_what_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    workers: int,
+    transform_cores: float,
+    setting: dict[str, int],
+    advice: str,
 ) -> None:
     monkeypatch.setattr("asyncfetch.observe.report.usable_cpus", lambda: cores)
-    verdict = of({Cause.TRANSFORM: 5, Cause.DECODING: 1}, workers=workers).verdict
+    statistics = SimpleNamespace(decode=SimpleNamespace(threads=2))
+    by_cause = {Cause.TRANSFORM: 5.0, Cause.DECODING: 1.0}
+    verdict = of(by_cause, workers=workers, transform_cores=transform_cores, statistics=statistics).verdict
     assert (verdict.binds, verdict.setting) == ("transform", setting)
     assert verdict.advice.endswith(advice)
     assert (verdict.gain > 1.5) == bool(setting)

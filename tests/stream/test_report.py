@@ -157,6 +157,21 @@ def test_a_slow_transform_binds_and_its_setting_is_workers(truth: DatasetTruth) 
     assert "num_workers=" in str(report)
 
 
+def test_a_transform_that_computes_nothing_gets_threads(truth: DatasetTruth) -> None:
+    stream = af.Stream(truth.root, transform=doze, config=config(decode_threads=2))
+    assert sum(1 for _ in stream) == truth.num_frames
+    report = stream.report()
+    stream.close()
+    assert (report.verdict.binds, report.verdict.setting) == ("transform", {"decode_threads": 4})
+    assert report.waits.transform_worked_seconds < report.waits.wall_seconds / 2
+
+
+def doze(sample: dict[str, Any]) -> dict[str, Any]:
+    """Wait, as for another service."""
+    time.sleep(0.08)
+    return sample
+
+
 def spin(sample: dict[str, Any]) -> dict[str, Any]:
     """Hold the interpreter for a while."""
     until = time.perf_counter() + 0.02
