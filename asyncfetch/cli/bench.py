@@ -42,8 +42,11 @@ MAX_RANGES = 4096
 RESIDENT_EPISODES, RESIDENT_SECONDS = 16, 3.0
 ALONE_SECONDS = 30.0
 """The most that all of this may take."""
+INTERRUPTED = "it was interrupted"
 AGAIN_SECONDS = 5.0
 """The time until an end is asked for again: one that is raised where something is collected, is lost."""
+DAY_SECONDS = 24 * 3600.0
+"""The longest stream. A timer can't be set to any number of seconds."""
 BATCH_SIZE = 32
 """Samples in a batch of a loader worker."""
 
@@ -106,7 +109,9 @@ async def time_samples(
 
 def bench(
     source: Annotated[str, typer.Argument(metavar="URL", help="The dataset: a directory or a URL.")],
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long to stream, including the start.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, max=DAY_SECONDS, help="How long to stream, including the start.")
+    ] = 20.0,
     num_workers: Annotated[int, typer.Option(min=0, help="Loader workers; 0 streams in this process.")] = 0,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -127,10 +132,13 @@ def bench(
         report, times, is_interrupted = _stream(source, config, seconds, num_workers, progress)
         alone = Alone()
         if is_interrupted:
-            alone.trouble = "it was interrupted"
+            alone.trouble = INTERRUPTED
         elif times:
             status.update("measuring the link and the decoders")
-            anyio.run(partial(_measure_alone, source, config, alone))
+            try:
+                anyio.run(partial(_measure_alone, source, config, alone))
+            except KeyboardInterrupt:
+                alone.trouble, is_interrupted = INTERRUPTED, True
         else:
             alone.trouble = "no sample came"
     told = {
@@ -232,6 +240,10 @@ def _stream(
                             progress(len(times), now - started)
         except KeyboardInterrupt:
             is_interrupted = True
+        except AsyncFetchError as error:
+            if num_workers:  # torch has put the worker's traceback before what it says
+                raise type(error)(str(error).rstrip().rpartition("\n")[2].partition(": ")[2]) from None
+            raise
         latest = report()
         if epochs > 1:
             latest = Report.of(latest.all_waits, latest.all_statistics, config, num_workers=latest.num_workers)
@@ -316,6 +328,11 @@ def _require_plot(path: Path) -> None:
         raise MissingDependency("--plot needs matplotlib: pip install matplotlib")
     if not path.parent.is_dir():
         raise ConfigError(f"--plot={path}: there is no directory {path.parent}; make it, or name a file elsewhere")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in formats:
+        raise ConfigError(f"--plot={path}: there is no format {path.suffix}; name a file that ends with .png, say")
 
 
 def _plot(times: Sequence[float], path: Path, title: str) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Diagnosis", "Report"]
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 PAGE_COLUMNS = 80
 TRAINER_SHARE = 0.9
 """A share of the time; a consumer that is busy for so much gains a tenth at most by anything that is done here."""
@@ -30,6 +31,10 @@ LOOP_RAN_SHARE = 0.15
 that takes a core had 0.19 to 0.49, and everything else 0.03 to 0.11."""
 HUGE_WAIT_SHARE, HUGE_TIMES = 0.4, 4.0
 """One episode binds where so much of the wait was for it, and it is so many times as long as the others."""
+WAITING_CORES, PARALLEL_CORES = 0.5, 1.3
+"""Cores that a process's transforms keep busy or wait for, and cores that they keep busy. Python's interpreter runs one
+thread at a time: those that hold it keep one core busy together. Those that keep more let go of it, and those that keep
+less, and don't wait for one, wait for something else. Made on purpose, these had 0.1 to 0.4, those 1.1 to 1.6."""
 _NETWORK = (Cause.LIMIT, Cause.FIRST_BYTE, Cause.BODIES)
 _WORDS = {
     Cause.OPENING: "metadata and indexes",
@@ -122,7 +127,7 @@ class Report:
     def waited_share(self) -> float:
         """The share of the time that the consumer waited; of workers, that they had no batch ready, at most."""
         return (
-            1 - _own_seconds(self.waits, self.num_workers) / self.waits.wall_seconds if self.waits.wall_seconds else 0
+            1 - _own_seconds(self.waits, self.num_workers) / self.waits.wall_seconds if self.waits.wall_seconds else 0.0
         )
 
     def as_dict(self) -> dict[str, float]:
@@ -263,7 +268,8 @@ class _Judge:
                 binds=Cause.DISK.key,
                 evidence=f"{told}, because the disk cache is cold: {seen.disk.misses} reads missed it, "
                 f"{seen.disk.hits} hit it",
-                advice="the next epoch reads from it; to fill it in advance, copy it or read the dataset once",
+                advice="the next epoch reads from it what fits into disk_cache_max_bytes, which is "
+                f"{config.disk_cache_max_bytes / GIB:.1f} GiB; to fill it in advance, copy it or read the dataset once",
             )
         if loop >= LOOP_SHARE:
             return self._of_loop(told, loop)
@@ -302,7 +308,9 @@ class _Judge:
         else:
             evidence = f"{told}; first bytes took {fetch.first_byte.p50_seconds * 1e3:.0f} ms "
             evidence += f"(p99 {fetch.first_byte.p99_seconds * 1e3:.0f} ms)"
-        if host is None or host.peak_in_flight * 2 >= host.limit or config.prefetch_episodes >= 64:
+        if host is None:
+            return Diagnosis(binds=cause.key, evidence=evidence)
+        if host.peak_in_flight * 2 >= host.limit or config.prefetch_episodes >= 64:
             return Diagnosis(binds=cause.key, evidence=evidence, advice="no setting helps: more requests aren't faster")
         more = max(2, 2 * config.prefetch_episodes)
         return Diagnosis(
@@ -315,11 +323,12 @@ class _Judge:
     def _huge(self, network: float) -> Diagnosis | None:
         waits = self._waits
         is_huge = waits.largest_bytes >= HUGE_TIMES * waits.other_bytes > 0
+        is_huge = is_huge and waits.longest_wait_episode == waits.largest_episode
         if not is_huge or waits.longest_wait_seconds < HUGE_WAIT_SHARE * max(waits.waited_seconds, network):
             return None
         return Diagnosis(
             binds="episode",
-            evidence=f"{self._share(waits.longest_wait_seconds):.0%} of the time went into waiting for episode "
+            evidence=f"{_share(waits.longest_wait_seconds, waits):.0%} of the whole time went into waiting for episode "
             f"{waits.longest_wait_episode}, which has {waits.largest_bytes / MIB:.0f} MiB; others have "
             f"{waits.other_bytes / MIB:.1f}",
             advice="split it, or leave it out with episodes=; more prefetch_episodes start it earlier",
@@ -413,14 +422,30 @@ class _Judge:
         )
 
     def _of_transform(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
-        workers = max(2, min(8, self._cores))
-        if self._workers:
-            return Diagnosis(binds=cause.key, evidence=share, advice="make it faster, or give the machine more cores")
+        config = self._config
+        busy = self._waits.transform_ran_seconds / max(self._wall_seconds, 1e-9)
+        share += f", which kept {busy * max(1, self._waits.consumers):.1f} of {self._cores} cores busy"
+        threads = 0 if self._seen is None else self._seen.decode.threads
+        if self._waits.transform_worked_seconds < WAITING_CORES * self._wall_seconds and threads:
+            decoding = self._seconds.get(Cause.DECODING, 0.0)  # in the same threads
+            return Diagnosis(
+                binds=cause.key,
+                evidence=share,
+                setting={"decode_threads": 2 * threads},
+                gain=self._gain(seconds + decoding, 2),
+                advice="it waits for something itself, such as a lock, a disk or a host, in each of these threads",
+            )
+        shared = (config.decode_threads, config.decoder_cache_size, config.fetch.max_requests_per_host)
+        workers = min(8, self._cores, *(most for most in shared if most is not None))  # each needs one of them
+        if self._workers or workers < 2 or busy > PARALLEL_CORES:
+            are_idle = busy <= PARALLEL_CORES and max(1, self._workers) < self._cores
+            more = "use more loader workers (num_workers)" if are_idle else "use more cores"
+            return Diagnosis(binds=cause.key, evidence=share, advice=f"make it faster, or {more}")
         return Diagnosis(
             binds=cause.key,
             evidence=share,
             setting={"num_workers": workers},
-            gain=self._gain(seconds, min(workers, self._cores)),
+            gain=self._gain(seconds, workers),
             advice="Python runs one thread at a time; each loader worker has its own interpreter",
         )
 

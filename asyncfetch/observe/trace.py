@@ -71,6 +71,7 @@ class Tracer:
         self._flushed_at = time.perf_counter()
         self._named: set[int] = set()
         self._lanes: dict[str, tuple[int, list[int], Iterator[int]]] = {}
+        self._episodes_until: list[float] = []
         self._is_full = False
         self.add({"name": "process_name", "ph": "M", "args": {"name": f"asyncfetch, process {self._pid}"}}, LOOP)
 
@@ -114,17 +115,24 @@ class Tracer:
             self.span("body", first_byte[1], now, lane, name)
 
     def episode(self, episode: int, since: float, until: float, weights: Mapping[Cause, float]) -> None:
-        """Add an episode's way into memory, beside those of others: a pair of events that the number holds together."""
-        told = {f"{cause.key}_ms": 1e3 * seconds for cause, seconds in weights.items()}
+        """Add an episode's way into memory, beside those of others: a pair of events that a number holds together.
+
+        It isn't the episode's: another pass or dataset may have that one on its way, too.
+        """
+        told = {"episode": episode} | {f"{cause.key}_ms": 1e3 * seconds for cause, seconds in weights.items()}
+        with self._lock:
+            rows = self._episodes_until
+            row = next((row for row, end in enumerate(rows) if end <= since), len(rows))
+            rows[row : row + 1] = [until]
         for phase, at in (("b", since), ("e", until)):
             event = {
                 "name": "episode",
                 "ph": phase,
-                "id": f"{self._pid}.{episode}",
+                "id": f"{self._pid}.{row}",
                 "ts": _microseconds(at),
                 "args": told,
             }
-            self.add(event | {"args": {"episode": episode, **told}}, LOOP, "loop")
+            self.add(event, LOOP, "loop")
 
     def waits(self, lane: int, since: float, until: float, path: Iterable[WaitStep]) -> None:
         """Add a consumer's wait, cut where what it waited for came along, each piece called by its largest cause."""

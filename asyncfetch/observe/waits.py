@@ -115,7 +115,7 @@ class Waits(Figures):
     _telling = ("samples", "wall_seconds", "busy_seconds", "waited_seconds")
     _of_moment = (
         "consumers", "least_idle_share", "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes",
-        "other_bytes",
+        "largest_episode", "other_bytes",
     )  # fmt: skip
 
     consumers: int = 0
@@ -132,6 +132,10 @@ class Waits(Figures):
     """Time in which the loop's thread ran or waited for a core, of all of the time."""
     loop_ran_seconds: float = 0.0
     """That part of it in which it ran."""
+    transform_worked_seconds: float = 0.0
+    """Time in which decode threads ran, or waited for a core, in the user's own functions; of all threads together."""
+    transform_ran_seconds: float = 0.0
+    """That part of it in which they ran."""
     least_idle_share: float = 0.0
     """Share of the time after its first sample, or of all of a short run, in which a consumer's thread had nothing to
     do and waited for nothing; of several the least. Workers whose batches a loader takes in turns stand still for the
@@ -148,6 +152,8 @@ class Waits(Figures):
     """Memory of an episode's clips."""
     largest_bytes: float = 0.0
     """That of the largest."""
+    largest_episode: int | None = None
+    """The episode that is the largest."""
     other_bytes: float = 0.0
     """The mean of the others."""
 
@@ -173,6 +179,8 @@ class Waits(Figures):
             working_seconds=sum(one.working_seconds for one in each),
             loop_busy_seconds=sum(one.loop_busy_seconds for one in each),
             loop_ran_seconds=sum(one.loop_ran_seconds for one in each),
+            transform_worked_seconds=sum(one.transform_worked_seconds for one in each),
+            transform_ran_seconds=sum(one.transform_ran_seconds for one in each),
             least_idle_share=min((one.least_idle_share for one in each if one.consumers), default=0.0),
             by_cause={cause: sum(one.by_cause.get(cause, 0.0) for one in each) for cause in Cause},
             start_by_cause={cause: sum(one.start_by_cause.get(cause, 0.0) for one in each) for cause in Cause},
@@ -180,6 +188,7 @@ class Waits(Figures):
             longest_wait_seconds=longest.longest_wait_seconds,
             mean_bytes=longest.mean_bytes,
             largest_bytes=longest.largest_bytes,
+            largest_episode=longest.largest_episode,
             other_bytes=longest.other_bytes,
         )
 
@@ -189,7 +198,8 @@ MAX_EPISODES = 64
 _IDLE, _BUSY, _WAITING = 0, 1, 2
 _STATE, _SINCE, _AT, _SAMPLES, _BUSY_SECONDS, _WORKING, _LOOP_BUSY, _LOOP_RAN, _EPISODE, _EPISODE_SECONDS = range(10)
 _SIZES = _EPISODE_SECONDS + 1
-_WORKED_SO_FAR = _SIZES + 3
+_TRANSFORM = _SIZES + 4
+_WORKED_SO_FAR = _TRANSFORM + 2
 _CAUSES = _WORKED_SO_FAR + 1
 _START = _CAUSES + len(Cause)
 FIGURES = _START + len(Cause)
@@ -249,17 +259,21 @@ class WaitAccount:
             figures[_BUSY_SECONDS] += now - since
         figures[_STATE] = _IDLE
 
-    def note(self, loop_busy: float, loop_ran: float, sizes: tuple[int, int, int]) -> None:
-        """Note the loop's seconds of work, and those of them in which it ran.
+    def note(
+        self, loop_busy: float, loop_ran: float, sizes: tuple[int, int, int, int], transform: tuple[float, float]
+    ) -> None:
+        """Note the loop's seconds of work, and those of them in which it ran; and both in transforms, so far.
 
-        ``sizes`` says how many episodes have how many bytes, the largest how many of them.
+        ``sizes`` says how many episodes have how many bytes, the largest how many of them, and which one that is.
         """
-        figures, (episodes, total_bytes, largest_bytes) = self.figures, sizes
+        figures, (episodes, total_bytes, largest_bytes, largest) = self.figures, sizes
         figures[_LOOP_BUSY] += loop_busy
         figures[_LOOP_RAN] += loop_ran
         figures[_SIZES] = total_bytes / episodes if episodes else 0.0
         figures[_SIZES + 1] = largest_bytes
         figures[_SIZES + 2] = (total_bytes - largest_bytes) / (episodes - 1) if episodes > 1 else 0.0
+        figures[_SIZES + 3] = largest
+        figures[_TRANSFORM], figures[_TRANSFORM + 1] = transform
 
     def note_worked(self, worked: float) -> None:
         """Note the consumer's seconds of work since the last answer, where it hasn't asked again."""
@@ -328,6 +342,8 @@ class WaitAccount:
             working_seconds=working_seconds,
             loop_busy_seconds=figures[_LOOP_BUSY],
             loop_ran_seconds=figures[_LOOP_RAN],
+            transform_worked_seconds=figures[_TRANSFORM],
+            transform_ran_seconds=figures[_TRANSFORM + 1],
             least_idle_share=idle_seconds / told_seconds if told_seconds > 0 else 0.0,
             by_cause={cause: waited[cause] for cause in Cause},
             start_by_cause={cause: start[cause] for cause in Cause},
@@ -335,6 +351,7 @@ class WaitAccount:
             longest_wait_seconds=figures[_EPISODE_SECONDS],
             mean_bytes=figures[_SIZES],
             largest_bytes=figures[_SIZES + 1],
+            largest_episode=int(figures[_SIZES + 3]) if figures[_SIZES + 1] else None,
             other_bytes=figures[_SIZES + 2],
         )
 

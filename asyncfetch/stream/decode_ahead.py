@@ -172,6 +172,11 @@ class DecodeAhead:
         """True once ``leave`` was called."""
         return self._left.is_set()
 
+    @property
+    def transform_seconds(self) -> tuple[float, float]:
+        """See Builder."""
+        return self._builder.transform_seconds
+
     async def wait(self) -> bool:
         """Wait until the next micro-batch is decoded, for ``take``; False at the end. Cancelled, it loses nothing."""
         while not (self._queue or self._produced_all or self.is_left):

@@ -56,6 +56,8 @@ class Published:
     """The consumers' time of all passes that were counted on the page."""
     all_statistics: DatasetStatistics | None = None
     """Statistics since the worker opened its dataset, and the counts of those that had the page before."""
+    failure: str = ""
+    """The error that ended the pass, in words."""
 
     def without_hosts(self) -> Published:
         """Return the same without what is known of each host."""
@@ -74,6 +76,7 @@ class FiguresPage:
         """Numbers in which the worker's account counts."""
         self._head = memory[_FIGURES_BYTES:_PICKLED_AT].cast("d")
         self._before: DatasetStatistics | None = None
+        self._failure = ""
 
     @classmethod
     @contextmanager
@@ -102,7 +105,7 @@ class FiguresPage:
     def begin_pass(self, now: float) -> Waits:
         """Count another pass of this process from now on; returns what was counted of those before."""
         told = self.published()
-        head = self._head
+        head, self._failure = self._head, ""
         head[_PROCESS], head[_BEGUN_AT] = os.getpid(), now
         self._write(Published(None, told.all_waits, told.all_statistics))
         return told.all_waits
@@ -111,7 +114,12 @@ class FiguresPage:
         """Write a snapshot: of the pass, of all passes, and since the dataset was opened."""
         if self._before is not None:
             all_statistics = sum_of(all_statistics, self._before)
-        self._write(Published(statistics, all_waits, all_statistics))
+        self._write(Published(statistics, all_waits, all_statistics, self._failure))
+
+    def fail(self, failure: str) -> None:
+        """Write that the pass has failed."""
+        self._failure = failure
+        self._write(replace(self.published(), failure=failure))
 
     def _write(self, told: Published) -> None:
         """One that is too long goes without what is known of each host."""

@@ -19,7 +19,7 @@ from asyncfetch.lerobot import DatasetEngine, EpisodeCacheStatistics, Field, LeR
 from asyncfetch.observe.waits import Cause
 from asyncfetch.runtime.concurrently import gather, kept
 from asyncfetch.stream.batch import BatchRow, Layout
-from asyncfetch.stream.job_builder import PADDING, FailedSample, divided, mark_padding, transformed
+from asyncfetch.stream.job_builder import PADDING, FailedSample, TransformTime, divided, mark_padding, transformed
 from asyncfetch.stream.order import Step
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.protocols import Origin
@@ -524,6 +524,7 @@ class MixedBuilder:
         self._transform = transform
         self._marks_padding = marks_padding
         self._weights: Mapping[Cause, float] = {}
+        self._transform_time = TransformTime(transform)
         self._given = [builder.layout() for builder in builders]
         self._pictures = {
             shape.rename.get(key, key)
@@ -548,6 +549,13 @@ class MixedBuilder:
         """See Builder."""
         each = [self._weights, *(builder.weights for builder in self._builders)]
         return {cause: sum(weights.get(cause, 0.0) for weights in each) for cause in (Cause.DECODING, Cause.TRANSFORM)}
+
+    @property
+    def transform_seconds(self) -> tuple[float, float]:
+        """See Builder."""
+        each = [builder.transform_seconds for builder in self._builders]
+        own = self._transform_time
+        return own.worked_seconds + sum(worked for worked, _ in each), own.ran_seconds + sum(ran for _, ran in each)
 
     def layout(self, step: Step) -> Layout | None:
         """See Builder."""
@@ -585,12 +593,13 @@ class MixedBuilder:
                 into = [self._shapes[member].row(rows[place], given.fields) for place in those]
             built = self._builders[member].build([steps[place] for place in those], episodes, is_given_up, into)
             built_at = time.perf_counter()
-            for place, result in zip(those, built, strict=True):
-                if is_given_up():
-                    return results
-                if rows is not None and isinstance(result, BatchRow):
-                    result = rows[place]
-                results[place] = self._finish(member, steps[place], result)
+            with self._transform_time.counted():
+                for place, result in zip(those, built, strict=True):
+                    if is_given_up():
+                        return results
+                    if rows is not None and isinstance(result, BatchRow):
+                        result = rows[place]
+                    results[place] = self._finish(member, steps[place], result)
             if self._transform is not None:
                 self._weights = divided(self._weights, 0.0, time.perf_counter() - built_at)
         return results

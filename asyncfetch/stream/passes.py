@@ -206,8 +206,12 @@ class Samples(AsyncOnly, Generic[R]):
         self._figures.account.wait(time.perf_counter())
         async with AsyncExitStack() as stack:
             stack.callback(self._end)
-            opened = await stack.enter_async_context(self._opener())
-            running = await stack.enter_async_context(self._start(opened))
+            try:
+                opened = await stack.enter_async_context(self._opener())
+                running = await stack.enter_async_context(self._start(opened))
+            except BaseException as error:
+                self._figures.fail(error)
+                raise
             self._stack = stack.pop_all()
         return SamplePass(running)
 

@@ -126,7 +126,7 @@ class EpisodePrefetcher:
         self._on_full, self._on_arrival = on_full, on_arrival
         self.coming = 0
         """Episodes admitted that aren't here yet."""
-        self._weighed = self._weighed_bytes = self._weighed_frames = self._largest_bytes = 0
+        self._weighed = self._weighed_bytes = self._weighed_frames = self._largest_bytes = self._largest = 0
         self._paid = reader.clip_budget.share(self._grant)
         self._slots: dict[int, _Slot] = {}
         self._ahead = 0  # of these
@@ -174,9 +174,9 @@ class EpisodePrefetcher:
         return slot.held
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """The number of episodes that were weighed, what they weigh together, and what the heaviest does."""
-        return self._weighed, self._weighed_bytes, self._largest_bytes
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The number of episodes that were weighed, what they weigh together and the heaviest does, and which it is."""
+        return self._weighed, self._weighed_bytes, self._largest_bytes, self._largest
 
     def has(self, episode: int) -> bool:
         """Return whether ``get`` of the episode, which ``use`` announced, needs no wait."""
@@ -332,7 +332,8 @@ class EpisodePrefetcher:
         self._weighed += 1
         self._weighed_bytes += size_bytes
         self._weighed_frames += origin.dataset.episodes[origin.episode].length
-        self._largest_bytes = max(self._largest_bytes, size_bytes)
+        if size_bytes > self._largest_bytes:
+            self._largest_bytes, self._largest = size_bytes, episode
         if size_bytes > self._paid.budget.max_bytes:
             raise self._no_room(episode, size_bytes)
 

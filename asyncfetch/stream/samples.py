@@ -9,6 +9,7 @@ from array import array
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anyio
@@ -91,6 +92,10 @@ class PassStatistics(Figures):
     """The consumer's time, by what it went to."""
 
 
+FAILURE_COLUMNS = 400
+"""The most of an error that a report repeats."""
+
+
 class PassFigures:
     """Figures of a pass, while it lasts and after it: of its consumer's time, and of what it reads.
 
@@ -143,7 +148,10 @@ class PassFigures:
 
     def fail(self, error: BaseException) -> None:
         """Keep the error that ended the pass, for reports."""
-        self._failure = f"{type(error).__name__}: {error}"
+        told = f"{type(error).__name__}: {error}".removesuffix(": ")
+        self._failure = shorten(told, FAILURE_COLUMNS, placeholder="...")
+        if self._page is not None:
+            self._page.fail(self._failure)
 
     def begin(self, statistics: Callable[[], DatasetStatistics], path: Callable[[], Iterable[WaitStep]]) -> None:
         """Count what is read from now on, by the statistics of what it is read from; on the loop."""
@@ -495,7 +503,10 @@ class RunningPass:
             worked, ran = self._worked_seconds, self._ran_seconds
             self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
             self._figures.account.note(
-                self._worked_seconds - worked, self._ran_seconds - ran, self._ahead.prefetcher.sizes
+                self._worked_seconds - worked,
+                self._ran_seconds - ran,
+                self._ahead.prefetcher.sizes,
+                self._ahead.transform_seconds,
             )
             now = time.perf_counter()
             self._account.give(now, self.latest_path, self._delivery.samples - before)

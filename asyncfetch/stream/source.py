@@ -236,11 +236,12 @@ class SampleSource(ABC, Generic[R]):
             opened = session.opened()
         except BaseException as error:
             figures.fail(error)
+            figures.opened()
+            figures.close()
             if isinstance(error, NotFound):  # most often a typing error: the way to it tells nothing
                 raise error.with_traceback(None) from None
             raise
-        finally:
-            figures.opened()
+        figures.opened()
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
         is_followed = epoch is None and (loader is None or self._passes > 0)
         iterator = partial(

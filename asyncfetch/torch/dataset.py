@@ -357,6 +357,7 @@ class StreamDataset(IterableDataset[Any]):
                 _sum([page.statistics() for page in pages]),
                 self._source.config,
                 num_workers=pages[0].num_workers,
+                failure=next((failure for page in pages if (failure := page.published().failure)), ""),
             )
         return replace(report, all_waits=all_waits, all_statistics=all_statistics)
 

@@ -9,12 +9,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from typer.testing import CliRunner
 
 from asyncfetch.cli import bench
 from asyncfetch.cli.app import app
 from asyncfetch.config import StreamConfig
+from asyncfetch.errors import ConfigError, NotFound
 from asyncfetch.testing import Fault, RangeServer, write_dataset
 
 if TYPE_CHECKING:
@@ -145,3 +147,41 @@ def test_an_interrupt_ends_the_stream_and_not_the_report(tmp_path: Path, workers
     assert is_interrupted
     assert report.waits.samples > 0
     assert times
+
+
+def test_an_interrupt_while_the_link_is_measured_loses_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = write_dataset(tmp_path / "one", episodes=(4, 5), codec="h264", width=96, height=64)
+
+    async def measure(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await anyio.sleep(20)
+
+    monkeypatch.setattr(bench, "_measure", measure)
+    done = CliRunner().invoke(app, ["bench", str(truth.root), "--seconds", "1"])
+    assert done.exit_code == 130, done.output
+    assert " samples in " in done.stdout
+    assert "the rest isn't measured: it was interrupted" in done.stdout
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e12", "0", "-3", "soon"])
+def test_a_time_that_cannot_be_is_refused(tmp_path: Path, seconds: str) -> None:
+    done = CliRunner().invoke(app, ["bench", str(tmp_path), "--seconds", seconds])
+    assert done.exit_code == 2
+    assert "Invalid value for" in done.output
+    assert "--seconds" in done.output
+
+
+def test_a_plot_of_a_format_that_nobody_draws_is_refused_before_it_takes_time(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["bench", str(tmp_path), "--plot", str(tmp_path / "out.xyz")])
+    assert isinstance(done.exception, ConfigError)
+    assert "no format .xyz" in str(done.exception)
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_dataset_that_is_not_there_is_an_error_of_one_line(tmp_path: Path, workers: str) -> None:
+    done = CliRunner().invoke(app, ["bench", str(tmp_path / "nowhere"), "--num-workers", workers])
+    assert isinstance(done.exception, NotFound)
+    assert "\n" not in str(done.exception)
+    assert "nowhere" in str(done.exception)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.config import FetchConfig, StreamConfig
+from asyncfetch.config import FetchConfig, StreamConfig, config_share
 from asyncfetch.errors import FetchError
 from asyncfetch.fetch import Fetcher
-from asyncfetch.observe import Histogram
+from asyncfetch.observe import Histogram, Quantiles
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import FIGURES, Cause, Meter, WaitAccount, Waits, WaitStep, metered, running_meter
@@ -136,7 +136,14 @@ def test_quantiles_add_up_as_if_one_histogram_had_counted_all() -> None:
     assert together.buckets == both.snapshot().buckets
 
 
-def of(by_cause: Mapping[Cause, float], busy: float = 0.0, workers: int = 0, mean_bytes: float = 0.0) -> Report:
+def of(
+    by_cause: Mapping[Cause, float],
+    busy: float = 0.0,
+    workers: int = 0,
+    mean_bytes: float = 0.0,
+    transform_cores: float = 1.0,
+    statistics: object = None,
+) -> Report:
     consumers = max(1, workers)
     parts = dict.fromkeys(Cause, 0.0) | {cause: part * consumers for cause, part in by_cause.items()}
     waits = Waits(
@@ -146,10 +153,12 @@ def of(by_cause: Mapping[Cause, float], busy: float = 0.0, workers: int = 0, mea
         busy_seconds=busy * consumers,
         least_idle_share=busy * consumers / (sum(parts.values()) + busy * consumers),
         by_cause=parts,
+        transform_worked_seconds=transform_cores * (sum(parts.values()) + busy * consumers),
+        transform_ran_seconds=transform_cores * (sum(parts.values()) + busy * consumers),
         mean_bytes=mean_bytes,
         largest_bytes=2 * mean_bytes,
     )
-    return Report.of(waits, None, StreamConfig(), num_workers=workers)
+    return Report.of(waits, statistics, StreamConfig(), num_workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +188,7 @@ def test_a_report_of_nothing_says_that_nothing_has_begun() -> None:
     report = Report.of(Waits(), None, StreamConfig())
     assert str(report) == "no pass has begun in this process"
     assert report.as_dict()["samples"] == report.as_dict()["samples_per_second"] == 0.0
+    assert all(isinstance(value, float) for value in report.as_dict().values())
 
 
 def test_a_gain_is_no_more_than_the_consumer_could_take() -> None:
@@ -277,3 +287,86 @@ def test_work_of_a_consumer_that_has_not_asked_again_counts_once() -> None:
     account.wait(5.0, 3.0)
     account.note_worked(9.0)  # it isn't busy
     assert account.snapshot(6.0).working_seconds == 3.0
+
+
+def waited_for_one(episode: int) -> Report:
+    """Of hosts, for 60 s until the first sample came, and for 40 s in the 70 s after it; episode 3 is huge."""
+    waits = Waits(
+        consumers=1,
+        samples=5,
+        wall_seconds=130.0,
+        busy_seconds=30.0,
+        by_cause={Cause.BODIES: 100.0},
+        start_by_cause={Cause.BODIES: 60.0},
+        longest_wait_episode=episode,
+        longest_wait_seconds=65.0,
+        largest_bytes=50e6,
+        largest_episode=3,
+        other_bytes=1e6,
+    )
+    fetch = SimpleNamespace(hosts={}, bytes=10**6, body=Quantiles(), first_byte=Quantiles())
+    return Report.of(waits, SimpleNamespace(fetch=fetch, disk=None), StreamConfig())
+
+
+def test_the_wait_for_a_huge_episode_is_a_share_of_the_time_that_it_is_in() -> None:
+    verdict = waited_for_one(3).verdict
+    assert verdict.binds == "episode"
+    assert verdict.evidence.startswith("50% of the whole time went into waiting for episode 3, which has 48 MiB")
+
+
+def test_an_episode_that_was_waited_for_is_not_huge_because_another_one_is() -> None:
+    assert waited_for_one(4).verdict.binds == "bodies"
+
+
+def test_of_hosts_that_nobody_knows_nothing_is_said() -> None:
+    verdict = waited_for_one(4).verdict
+    assert not verdict.setting
+    assert not verdict.advice
+
+
+def test_a_cold_disk_cache_promises_no_more_than_it_holds() -> None:
+    fetch = SimpleNamespace(hosts={}, bytes=10**6, body=Quantiles(), first_byte=Quantiles())
+    statistics = SimpleNamespace(fetch=fetch, disk=SimpleNamespace(hits=1, misses=9))
+    waits = Waits(consumers=1, samples=5, wall_seconds=10.0, by_cause={Cause.BODIES: 9.0})
+    verdict = Report.of(waits, statistics, StreamConfig(disk_cache_max_bytes=3 * 1024**3)).verdict
+    assert verdict.binds == "disk"
+    assert "what fits into disk_cache_max_bytes, which is 3.0 GiB" in verdict.advice
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "transform_cores", "setting", "advice"),
+    [
+        (16, 0, 1.0, {"num_workers": 8}, "its own interpreter"),
+        (2, 0, 0.8, {"num_workers": 2}, "its own interpreter"),
+        (1, 0, 1.0, {}, "make it faster, or use more cores"),
+        (16, 1, 1.0, {}, "make it faster, or use more loader workers (num_workers)"),
+        (16, 16, 1.0, {}, "make it faster, or use more cores"),
+        (2, 0, 1.8, {}, "make it faster, or use more cores"),  # it lets others run Python
+        (2, 0, 0.1, {"decode_threads": 4}, "in each of these threads"),  # it computes nothing
+    ],
+)
+def test_what_helps_a_transform_depends_on_what_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    workers: int,
+    transform_cores: float,
+    setting: dict[str, int],
+    advice: str,
+) -> None:
+    monkeypatch.setattr("asyncfetch.observe.report.usable_cpus", lambda: cores)
+    statistics = SimpleNamespace(decode=SimpleNamespace(threads=2))
+    by_cause = {Cause.TRANSFORM: 5.0, Cause.DECODING: 1.0}
+    verdict = of(by_cause, workers=workers, transform_cores=transform_cores, statistics=statistics).verdict
+    assert (verdict.binds, verdict.setting) == ("transform", setting)
+    assert verdict.advice.endswith(advice)
+    assert (verdict.gain > 1.5) == bool(setting)
+
+
+def test_no_more_workers_are_proposed_than_share_a_setting_that_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncfetch.observe.report.usable_cpus", lambda: 16)
+    waits = of({Cause.TRANSFORM: 5}).waits
+    for config in (StreamConfig(decode_threads=3), StreamConfig(fetch=FetchConfig(max_requests_per_host=3))):
+        [(name, workers)] = Report.of(waits, None, config).verdict.setting.items()
+        assert (name, workers) == ("num_workers", 3)
+        config_share(config, workers)
+    assert not Report.of(waits, None, StreamConfig(decode_threads=1)).verdict.setting

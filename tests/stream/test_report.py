@@ -157,6 +157,21 @@ def test_a_slow_transform_binds_and_its_setting_is_workers(truth: DatasetTruth) 
     assert "num_workers=" in str(report)
 
 
+def test_a_transform_that_computes_nothing_gets_threads(truth: DatasetTruth) -> None:
+    stream = af.Stream(truth.root, transform=doze, config=config(decode_threads=2))
+    assert sum(1 for _ in stream) == truth.num_frames
+    report = stream.report()
+    stream.close()
+    assert (report.verdict.binds, report.verdict.setting) == ("transform", {"decode_threads": 4})
+    assert report.waits.transform_worked_seconds < report.waits.wall_seconds / 2
+
+
+def doze(sample: dict[str, Any]) -> dict[str, Any]:
+    """Wait, as for another service."""
+    time.sleep(0.08)
+    return sample
+
+
 def spin(sample: dict[str, Any]) -> dict[str, Any]:
     """Hold the interpreter for a while."""
     until = time.perf_counter() + 0.02
@@ -218,6 +233,46 @@ def test_a_stream_of_no_samples_and_one_of_no_dataset_say_so(truth: DatasetTruth
         assert (report.verdict.advice, report.verdict.setting, report.as_dict()["samples"]) == ("", {}, 0.0)
 
 
+async def test_a_pass_whose_dataset_is_not_there_says_so(tmp_path: Path) -> None:
+    stream = af.Stream(tmp_path / "nowhere")
+    with pytest.raises(af.NotFound):
+        async with stream.samples():
+            pass
+    told = stream.report().verdict.evidence
+    assert "the pass ended by NotFound: " in told
+    assert "no sample has come; " in told
+
+
+def test_a_dataset_that_is_asked_for_again_and_again_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    stream = af.Stream(tmp_path / "nowhere")
+    with trace(path):
+        for _ in range(3):
+            with pytest.raises(af.NotFound):
+                iter(stream)
+    waited = stream.report().all_waits.wall_seconds
+    assert waited > stream.report().waits.wall_seconds > 0
+    assert stream.report().all_waits.wall_seconds == waited
+    assert stream._source.figures is not None
+    assert stream._source.figures.handed_on()[1] == []
+    events = json.loads(path.read_text().rstrip(",\n") + "]")
+    lanes = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert [lane for lane in lanes if lane.startswith(CONSUMER)] == [CONSUMER]
+
+
+def test_a_report_repeats_a_long_error_in_part(truth: DatasetTruth) -> None:
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("line\n" * 10_000)
+
+    stream = af.Stream(truth.root, transform=fail, config=config())
+    with pytest.raises(ValueError, match="line"):
+        list(stream)
+    report = stream.report()
+    stream.close()
+    assert "the pass ended by ValueError: line line " in report.verdict.evidence
+    assert len(str(report)) < 1_500
+
+
 def test_a_host_that_fails_at_first_is_seen_as_retries(truth: DatasetTruth) -> None:
     videos = [f"/{path.relative_to(truth.root)}" for path in truth.root.rglob("*.mp4")]
     faults = [FaultOnce(path, Fault.status(503, retry_after=1)) for path in videos]
@@ -260,6 +315,21 @@ def test_the_process_of_serve_samples_is_seen_while_it_runs_and_after_it(truth: 
     assert batches.statistics() == report.all_statistics
     assert totals == sorted(totals)
     assert totals[-1] - totals[-2] == truth.num_frames
+
+
+@pytest.mark.usefixtures("programs_are_warm")
+def test_what_ended_the_pass_of_serve_samples_is_told(truth: DatasetTruth) -> None:
+    stream = af.Stream(truth.root, transform=refuse, config=config())
+    with serve_samples(stream, batch_size=4) as batches:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="refused"):
+                list(batches)
+            assert "the pass ended by ValueError: refused" in batches.report().verdict.evidence
+
+
+def refuse(sample: dict[str, Any]) -> dict[str, Any]:
+    """Take no sample."""
+    raise ValueError("refused")
 
 
 def test_a_trace_has_lanes_of_requests_decoding_and_waits_and_no_secret(truth: DatasetTruth, tmp_path: Path) -> None:
@@ -403,6 +473,23 @@ def test_spans_of_a_trace_end_where_the_next_ones_begin(tmp_path: Path) -> None:
     assert len(spans) == 200
     for first_byte, body in zip(spans[::2], spans[1::2], strict=True):
         assert first_byte["ts"] + first_byte["dur"] == body["ts"]
+
+
+def test_episodes_of_two_passes_are_told_apart_though_their_numbers_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    tracer = Tracer(str(path))
+    for since, until in [(1.0, 4.0), (2.0, 5.0), (4.0, 6.0), (1.5, 2.5)]:
+        tracer.episode(7, since, until, {Cause.BODIES: until - since})
+    tracer.close()
+    events = [json.loads(line.rstrip(",\n")) for line in path.read_text().splitlines()]
+    by_id: dict[str, list[tuple[int, str]]] = {}
+    for event in events:
+        if event["ph"] in "be":
+            by_id.setdefault(event["id"], []).append((event["ts"], event["ph"]))
+            assert event["args"] == {"episode": 7, "bodies_ms": event["args"]["bodies_ms"]}
+    assert sorted(len(each) for each in by_id.values()) == [2, 2, 4]
+    for each in by_id.values():  # a viewer takes an end for that of what began last
+        assert [phase for _, phase in sorted(each, key=lambda event: event[0])] == ["b", "e"] * (len(each) // 2)
 
 
 def test_passes_side_by_side_are_all_counted(truth: DatasetTruth) -> None:

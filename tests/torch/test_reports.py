@@ -149,3 +149,17 @@ def tell(dataset: af.torch.StreamDataset, connection: Connection) -> None:
     before: tuple[Any, ...] = str(dataset.report()), str(dataset.stream.report()), dataset.statistics() is None
     next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
     connection.send((*before, dataset.report().num_workers))
+
+
+def test_what_ended_a_workers_pass_is_told(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), transform=refuse, config=CONFIG)
+    dataset = af.torch.StreamDataset(stream)
+    with pytest.raises(ValueError, match="refused"):
+        list(DataLoader(dataset, batch_size=None, num_workers=1))
+    assert "the pass ended by ValueError: refused" in dataset.report().verdict.evidence
+    stream.close()
+
+
+def refuse(sample: dict[str, Any]) -> dict[str, Any]:
+    """Take no sample."""
+    raise ValueError("refused")

@@ -405,6 +405,7 @@ class ServedBatches:
             num_workers=page.num_workers,
             all_waits=told.all_waits,
             all_statistics=told.all_statistics,
+            failure=told.failure,
         )
 
     def memory_plan(self) -> MemoryPlan:
