@@ -6,7 +6,7 @@ and nothing unused stays open. What this asks of a decoder is that it frees itse
 torchcodec's do.
 
 The lock guards dictionaries and numbers only. Opening happens outside it, once for a key, whatever the number of
-threads that ask; so does the freeing of what was evicted.
+threads that ask; so does the freeing of what was evicted. No SharedLRU, whose waiters need a loop.
 """
 
 from __future__ import annotations
@@ -104,8 +104,6 @@ class _State(Generic[DecoderT]):
 
 class DecoderCache(Generic[DecoderT]):
     """Least recently used decoders go first. Safe to use from any thread.
-
-    No SharedLRU: decode threads wait here, which have no loop, and the number of decoders is bounded, too.
 
     Decoders evicted while in use are outside the bounds until they are let go of: at most one a thread that decodes.
 
