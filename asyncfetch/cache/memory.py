@@ -208,7 +208,8 @@ T = TypeVar("T")
 class SharedCalls:
     """Concurrent calls of one key share one execution, as SingleFlight says, which ends with the task group.
 
-    It waits at limiters in the line of the first who called, and is urgent as soon as one of them is.
+    It waits at limiters in the line of the first who called, and is urgent as soon as one of them is: of limiters
+    SingleFlight, in the runtime, knows nothing.
     """
 
     def __init__(self, task_group: TaskGroup) -> None:

@@ -6,7 +6,7 @@ and nothing unused stays open. What this asks of a decoder is that it frees itse
 torchcodec's do.
 
 The lock guards dictionaries and numbers only. Opening happens outside it, once for a key, whatever the number of
-threads that ask; so does the freeing of what was evicted.
+threads that ask; so does the freeing of what was evicted. No SharedLRU, whose waiters need a loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
@@ -22,8 +21,8 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.observe import Figures
 from asyncfetch.ranges import whole_number
-from asyncfetch.runtime.concurrently import copied, kept
 from asyncfetch.runtime.memory_pool import trim_heap
+from asyncfetch.runtime.single_flight import SharedFuture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -90,7 +89,7 @@ class _State(Generic[DecoderT]):
     lock: threading.Lock = field(default_factory=threading.Lock)
     held: OrderedDict[Hashable, tuple[DecoderT, int]] = field(default_factory=OrderedDict)
     """Decoders with their bytes; the least recently used comes first."""
-    opening: dict[Hashable, Future[DecoderT]] = field(default_factory=dict)
+    opening: dict[Hashable, SharedFuture[DecoderT]] = field(default_factory=dict)
     nbytes: int = 0
     let_go_bytes: int = 0
     """Bytes let go since the heap was trimmed."""
@@ -155,14 +154,11 @@ class DecoderCache(Generic[DecoderT]):
                 return found[0]
             flight, leads = state.opening.get(key), False
             if flight is None:
-                flight, leads = state.opening.setdefault(key, Future()), True
+                flight, leads = state.opening.setdefault(key, SharedFuture()), True
             state.hits += not leads
             state.misses += leads
         if leads:
             return self._open(state, key, open, flight)
-        error = flight.exception()
-        if error is not None:
-            raise copied(error)
         return flight.result()
 
     def _open(
@@ -170,7 +166,7 @@ class DecoderCache(Generic[DecoderT]):
         state: _State[DecoderT],
         key: Hashable,
         open: Callable[[], DecoderT],  # noqa: A002
-        flight: Future[DecoderT],
+        flight: SharedFuture[DecoderT],
     ) -> DecoderT:
         try:
             decoder = open()
@@ -178,7 +174,7 @@ class DecoderCache(Generic[DecoderT]):
         except BaseException as error:
             with state.lock:
                 _forget(state, key, flight)
-            flight.set_exception(kept(error))
+            flight.fail(error)
             raise
         with state.lock:
             if _forget(state, key, flight):
@@ -272,7 +268,7 @@ class DecoderCache(Generic[DecoderT]):
         return f"<DecoderCache{closed} {now.size}/{now.max_size} decoders, {now.nbytes}/{now.max_bytes} bytes>"
 
 
-def _forget(state: _State[DecoderT], key: Hashable, flight: Future[DecoderT]) -> bool:
+def _forget(state: _State[DecoderT], key: Hashable, flight: SharedFuture[DecoderT]) -> bool:
     """End a flight; False where discard, clear or close ended it already, and its decoder isn't to be kept."""
     if state.opening.get(key) is not flight:
         return False

@@ -65,7 +65,8 @@ class DecodePool:
 
     A turn is a number, the lowest is next, and calls of the same one are taken as they came. A pass over a stream
     counts its samples from the ``turn`` on that the pool has when it begins: so what its consumer needs first goes
-    before what was ready earlier and is needed later, and passes side by side get on alike.
+    before what was ready earlier and is needed later, and passes side by side get on alike. Anyio's threads would take
+    calls as they came.
 
     A thread that is done takes the next call by itself. Nobody has to wake it: on busy cores the loop would take its
     time, and a thread that is woken for each call mostly begins it on its waker's core while another one is idle.

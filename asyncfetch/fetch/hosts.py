@@ -139,6 +139,7 @@ class HostStatistics(Figures):
     read."""
 
 
+# What it has in common with HostStatistics is said again: a base's fields would come first, in tables too.
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FetchStatistics(Figures):
     """A fetcher at one moment. Sums and quantiles cover hosts that ``hosts`` has forgotten, too."""

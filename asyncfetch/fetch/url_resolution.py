@@ -120,6 +120,8 @@ class _KeptAddress(Generic[V]):
 
 
 class _Lookup(Generic[V]):
+    """A search under way. No SharedCall: who searches gets the error as it was raised, see ``_shared``."""
+
     __slots__ = ("error", "found", "landed")
 
     def __init__(self) -> None:

@@ -45,6 +45,8 @@ __all__ = ["DECODERS_SHARE", "TABLES_SHARE", "Budget", "DatasetEngine", "Share",
 class Budget:
     """A bound in bytes, divided by who takes first. Nobody waits in it. Belongs to one thread.
 
+    No ReservationQueue: who waits there doesn't find out that it waits for what it holds itself, and can't fail.
+
     Args:
         max_bytes: Most that all shares together hold.
     """
@@ -206,7 +208,8 @@ class DatasetEngine:
         self.clip_budget = Budget(self.clips.max_bytes)
         """What passes have paid for clips."""
         self.room: ReservationQueue[None, None] = ReservationQueue(LeasedLRU(self.clips.max_bytes))
-        """In the byte cache: for all clips of an episode, before the first is asked for."""
+        """In the byte cache: for all clips of an episode, before the first is asked for. Its LRU stays empty: the byte
+        cache itself sets room aside clip by clip."""
         self.decoders = _decoder_cache(config, self._decoder_bytes)
         self.decoder_keys: dict[CacheKey, set[tuple[object, ...]]] = {}
         """Keys that the clips' decoders may be kept by, by the clip's key in the byte cache, as long as that has it."""

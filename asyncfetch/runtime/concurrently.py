@@ -110,7 +110,10 @@ async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
 
 
 class Eventual(Generic[T]):
-    """A call under way in somebody's task group. An error of ours is kept for those who ask for the result."""
+    """A call under way in somebody's task group. An error of ours is kept for those who ask for the result.
+
+    No SharedCall: it is under way before anybody asks.
+    """
 
     def __init__(self, tasks: TaskGroup, call: Callable[[], Awaitable[T]]) -> None:
         self._done = anyio.Event()

@@ -30,8 +30,8 @@ from anyio._backends._asyncio import WorkerThread
 
 from asyncfetch.errors import ClosedError, WrongLoop, anew
 from asyncfetch.runtime.cancellation import was_cancelled
-from asyncfetch.runtime.concurrently import copied, kept
 from asyncfetch.runtime.fork import ForkGuard, leave_openssl, running_loop, stand_still_at_forks
+from asyncfetch.runtime.single_flight import SharedFuture
 from asyncfetch.runtime.threads import begin_exit, call_on, close_executor_here_at_exit, hold_daemon_at_exit
 
 if TYPE_CHECKING:
@@ -444,7 +444,7 @@ class LoopThread:
 class BackgroundContext(Generic[T]):
     """Enters it on a loop thread, and leaves it there in the very task that entered it, as task groups insist on.
 
-    Closing the thread leaves it as well.
+    Closing the thread leaves it as well. No SharedCall: threads wait for its value, which have no loop.
 
     Args:
         thread: Where it lives.
@@ -455,7 +455,7 @@ class BackgroundContext(Generic[T]):
     def __init__(self, thread: LoopThread, make: Callable[[], AbstractAsyncContextManager[T]], *, name: str) -> None:
         self._guard = ForkGuard(name)
         self._thread = thread
-        self._entered: Future[T] = Future()
+        self._entered: SharedFuture[T] = SharedFuture()
         self._leave: Future[Callable[[], object]] = Future()
         entered, leave = self._entered, self._leave  # not self: the thread must not keep its owner alive
         self._call = thread.start(_keep, make, entered, leave)
@@ -468,11 +468,9 @@ class BackgroundContext(Generic[T]):
 
     def value(self) -> T:
         """Return what entering gave; waits for it. Raises what entering raised, or ClosedError."""
-        error = self._entered.exception()
-        if error is None:
-            return self._entered.result()
-        hold_daemon_at_exit()
-        raise copied(error)
+        if self._entered.exception() is not None:
+            hold_daemon_at_exit()
+        return self._entered.result()
 
     def leave(self) -> None:
         """Leave it and wait until that is done; raises what leaving raises.
@@ -486,7 +484,7 @@ class BackgroundContext(Generic[T]):
 
 async def _keep(
     make: Callable[[], AbstractAsyncContextManager[Any]],
-    entered: Future[Any],
+    entered: SharedFuture[Any],
     leave: Future[Callable[[], object]],
 ) -> None:
     left = anyio.Event()
@@ -494,7 +492,7 @@ async def _keep(
         try:
             value = await stack.enter_async_context(make())
         except Exception as error:  # noqa: BLE001 - it is for those who ask for the value
-            entered.set_exception(kept(error))
+            entered.fail(error)
             return
         leave.set_result(left.set)
         entered.set_result(value)

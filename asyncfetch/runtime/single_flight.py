@@ -1,9 +1,13 @@
-"""Calls of several who ask for the same at a time, made once: by an owner, by one of them, or into a bounded LRU."""
+"""Calls of several who ask for the same at a time, made once: by an owner, by one of them, or into a bounded LRU.
+
+SingleFlight, SharedCall and SharedLRU are for tasks of one loop, SharedFuture is for threads.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ["LRUPart", "SharedCall", "SharedLRU", "SingleFlight", "Weighed"]
+__all__ = ["LRUPart", "SharedCall", "SharedFuture", "SharedLRU", "SingleFlight", "Weighed"]
 
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
@@ -178,6 +182,21 @@ class SharedCall(Generic[T]):
             left.set()
 
 
+class SharedFuture(Future[T]):
+    """A future that several threads wait for. Each gets an error of its own."""
+
+    def fail(self, error: BaseException) -> None:
+        """End it by an error, of which a copy is kept that no frame hangs on."""
+        self.set_exception(kept(error))
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for what it brings and return that, or raise its error."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise copied(error)
+        return super().result()
+
+
 class Weighed(Protocol):
     """Knows its own weight."""
 
@@ -191,6 +210,11 @@ W = TypeVar("W", bound=Weighed)
 
 
 class _Load(Generic[W]):
+    """A load under way.
+
+    No SharedCall: who loads gets the error as it was raised, and one that isn't ours is told to nobody else.
+    """
+
     __slots__ = ("error", "landed", "value")
 
     def __init__(self) -> None:
@@ -206,6 +230,9 @@ class SharedLRU(Generic[K, W]):
     all who wait, each its own copy, and the next call tries again. Where the loading task is cancelled, one of those
     who wait starts over. A value heavier than the whole bound is handed out and not kept. For one loop; not
     thread-safe.
+
+    A LeasedLRU counts what callers hold and what is on its way, too. What is only to be bounded in number, and not
+    loaded, is an OrderedDict where it is used: it takes two lines.
 
     Args:
         max_bytes: Bound on the weight of what is kept. What callers hold or load isn't counted.

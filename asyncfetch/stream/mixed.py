@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -492,14 +492,7 @@ class OpenMixture:
     def statistics(self) -> DatasetStatistics:
         """Return those of the engine; of the episode caches their sum."""
         each = [dataset.statistics() for dataset in self.datasets]
-        episodes = EpisodeCacheStatistics(
-            hits=sum(one.episodes.hits for one in each),
-            misses=sum(one.episodes.misses for one in each),
-            held=sum(one.episodes.held for one in each),
-            kept=sum(one.episodes.kept for one in each),
-            kept_bytes=sum(one.episodes.kept_bytes for one in each),
-        )
-        return replace(each[0], episodes=episodes)
+        return replace(each[0], episodes=reduce(EpisodeCacheStatistics.plus, (one.episodes for one in each)))
 
 
 class MixedBuilder:

@@ -89,6 +89,7 @@ class SampleSource(ABC, Generic[R]):
         """The page to which figures are written for another process to read, if one does."""
         self.known_identity: Mapping[str, Any] = {}
         """Identity of what the latest pass read, here or elsewhere: see EpochProgress. A mixture counts on from it."""
+        # Of the latest pass. Not one value: these four don't end together.
         self._progress: EpochProgress | None = None
         """Progress of the latest pass, while it lasts."""
         self._latest: tuple[Turn, PassPlan] | None = None
@@ -147,9 +148,8 @@ class SampleSource(ABC, Generic[R]):
 
     def over(self, opened: R) -> Self:
         """The same, of what is open already; it counts the same epochs."""
-        twin = copy.copy(self)
+        twin = self._unread()
         twin._opened = opened
-        twin._session = twin._progress = twin._waiting = twin._latest = twin.latest_plan = twin.figures = None
         return twin
 
     # Epochs and passes.
@@ -445,16 +445,20 @@ class SampleSource(ABC, Generic[R]):
 
         With a name that only those of one loader have, they read as one: see ``RankReader``.
         """
-        twin = copy.copy(self)
+        twin = self._unread()
         twin.config = WorkerConfig.of(self.config, workers, readers_name)
+        return twin
+
+    def _unread(self) -> Self:
+        """Return a copy that no pass has read."""
+        twin = copy.copy(self)
         twin._session = twin._progress = twin._waiting = twin._latest = twin.latest_plan = twin.figures = None
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
         if self.transform is not None and goes_to_own_child():
             _check_goes_along(self.transform)
-        own = ("_session", "_progress", "_waiting", "_latest", "latest_plan", "workers_memory", "figures", "page")
-        return self.__dict__ | dict.fromkeys(own)
+        return self._unread().__dict__ | {"workers_memory": None, "page": None}
 
     def __copy__(self) -> Self:
         twin = self.__class__.__new__(self.__class__)

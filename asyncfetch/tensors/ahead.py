@@ -66,6 +66,7 @@ class Ahead:
         self._ready: dict[int, Any] = {}
         self._fetching: set[int] = set()  # on the spot
         self._coming: dict[int, anyio.Event] = {}
+        # No ReservationQueue: one task alone waits, and what is larger than the bound has its turn, too.
         self._held_bytes: dict[int, int] = {}
         self._freed = anyio.Event()
         self.chunks = 0

@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
@@ -534,7 +534,7 @@ class TensorClient:
         engine = session.statistics()
         kept = self._buffer.statistics()
         return ClientStatistics(
-            **{field.name: getattr(kept, field.name) for field in fields(kept)},
+            **asdict(kept),
             fetched=session.fetched,
             fetched_bytes=session.fetched_bytes,
             shared_reads=session.shared_reads,

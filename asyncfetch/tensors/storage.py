@@ -322,6 +322,8 @@ class ShardUpload:
 class ShardStorage:
     """Frames by id. What is asked for or stored gets its full time again; what isn't in ``ttl_seconds`` is forgotten.
 
+    No LeasedLRU: nothing is evicted to make room, so what doesn't fit is refused.
+
     Args:
         max_bytes: Bound on all frames, those under way included.
         ttl_seconds: How long a shard lives after it was last stored or read; None for ever. Reads through shared memory

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import pytest
 
 from asyncfetch.errors import ClosedError
-from asyncfetch.runtime.single_flight import SingleFlight
+from asyncfetch.runtime.single_flight import SharedFuture, SingleFlight
 
 
 class Work:
@@ -218,3 +219,16 @@ async def test_a_failure_of_an_abandoned_flight_is_none_of_the_next_one() -> Non
             unwinds.set()
             await settle()
             assert await flights.run("a", second) == 7
+
+
+def test_threads_that_wait_for_a_future_each_get_an_error_of_their_own() -> None:
+    future: SharedFuture[int] = SharedFuture()
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(future.result) for _ in range(2)]
+        with pytest.raises(OSError, match="it broke") as raised:
+            raise OSError(5, "it broke")
+        future.fail(raised.value)
+        first, second = (each.exception() for each in waiting)
+    assert first is not second
+    assert repr(first) == repr(second) == repr(OSError(5, "it broke"))
+    assert future.exception().__traceback__ is None  # type: ignore[union-attr]  # no frame hangs on what is kept

@@ -5,7 +5,8 @@ it. A handle that is collected may be collected anywhere, under this very lock t
 into ``dropped``, whose ``put`` may be called from anywhere; a thread of its own takes it from there.
 
 All threads are daemons that hold the engine and never the pool: a forgotten pool is collected, which ends them, and
-none of them can keep an interpreter from exiting.
+none of them can keep an interpreter from exiting. Those of a ThreadPoolExecutor would, and it has no thread more for
+who waits.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class StagedLazy(Lazy[T]):
             if isinstance(found, StagingFlight):
                 if not found.done():
                     return found
-                self._finish(found.stored())
+                self._finish(found.result())
             elif found is None or claim is None:
                 self._finish(self._binding.read())  # the pool was closed
             elif (data := found.read()) is not None:

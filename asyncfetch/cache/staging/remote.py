@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import tarfile
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,9 @@ from asyncfetch.errors import (
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.objects import difference, strong_etag
 from asyncfetch.fetch.urls import hidden, join_url
-from asyncfetch.runtime.concurrently import copied, kept
 from asyncfetch.runtime.loop_thread import BackgroundContext, LoopThread
 from asyncfetch.runtime.memory_pool import allocate
+from asyncfetch.runtime.single_flight import SharedFuture
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -50,7 +50,7 @@ class ThreadFetcher:
         self.config = config or FetchConfig()
         self._closed = False
         # By process: what a child finds of its parent's is a loop without its thread. Adding is atomic.
-        self._sessions: dict[int, Future[_RemoteSession]] = {}
+        self._sessions: dict[int, SharedFuture[_RemoteSession]] = {}
 
     def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
         """Do as RangeReader.fetch."""
@@ -81,21 +81,15 @@ class ThreadFetcher:
         if self._closed:
             raise ClosedError("this store is closed: make a new one")
         process = os.getpid()
-        mine: Future[_RemoteSession] = Future()
+        mine: SharedFuture[_RemoteSession] = SharedFuture()
         session = self._sessions.setdefault(process, mine)
         if session is mine:  # the first of the threads starts it
-            self._start(process, mine)
-        error = session.exception()
-        if error is not None:
-            raise copied(error)
+            try:
+                mine.set_result(_RemoteSession(self.config))
+            except BaseException as error:  # noqa: BLE001 - it is raised to everybody who waits for it, the caller too
+                self._sessions.pop(process, None)
+                mine.fail(error)
         return session.result()
-
-    def _start(self, process: int, session: Future[_RemoteSession]) -> None:
-        try:
-            session.set_result(_RemoteSession(self.config))
-        except BaseException as error:  # noqa: BLE001 - it is raised to everybody who waits for it, the caller too
-            self._sessions.pop(process, None)
-            session.set_exception(kept(error))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.config,)
@@ -235,7 +229,9 @@ class TarStore(SplitStore[bytes]):
         self._path = _path(self._urls)
         self._fetcher = ThreadFetcher(config)
         self._index: _Index | None = None
-        self._searches: dict[int, Future[_Index]] = {}  # by process: a child's threads can't wait for the parent's
+        # By process: a child's threads can't wait for the parent's. A ThreadFetcher keeps its sessions in such futures;
+        # an index goes along to a child, and may be made anew, so these end with their search.
+        self._searches: dict[int, SharedFuture[_Index]] = {}
 
     @property
     def path(self) -> str:
@@ -281,21 +277,18 @@ class TarStore(SplitStore[bytes]):
         if index is not None:
             return index
         process = os.getpid()
-        mine: Future[_Index] = Future()
+        mine: SharedFuture[_Index] = SharedFuture()
         search = self._searches.setdefault(process, mine)
         if search is mine:  # the first of the threads searches; after an error the next one does
             try:
                 index = self._index = _search(self._fetcher, self._urls)
             except BaseException as error:
                 del self._searches[process]  # first: who is told of it may ask again at once
-                mine.set_exception(kept(error))
+                mine.fail(error)
                 raise
             del self._searches[process]
             mine.set_result(index)
             return index
-        failure = search.exception()
-        if failure is not None:
-            raise copied(failure)
         return search.result()
 
     def __enter__(self) -> Self:

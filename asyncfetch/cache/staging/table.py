@@ -26,13 +26,12 @@ Every method is called under the pool's lock and returns at once; what it return
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from asyncfetch.runtime.concurrently import copied, kept
+from asyncfetch.runtime.single_flight import SharedFuture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -54,6 +53,8 @@ __all__ = [
 
 class Quota:
     """Two bounds, taken from before anything is written. Nobody waits in it. Guarded by the engine's lock.
+
+    No LeasedLRU: a staged file is never evicted, but removed with its last reference.
 
     Args:
         max_bytes: Most bytes that all reservations together hold.
@@ -123,19 +124,8 @@ class StagingPhase(Enum):
     ENDED = "ended"
 
 
-class StagingFlight(Future["StoredFile"]):
+class StagingFlight(SharedFuture["StoredFile"]):
     """A read under way, and then what it brought, for as long as a handle may ask for it again."""
-
-    def fail(self, error: BaseException) -> None:
-        """End it by an error, which is kept as long as a handle may ask for it: so no frame may hang on it."""
-        self.set_exception(kept(error))
-
-    def stored(self) -> StoredFile:
-        """Return what it brought, or raises its error, to each one of its own; once it is done."""
-        error = self.exception()
-        if error is not None:
-            raise copied(error)
-        return self.result()
 
 
 class StagedEntry:

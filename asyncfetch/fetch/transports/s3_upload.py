@@ -2,6 +2,9 @@
 
 An object is there whole or not at all, that much S3 promises. What it doesn't do is to clean up: the parts of an upload
 that nobody completes stay, and are paid for. So whatever happens once an upload was begun, it is completed or aborted.
+
+The signer's client could upload, too, but past all that other requests have: the host's limit, its counters, the
+retries, the connections. So it only signs.
 """
 
 from __future__ import annotations

@@ -52,6 +52,8 @@ _LEFT_TO_US = {signal.SIGINT, signal.SIGTERM}
 class WorkerProcess:
     """A running worker. ``end`` or the end of this process ends it.
 
+    Started by multiprocessing, as a merge's are not: it imports the caller's main module, which may have the transform.
+
     Args:
         stream, plan: Its work.
 
