@@ -8,14 +8,15 @@ from __future__ import annotations
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.limiter import Limiter
-from asyncfetch.lerobot import DatasetEngine, EpisodeCacheStatistics, Field, LeRobotDataset, reader_of
+from asyncfetch.lerobot import DatasetEngine, Field, LeRobotDataset, reader_of
+from asyncfetch.observe.figures import sum_of
 from asyncfetch.observe.waits import Cause
 from asyncfetch.runtime.concurrently import gather, kept
 from asyncfetch.stream.batch import BatchRow, Layout
@@ -492,7 +493,7 @@ class OpenMixture:
     def statistics(self) -> DatasetStatistics:
         """Return those of the engine; of the episode caches their sum."""
         each = [dataset.statistics() for dataset in self.datasets]
-        return replace(each[0], episodes=reduce(EpisodeCacheStatistics.plus, (one.episodes for one in each)))
+        return replace(each[0], episodes=sum_of(*(one.episodes for one in each)))
 
 
 class MixedBuilder:
