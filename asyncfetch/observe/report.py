@@ -34,7 +34,8 @@ HUGE_WAIT_SHARE, HUGE_TIMES = 0.4, 4.0
 WAITING_CORES, PARALLEL_CORES = 0.5, 1.3
 """Cores that a process's transforms keep busy or wait for, and cores that they keep busy. Python's interpreter runs one
 thread at a time: those that hold it keep one core busy together. Those that keep more let go of it, and those that keep
-less, and don't wait for one, wait for something else. Made on purpose, these had 0.1 to 0.4, those 1.1 to 1.6."""
+less, and don't wait for one, wait for something else. Made on purpose, transforms that sleep had 0.1 to 0.4 of the
+first, and all others 1.1 to 1.6; the second is a core and a margin, which no run was made for."""
 _NETWORK = (Cause.LIMIT, Cause.FIRST_BYTE, Cause.BODIES)
 _WORDS = {
     Cause.OPENING: "metadata and indexes",
