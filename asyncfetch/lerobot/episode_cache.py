@@ -4,6 +4,10 @@ First comes the episode's plan, made from the indexes of its videos, and at the 
 say where everything lies. Then all of it is asked for at once, so that an episode takes two requests one after the
 other. In a pass the clips don't wait for the footer, which may be long.
 
+Which frames are the episode's, its rows say by their times. They mostly are at the dataset's rate, so that is what a
+plan goes by until they have come. Where that turns out to be wrong, the episode is planned again by its rows; those
+that come after it are planned by theirs at once, a request later.
+
 An episode is *held* while somebody reads it: its clips are leased in the byte cache, which then can't evict them. Idle,
 its rows and the plan of its clips are kept for a while, and the bytes of its clips as long as the byte cache has room:
 the next read is then a hit without a request, whether the decoders are still there or not.
@@ -65,7 +69,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.rows import EpisodeRows
     from asyncfetch.lerobot.video_index import PlannedClip
 
-__all__ = ["EpisodeCache", "EpisodeCacheStatistics", "EpisodeEntry", "HeldEpisode"]
+__all__ = ["EpisodeCache", "EpisodeCacheStatistics", "EpisodeEntry", "HeldEpisode", "PlanChange"]
 
 
 @dataclass(slots=True, eq=False)
@@ -166,6 +170,10 @@ class HeldEpisode:
         self.release()
 
 
+class PlanChange(Exception):
+    """The clips that an episode's rows ask for aren't those that were weighed: they are to be weighed again."""
+
+
 T = TypeVar("T")
 
 OBJECTS_BYTES = 2048
@@ -218,7 +226,7 @@ class EpisodeCache:
         number: Of the dataset in the engine.
         metadata: Of the dataset.
         backend: Which library decodes.
-        tolerance_seconds: By which a frame may be shown at another time than the metadata says.
+        tolerance_seconds: By which a frame may be shown at another time than its row has.
         depth_unit: Unit of depth cameras' frames.
     """
 
@@ -267,6 +275,7 @@ class EpisodeCache:
         self._tables: LRUPart[int, _KeptPart[EpisodeRows]] = LRUPart(engine.tables, number)
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
+        self._rows_come_first = False  # once clips were fetched that the rows didn't ask for
 
     async def clip_bytes(self, episode: Episode) -> int:
         """Memory that the clips of the episode take. Fetches the indexes of its videos where needed."""
@@ -316,6 +325,7 @@ class EpisodeCache:
         Raises:
             FetchError, FormatError, DatasetError: Its files can't be read.
             CacheError: Its clips are larger than the byte cache.
+            PlanChange: They aren't those that ``clip_bytes`` weighed.
             ClosedError: The cache's owner ended.
         """
         return self.hold_nowait(episode, paid=paid) or await self._loaded(episode, paid=paid)
@@ -374,7 +384,7 @@ class EpisodeCache:
     def _revive(self, episode: Episode) -> EpisodeEntry | None:
         """An entry made of what is kept, if that is everything."""
         plan, rows = self._plans.get_nowait(episode.index), self._tables.get_nowait(episode.index)
-        if plan is None or rows is None:
+        if plan is None or rows is None or not _is_of(plan.value, rows.value):
             return None
         leases: dict[str, Lease] = {}
         for camera, clip in plan.value.items():
@@ -458,11 +468,12 @@ class EpisodeCache:
         lease: Callable[[PlannedClip], Awaitable[Lease | None]],
     ) -> _Fetched:
         """Return the rows and the leases of those clips that ``lease`` gives one for, their headers written."""
-        rows: list[EpisodeRows] = []
+        found: list[tuple[EpisodeRows, Mapping[str, PlannedClip]]] = []
         leases: dict[str, Lease] = {}
 
         async def add_rows() -> None:
-            rows.append((await self._tables.get(episode.index, partial(self._read_rows, episode))).value)
+            rows = await self._rows(episode)
+            found.append((rows, await self._by_rows(episode, planned, rows)))
 
         async def add(camera: str, clip: PlannedClip) -> None:
             given = await self._watch(lease(clip))
@@ -475,7 +486,20 @@ class EpisodeCache:
         except BaseException:
             _release(leases)
             raise
-        return _Fetched(rows[0], planned, leases)
+        return _Fetched(*found[0], leases)
+
+    async def _by_rows(
+        self, episode: Episode, guessed: Mapping[str, PlannedClip], rows: EpisodeRows
+    ) -> Mapping[str, PlannedClip]:
+        """Return the plan that the rows' own times make; PlanChange where it is of other bytes."""
+        planned = guessed
+        while not _is_of(planned, rows):
+            self._plans.drop(episode.index)
+            planned = await self._plan(episode, rows)
+        if any(_bytes_of(clip) != _bytes_of(guessed[camera]) for camera, clip in planned.items()):
+            self._rows_come_first = True
+            raise PlanChange
+        return planned
 
     def _checked_bytes(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> int:
         """Memory that the clips take, which must fit in the byte cache."""
@@ -487,14 +511,18 @@ class EpisodeCache:
             )
         return needed_bytes
 
-    async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
-        return (await self._plans.get(episode.index, partial(self._make_plan, episode))).value
+    async def _plan(self, episode: Episode, rows: EpisodeRows | None = None) -> Mapping[str, PlannedClip]:
+        return (await self._plans.get(episode.index, partial(self._make_plan, episode, rows))).value
 
-    async def _make_plan(self, episode: Episode) -> _KeptPart[Mapping[str, PlannedClip]]:
+    async def _make_plan(self, episode: Episode, rows: EpisodeRows | None) -> _KeptPart[Mapping[str, PlannedClip]]:
         planned: dict[str, PlannedClip] = {}
+        if rows is None and (kept := self._tables.get_nowait(episode.index)) is not None:
+            rows = kept.value
+        elif rows is None and (self._rows_come_first or any(span.contradiction for span in episode.videos.values())):
+            rows = await self._rows(episode)
 
         async def plan_clip(camera: str) -> None:
-            clip = await self._watch(self._indexes.plan(episode, camera, fps=self._fps))
+            clip = await self._watch(self._indexes.plan(episode, camera, fps=self._fps, rows=rows))
             _check_size(self._features[camera], clip)
             planned[camera] = clip
 
@@ -503,6 +531,9 @@ class EpisodeCache:
                 await gather(*(partial(plan_clip, camera) for camera in episode.videos))
         in_order = {camera: planned[camera] for camera in episode.videos}
         return _KeptPart(in_order, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
+
+    async def _rows(self, episode: Episode) -> EpisodeRows:
+        return (await self._tables.get(episode.index, partial(self._read_rows, episode))).value
 
     async def _read_rows(self, episode: Episode) -> _KeptPart[EpisodeRows]:
         with calling(self._small_reads if self._rows_are_small else current_caller()):
@@ -573,6 +604,16 @@ def _check_size(feature: Feature, clip: PlannedClip) -> None:
             f"says {feature.shape} of {feature.key}",
             remedy=LEAVE_OUT_FEATURE,
         )
+
+
+def _is_of(planned: Mapping[str, PlannedClip], rows: EpisodeRows) -> bool:
+    """Return whether the frames are those that the rows' times say."""
+    return rows.own_seconds is None or all(clip.is_by_rows for clip in planned.values())
+
+
+def _bytes_of(clip: PlannedClip) -> tuple[int, int, bytes]:
+    """Return what is in the clip's memory: bytes of its file behind a header."""
+    return clip.plan.start, clip.plan.stop, clip.plan.header
 
 
 def _clip_bytes(planned: Mapping[str, PlannedClip]) -> int:

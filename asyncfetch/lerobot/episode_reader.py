@@ -24,7 +24,7 @@ from asyncfetch.errors import (
 )
 from asyncfetch.fetch.limiter import Caller, calling
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
-from asyncfetch.lerobot.episode_cache import EpisodeCache
+from asyncfetch.lerobot.episode_cache import EpisodeCache, PlanChange
 from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
 from asyncfetch.lerobot.scan import scan
 from asyncfetch.observe import Figures, Quantiles
@@ -353,6 +353,13 @@ class EpisodeReader:
 
         For room that other calls like this one hold it waits: they give it back by themselves.
         """
+        while True:
+            try:
+                return await self._hold_as_planned(episode)
+            except PlanChange:
+                continue
+
+    async def _hold_as_planned(self, episode: Episode) -> HeldEpisode:
         held = self._episodes.hold_nowait(episode) or await self._episodes.hold_common(episode)
         if held is not None:
             return held
