@@ -287,6 +287,12 @@ class EpisodeCache:
         planned = await self._plan(episode)
         return sum(clip.plan.stop - clip.plan.start for clip in planned.values())
 
+    async def missing_frames(self, episode: Episode, *, by_rows: bool) -> Mapping[str, int]:
+        """Return how many frames the video of each camera lacks: by the times of its rows, or at the rate of frames."""
+        rows = await self._rows(episode) if by_rows else None
+        planned = (await self._make_plan(episode, rows)).value
+        return {camera: int((clip.plan.frame_index < 0).sum()) for camera, clip in planned.items()}
+
     async def locate_rows(self, episode: Episode) -> None:
         """Fetches the footer of the episode's table where needed: beside ``clip_bytes``, so that ``hold`` needn't."""
         if self._tables.get_nowait(episode.index) is not None:
@@ -495,7 +501,7 @@ class EpisodeCache:
         planned = guessed
         while not _is_of(planned, rows):
             self._plans.drop(episode.index)
-            planned = await self._plan(episode, rows)
+            planned = (await self._plans.get(episode.index, partial(self._make_plan, episode, rows))).value
         if any(_bytes_of(clip) != _bytes_of(guessed[camera]) for camera, clip in planned.items()):
             self._rows_come_first = True
             raise PlanChange
@@ -511,10 +517,12 @@ class EpisodeCache:
             )
         return needed_bytes
 
-    async def _plan(self, episode: Episode, rows: EpisodeRows | None = None) -> Mapping[str, PlannedClip]:
-        return (await self._plans.get(episode.index, partial(self._make_plan, episode, rows))).value
+    async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
+        return (await self._plans.get(episode.index, partial(self._make_plan, episode))).value
 
-    async def _make_plan(self, episode: Episode, rows: EpisodeRows | None) -> _KeptPart[Mapping[str, PlannedClip]]:
+    async def _make_plan(
+        self, episode: Episode, rows: EpisodeRows | None = None
+    ) -> _KeptPart[Mapping[str, PlannedClip]]:
         planned: dict[str, PlannedClip] = {}
         if rows is None and (kept := self._tables.get_nowait(episode.index)) is not None:
             rows = kept.value

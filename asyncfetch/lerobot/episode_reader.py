@@ -31,7 +31,7 @@ from asyncfetch.observe import Figures, Quantiles
 from asyncfetch.runtime.concurrently import copied, gather, kept
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -293,6 +293,10 @@ class EpisodeReader:
     async def range_bytes(self, episode: int) -> int:
         """Return what is fetched for the clips of an episode; fetches its videos' indexes where needed."""
         return await self._episodes.range_bytes(self.episode(episode))
+
+    async def missing_frames(self, episode: int, *, by_rows: bool) -> Mapping[str, int]:
+        """See EpisodeCache; reads no clip."""
+        return await self._episodes.missing_frames(self.episode(episode), by_rows=by_rows)
 
     async def locate_rows(self, episode: int) -> None:
         """Fetch the footer of an episode's table where needed; for a pass, beside ``clip_bytes``."""

@@ -91,9 +91,7 @@ def find_frames(
     due = span.start_seconds + (np.arange(span.num_frames) / fps if seconds is None else seconds)
     samples, shown = index.samples_at(due, within_seconds=HALF / fps)
     within = min(max(tolerance_seconds, 1 / index.timescale), QUARTER / fps) + ROUNDING_SECONDS
-    if seconds is not None:
-        within = within + _float32_steps(seconds) / 2
-    off = np.abs(shown - due) > within
+    off = np.abs(shown - due) > within + (0 if seconds is None else _float32_steps(seconds) / 2)
     if not off.any():
         return RowFrames(samples, None)
     misplaced = np.where(off[:, np.newaxis], np.stack((due, shown), axis=1), np.nan)

@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
 
 from asyncfetch.config import PrivateUrl
-from asyncfetch.errors import ConfigError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import ConfigError, DatasetError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_column, to_integers
 from asyncfetch.lerobot.episode_files import episodes_url
@@ -285,22 +286,21 @@ async def _own_seconds(
     filled = [episode for episode in episodes if episode.length]
     positions = metadata.episodes.positions([episode.index for episode in filled])
     rows = RowReader(reader, metadata, columns=(), kept=RowCache(_KEPT_BYTES), run=run)
-    feature = metadata.features["timestamp"]
-    found: dict[int, NDArray[np.float64]] = {}
-    ahead, wanted = np.empty(0, feature.row_dtype), iter(filled)
-    episode = next(wanted, None)
-    async for batch in scan(rows, reader, ["timestamp"], positions, run=run):
-        column = require_pyarrow().chunked_array(batch.columns)
-        ahead = np.concatenate([ahead, to_column(column, feature, metadata.url)])
-        start = 0
-        while episode is not None and start + episode.length <= len(ahead):
-            own = own_seconds(ahead[start : start + episode.length], metadata.info.fps)
+    columns: list[Any] = []
+    with suppress(DatasetError):  # of rows that can't be read, or aren't there, who copies them says so
+        async for batch in scan(rows, reader, ["timestamp"], positions, run=run):
+            columns += batch.columns
+
+    def look() -> dict[int, NDArray[np.float64]]:
+        column, found = require_pyarrow().chunked_array(columns), {}
+        seconds = to_column(column, metadata.features["timestamp"], metadata.url)
+        for episode, stop in zip(filled, accumulate(episode.length for episode in filled), strict=True):
+            own = own_seconds(seconds[stop - episode.length : stop], metadata.info.fps)
             if own is not None:
                 found[episode.index] = own
-            start += episode.length
-            episode = next(wanted, None)
-        ahead = ahead[start:]
-    return found
+        return found
+
+    return await run(look) if columns else {}
 
 
 async def _first_index(reader: RangeReader, file: TableFile, run: RunSync) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import shutil
 from contextlib import asynccontextmanager
@@ -265,6 +266,23 @@ def retimed(
         places = {f"videos/{camera}/from_timestamp": starts, f"videos/{camera}/to_timestamp": ends}
         put("meta/episodes/chunk-000/file-000.parquet", places)
     return content
+
+
+def shown_after(gaps: Sequence[int]) -> list[int]:
+    """Times of frames, from the ticks between them."""
+    return list(itertools.accumulate(gaps, initial=0))
+
+
+def variable(truth: DatasetTruth) -> tuple[list[int], list[list[float]], list[float]]:
+    """Times for ``retimed``: a frame at two of each three places of 30 a second, the rows at their frames' times."""
+    shown = shown_after(([1024, 512, 512] * truth.num_frames)[: truth.num_frames - 1])
+    firsts = [truth.first_index(episode) for episode in range(truth.num_episodes)]
+    starts = [shown[first] / 15360 for first in firsts]
+    rows = [
+        [shown[first + frame] / 15360 - start for frame in range(length)]
+        for first, start, length in zip(firsts, starts, truth.lengths, strict=True)
+    ]
+    return shown, rows, starts
 
 
 def with_times(video: bytes, shown: Sequence[int], ticks_a_second: int) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +15,9 @@ from asyncfetch.errors import DatasetError, FrameMissing
 from asyncfetch.lerobot import frames, open_dataset
 from asyncfetch.lerobot.frame_times import own_seconds
 from asyncfetch.testing import read_identity
-from tests.lerobot.serving import DEPTH, TOP, retimed, serve, video_path, write_files
+from tests.lerobot.serving import DEPTH, TOP, retimed, serve, shown_after, variable, video_path, write_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,10 +32,6 @@ LENGTHS = (7, 5, 8)
 @pytest.fixture(scope="module")
 def truth(library: Library) -> DatasetTruth:
     return library(episodes=LENGTHS, cameras=(TOP,), episodes_per_video_file=3, gop=4)
-
-
-def shown_after(gaps: Sequence[int]) -> list[int]:
-    return list(accumulate(gaps, initial=0))
 
 
 def decoded(video: bytes) -> tuple[NDArray[np.float64], Any]:
@@ -93,18 +87,6 @@ async def test_each_row_has_the_frame_nearest_to_its_time(
                 else:
                     sample = await dataset.sample(episode, frame)
                     assert (sample[TOP] == pictures[nearest]).all()
-
-
-def variable(truth: DatasetTruth) -> tuple[list[int], list[list[float]], list[float]]:
-    """Frames at two of each three places; the rows' times are theirs, from each episode's first one on."""
-    shown = shown_after(([1024, 512, 512] * 7)[: truth.num_frames - 1])
-    firsts = [truth.first_index(episode) for episode in range(truth.num_episodes)]
-    starts = [shown[first] / TICKS for first in firsts]
-    rows = [
-        [shown[first + frame] / TICKS - start for frame in range(length)]
-        for first, start, length in zip(firsts, starts, truth.lengths, strict=True)
-    ]
-    return shown, rows, starts
 
 
 @pytest.mark.parametrize("ends", ["as recorded", "by the rate of frames"])
