@@ -269,7 +269,11 @@ class EpisodeReader:
             return await self._hold_beside_passes(wanted)
 
     async def hold(self, episode: int) -> HeldEpisode:
-        """The episode in memory until it is released, fetched where needed; for a pass, which pays first."""
+        """The episode in memory until it is released, fetched where needed; for a pass, which pays first.
+
+        Raises:
+            PlanChange: See EpisodeCache, as for other errors. It is to be weighed, and paid for, again.
+        """
         wanted = self.episode(episode)
         with self._prefetches.told(wanted):
             return await self._episodes.hold(wanted, paid=True)
