@@ -15,6 +15,7 @@ hedge         when a late answer is asked for again, and how often. Pure
 bandwidth     a cap on the bytes per second of the process
 connection    one answer at a time, straight into its memory
 connector     new connections: names (resolver), addresses, TCP, TLS
+environment   proxies and logins that the user's environment names
 urls          where a request goes and which secrets go with it; an object's name, however its url is signed. Pure
 url_resolution   what a user's url means on the wire, and for how long
 objects       the versions seen first

@@ -25,6 +25,7 @@ from multidict import CIMultiDict
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.buffers import ChainedBuffer
 from asyncfetch.fetch.refusals import broken
+from asyncfetch.fetch.responses import stated_length
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.runtime.sockets import abort
 
@@ -41,8 +42,8 @@ SCRATCH_BYTES = 80 * 1024
 """Bytes of an answer that are read at a time while its own memory isn't known, into memory that all connections of a
 loop share. A range of 64 KiB comes with its head, and is copied, which costs as much as another turn of the loop's TLS;
 and uvloop's loses what that has read and not given out when the peer resets the connection just then."""
-MAX_HEAD_BYTES = 16 * 1024
-"""A longer head isn't plain. nginx, Apache and aiohttp bound theirs at 8 KiB a line."""
+MAX_HEAD_BYTES = 64 * 1024
+"""A longer head isn't plain."""
 DRAIN_LIMIT_BYTES = 64 * 1024
 """A longer body that nobody wants costs more to read than a new connection."""
 DRAIN_LIMIT_SECONDS = 1.0
@@ -57,10 +58,11 @@ _SURPLUS = memoryview(bytearray(4096))
 """Takes what comes after a body's end; nobody looks at it."""
 _NAME = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _HEAD = re.compile(rf"HTTP/1\.1 ([2-5][0-9][0-9])(?: [ -~]*)?\r\n(?:{_NAME}:[ -~\t]*\r\n)+\r\n".encode())
-_FIELD = re.compile(rf"({_NAME}):[ \t]*([^\r]*)\r")
+_FIELD = re.compile(rf"({_NAME}):[ \t]*([^\r]*?)[ \t]*\r")
 _CONNECTION = frozenset({"keep-alive", "close"})
-_LENGTH = re.compile("[0-9]{1,18}")
 _START = b"HTTP/1.1 "
+_ODD_END = re.compile(rb"\n\r?\n")
+"""Ends a head whose lines don't all end as they should."""
 
 
 class PooledConnectionDied(AttemptFailed):
@@ -70,30 +72,34 @@ class PooledConnectionDied(AttemptFailed):
 class Head:
     """The head of an answer."""
 
-    __slots__ = ("closes", "headers", "length_bytes", "status")
+    __slots__ = ("closes", "headers", "is_ambiguous", "length_bytes", "status")
 
     def __init__(self, status: int, headers: CIMultiDict[str]) -> None:
         self.status = status
         self.headers = headers
         """Found by names of any case."""
-        lengths = headers.getall("Content-Length", [])
         connections = headers.getall("Connection", [])
         self.closes = bool(connections) and connections[0].lower() == "close"
         """True if the server closes the connection after the body."""
         is_plain = (
-            len(lengths) == 1
-            and _LENGTH.fullmatch(lengths[0]) is not None
-            and "Transfer-Encoding" not in headers
+            "Transfer-Encoding" not in headers
             and (not connections or (len(connections) == 1 and connections[0].lower() in _CONNECTION))
             and status not in {204, 304}
         )
-        self.length_bytes = int(lengths[0]) if is_plain else None
+        self.length_bytes: int | None = None
         """Length of the body; None where the answer isn't plain."""
+        self.is_ambiguous = False
+        """True if it isn't plain because it states several lengths, or one that is none."""
+        if is_plain:
+            try:
+                self.length_bytes = stated_length(headers)
+            except ValueError:
+                self.is_ambiguous = True
 
 
 def is_strict(raw: bytes) -> bool:
     """Return whether ``raw``, which ends with an empty line, is a head that every parser reads alike."""
-    return _HEAD.fullmatch(raw) is not None and b" \r" not in raw and b"\t\r" not in raw
+    return _HEAD.fullmatch(raw) is not None
 
 
 def parse_head(raw: bytes) -> Head | None:
@@ -425,7 +431,7 @@ class Connection(asyncio.BufferedProtocol):
         end = received.find(b"\r\n\r\n", 0, min(nbytes, MAX_HEAD_BYTES)) + 4
         if end < 4:
             start = bytes(received[: min(nbytes, len(_START))])
-            if nbytes < MAX_HEAD_BYTES and _START.startswith(start):
+            if nbytes < MAX_HEAD_BYTES and _START.startswith(start) and not _ODD_END.search(received, 0, nbytes):
                 self._held = received if self._held else received[:nbytes]
                 return
             end = 0
@@ -515,10 +521,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def _lost(self, error: Exception | None) -> AttemptFailed:
         if self._phase is _Phase.AWAITING_HEAD:
-            message = broken(self._host, error or "it was closed in place of an answer")
+            failure = broken(self._host, error or "it was closed in place of an answer")
             if self.is_reused and not self._held:
-                return PooledConnectionDied(ConnectionFailed, message)
-            return AttemptFailed(ConnectionFailed, message, address=self.peer)
+                return PooledConnectionDied(failure.kind, failure.message)
+            failure.address = self.peer
+            return failure
         assert self.head is not None
         total_bytes = self.received_bytes + self._missing_bytes + sum(map(len, self._later)) + self._left_bytes
         cause = f" ({error})" if error else ""

@@ -55,7 +55,7 @@ class Download:
         "info",
         "is_first",
         "landed_bytes",
-        "lost_suffix",
+        "refused_unsized",
         "url",
         "wanted",
     )
@@ -99,8 +99,8 @@ class Download:
         self.host: Host | None = None
         """The host that the bytes came from; None where a transport doesn't say."""
         self.landed_bytes = 0
-        self.lost_suffix = False
-        """True if the server has refused a suffix range without a word on the size."""
+        self.refused_unsized = False
+        """True if the server has refused a range that isn't closed without a word on the size."""
         self.is_first = True
         """True if nothing was known of the object before it."""
 
@@ -111,6 +111,11 @@ class Download:
             return self.info
         self._remembered = self._objects.get(self.url)
         return self._remembered
+
+    @property
+    def needs_size(self) -> bool:
+        """True if the object's size must be known for the next request: it is to name its first and last byte."""
+        return self.refused_unsized and not (self.wanted.is_closed or self.wanted.plain)
 
     def next_request(self) -> Wanted:
         """Return what the next attempt has to ask for: the rest of it."""
@@ -197,10 +202,10 @@ class Download:
         if size and max(wanted.start, 0) < size:
             self.ask_within(size)
             return True
-        if wanted.plain or self.lost_suffix or failure.status == 200:
+        if wanted.plain or self.refused_unsized or failure.status == 200:
             return False
-        if wanted.start < 0:
-            self.lost_suffix = True
+        if wanted.start < 0 or (failure.status == 416 and (wanted.stop or 0) > 1):
+            self.refused_unsized = True
         elif failure.status == 416:
             self.wanted = replace(wanted, plain=True)
         else:

@@ -72,6 +72,8 @@ class Step:
     """Passes between any two bytes of the head."""
     raw: bytes | None = None
     """Instead of head and body."""
+    raw_cut: int = 0
+    """Bytes of that which are sent first, some turns of the loop before the rest."""
     between: Callable[[], Awaitable[object]] | None = None
     """Awaited between head and body."""
     ignore_range: bool = False
@@ -160,7 +162,10 @@ class LyingServer:
         if step.silent is not None:
             return step.silent
         if step.raw is not None:
-            writer.write(step.raw)
+            writer.write(step.raw[: step.raw_cut])
+            for _ in range(5 if step.raw_cut else 0):  # in which the client reads that
+                await asyncio.sleep(0)
+            writer.write(step.raw[step.raw_cut :])
             await writer.drain()
             return step.end
         status, headers, body = self._honest(request, ignore_range=step.ignore_range)
