@@ -55,7 +55,8 @@ class Download:
         "info",
         "is_first",
         "landed_bytes",
-        "refused_unsized",
+        "lost_suffix",
+        "needs_size",
         "url",
         "wanted",
     )
@@ -99,8 +100,10 @@ class Download:
         self.host: Host | None = None
         """The host that the bytes came from; None where a transport doesn't say."""
         self.landed_bytes = 0
-        self.refused_unsized = False
-        """True if the server has refused a range that isn't closed without a word on the size."""
+        self.lost_suffix = False
+        """True if the server has refused a suffix range without a word on the size."""
+        self.needs_size = False
+        """True if the next request is to ask by the first and the last byte, for which the size must be known."""
         self.is_first = True
         """True if nothing was known of the object before it."""
 
@@ -111,11 +114,6 @@ class Download:
             return self.info
         self._remembered = self._objects.get(self.url)
         return self._remembered
-
-    @property
-    def needs_size(self) -> bool:
-        """True if the object's size must be known for the next request: it is to name its first and last byte."""
-        return self.refused_unsized and not (self.wanted.is_closed or self.wanted.plain)
 
     def next_request(self) -> Wanted:
         """Return what the next attempt has to ask for: the rest of it."""
@@ -183,6 +181,7 @@ class Download:
     def ask_within(self, size: int) -> None:
         """Asks for the range of an object of so many bytes by its first and last one; an empty object for itself."""
         start, stop = self.wanted.span_in(size)
+        self.needs_size = False
         self.wanted = Wanted(start, stop) if start < stop else replace(self.wanted, plain=True)
 
     def asks_otherwise(self, failure: AttemptFailed) -> bool:
@@ -202,10 +201,10 @@ class Download:
         if size and max(wanted.start, 0) < size:
             self.ask_within(size)
             return True
-        if wanted.plain or self.refused_unsized or failure.status == 200:
+        if wanted.plain or failure.status == 200:
             return False
         if wanted.start < 0 or (failure.status == 416 and (wanted.stop or 0) > 1):
-            self.refused_unsized = True
+            self.lost_suffix, self.needs_size = wanted.start < 0, True
         elif failure.status == 416:
             self.wanted = replace(wanted, plain=True)
         else:

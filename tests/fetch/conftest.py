@@ -26,6 +26,7 @@ from botocore.loaders import JSONFileLoader
 
 from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.fetch import Fetcher, connection
+from asyncfetch.fetch.answer import Answer
 from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.retry import Clock
 from asyncfetch.testing import Keys
@@ -310,17 +311,18 @@ def cancel_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, scope: anyio.Canc
         if missing <= 0:
             loop.call_soon_threadsafe(scope.cancel)
 
-    landed, noted = connection.Connection._landed, Permit.landed
+    landed, noted = Answer._landed, Permit.landed
 
-    def land(self: connection.Connection, count: int) -> None:
-        landed(self, count)
+    def land(self: Answer, count: int) -> bool:
+        is_news = landed(self, count)
         came(count)
+        return is_news
 
     def note(self: Permit, count: int) -> None:
         noted(self, count)
         came(count)
 
-    monkeypatch.setattr(connection.Connection, "_landed", land)
+    monkeypatch.setattr(Answer, "_landed", land)
     monkeypatch.setattr(Permit, "landed", note)
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from asyncfetch.config import RetryConfig, TimeoutConfig
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
 from asyncfetch.fetch import ask_server
-from asyncfetch.fetch.connection import Connection, parse_head
+from asyncfetch.fetch.answer import parse_head
+from asyncfetch.fetch.connection import Connection
 from tests.conftest import all_others_wait
 from tests.fetch.conftest import cancel_after
 

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from yarl import URL
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.fetch.connection import Connection, Head
+    from asyncfetch.fetch.answer import Head
+    from asyncfetch.fetch.connection import Connection
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Host, Hosts
     from asyncfetch.fetch.retry import Attempt, Clock
@@ -244,7 +245,7 @@ class HttpTransport:
                     request = HttpRequest(url, host, address, book, download)
                     redirect = await self._get(request, needs_new_connection=needs_new_connection)
                     if redirect is None:
-                        if download.refused_unsized and download.asked.is_suffix and download.landed_bytes:
+                        if download.lost_suffix and download.landed_bytes:
                             host.lacks_suffixes = True
                         if redirects and book is WEB_URLS:  # what another finds is its own to remember
                             self._note_moved(download.url, redirects)
@@ -343,11 +344,11 @@ class HttpTransport:
                     patience_seconds=inf if patience_seconds is None else patience_seconds,
                 )
             finally:
-                if connection.received_bytes:  # of the expected answer
+                if connection.answer.received_bytes:  # of the expected one
                     permit.status = 206
                     permit.answered(connection.sent_at, connection.first_byte_at, is_refusal=False)
                     _received(permit, download, connection)
-            if connection.is_whole:
+            if connection.answer.is_whole:
                 return None
             if connection.is_late:
                 connection = await self._hedge(request, permit, connection, sent)
@@ -750,12 +751,14 @@ def _says_all(head: Head) -> bool:
 
 def _received(permit: Permit, download: Download, connection: Connection) -> None:
     """Notes what came of a body, and that it came whole where it did."""
-    download.landed(connection.received_bytes)
-    host, permit.size_bytes = permit.host, connection.received_bytes
-    host.counts.bytes += connection.received_bytes
-    if connection.is_whole:
+    answer, host = connection.answer, permit.host
+    received_bytes = answer.received_bytes
+    download.landed(received_bytes)
+    permit.size_bytes = received_bytes
+    host.counts.bytes += received_bytes
+    if answer.is_whole:
         download.host = host
-        permit.received(connection.received_bytes, host.now() - connection.first_byte_at)
+        permit.received(received_bytes, host.now() - connection.first_byte_at)
 
 
 _NO_HEAD = (None, None, None, b"")
