@@ -210,6 +210,10 @@ class FetchConfig:
     """Idle connections are closed after this; S3 closes them at about 20 s, aiobotocore uses 12 s."""
     ca_file: str | os.PathLike[str] | None = None
     """PEM file of the authorities to trust instead of the system's."""
+    client_cert_file: str | os.PathLike[str] | None = None
+    """PEM file of the certificate to show to every server that asks for one, redirects included; None shows none."""
+    client_key_file: str | os.PathLike[str] | None = None
+    """PEM file of the certificate's key, without a password; None where the key is in ``client_cert_file``."""
     headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     """Extra request headers by host. "data.example.org:8443" means that port. "data.example.org" means https on port
     443, and the scheme and port of that host which a url of yours names. A redirect takes them nowhere else."""
@@ -263,7 +267,10 @@ class FetchConfig:
         )
         require(self.max_redirects >= 0, "max_redirects must not be negative")
         require(0 < self.keepalive_seconds < math.inf, "keepalive_seconds must be positive and finite")
-        require(self.ca_file != "", "ca_file must name a file, or be None for the system's authorities")
+        for name in ("ca_file", "client_cert_file", "client_key_file"):
+            require(getattr(self, name) != "", f"{name} must name a file, or be None")
+        has_certificate = self.client_cert_file is not None
+        require(has_certificate or self.client_key_file is None, "client_key_file needs client_cert_file beside it")
         require(self.max_idle_buffer_bytes >= 0, "max_idle_buffer_bytes must not be negative")
         require(self.max_known_objects >= 1, "max_known_objects must be at least 1")
         require(self.max_unsized_bytes >= 0, f"max_unsized_bytes must not be negative, not {self.max_unsized_bytes}")

@@ -86,37 +86,59 @@ class _QuietLoop:
             self._loop.call_exception_handler(context)
 
 
-async def tls_context(ca_file: str | os.PathLike[str] | None, *, is_fast: bool = False) -> ssl.SSLContext:
-    """Return a client's context that trusts the authorities in ``ca_file``, or the system's.
+Path = str | os.PathLike[str]
+
+
+async def tls_context(
+    ca_file: Path | None, cert_file: Path | None = None, key_file: Path | None = None, *, is_fast: bool = False
+) -> ssl.SSLContext:
+    """Return a client's context.
 
     Args:
-        ca_file: A PEM file; None for the system's authorities.
+        ca_file: A PEM file of the authorities to trust; None for the system's.
+        cert_file: A PEM file of the certificate to show to servers that ask for one; None for none.
+        key_file: A PEM file of its key; None where that is in ``cert_file``.
         is_fast: Whether it is for ``connect_fast_tls``.
 
     Raises:
-        ConfigError: ``ca_file`` can't be read.
+        ConfigError: A file can't be read.
     """
-    if ca_file is None:
+    if ca_file is None and cert_file is None:
         return await anyio.to_thread.run_sync(_system_context, is_fast)
-    return await anyio.to_thread.run_sync(_context, ca_file, is_fast)
+    return await anyio.to_thread.run_sync(_context, ca_file, cert_file, key_file, is_fast)
 
 
-def _context(ca_file: str | os.PathLike[str] | None, is_fast: bool) -> ssl.SSLContext:
-    try:
-        with forks_wait():
+def _context(ca_file: Path | None, cert_file: Path | None, key_file: Path | None, is_fast: bool) -> ssl.SSLContext:
+    with forks_wait():
+        try:
             context = ssl.create_default_context(cafile=ca_file)
-            if is_fast:
-                context.__class__ = _QuietContext
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError: no certificate in the file
-        raise ConfigError(f"ca_file={str(ca_file)!r} is no readable PEM file of certificates: {error}") from error
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError: no certificate in the file
+            raise ConfigError(f"ca_file={str(ca_file)!r} is no readable PEM file of certificates: {error}") from error
+        if cert_file is not None:
+            try:
+                context.load_cert_chain(cert_file, key_file, password=_no_password)
+            except (OSError, ValueError) as error:
+                key = "" if key_file is None else f", client_key_file={str(key_file)!r}"
+                message = (
+                    f"client_cert_file={str(cert_file)!r}{key} must hold a certificate and its key, as PEM and without"
+                    f" a password: {error}"
+                )
+                raise ConfigError(message) from error
+    if is_fast:
+        context.__class__ = _QuietContext
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def _no_password() -> str:
+    """Given in place of a question on the terminal."""
+    raise ValueError("the key needs a password")
 
 
 @functools.cache
 def _system_context(is_fast: bool) -> ssl.SSLContext:
     """Made once: reading 144 authorities takes 20 ms."""
-    return _context(None, is_fast)
+    return _context(None, None, None, is_fast)
 
 
 async def can_be_fast() -> bool:
@@ -185,16 +207,16 @@ class Connector:
 
     Args:
         config: Timeouts, keep-alive, whom to trust.
-        context: For TLS carried by the loop; made by ``open``.
+        own_context: For TLS carried by the loop; None for the system's.
         fast_context: For TLS carried by aiofastnet; None where the loop carries it.
     """
 
     def __init__(
-        self, config: FetchConfig, context: ssl.SSLContext | None, fast_context: ssl.SSLContext | None
+        self, config: FetchConfig, own_context: ssl.SSLContext | None, fast_context: ssl.SSLContext | None
     ) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._context = context
+        self.own_context = own_context
         self._fast_context = fast_context
         self._scratch = bytearray(SCRATCH_BYTES)
         self.deadlines = Deadlines(self._loop)
@@ -204,16 +226,15 @@ class Connector:
 
     @classmethod
     async def open(cls, config: FetchConfig) -> Self:
-        """Return a connector for the running loop; ConfigError where ``ca_file`` can't be read."""
+        """Return a connector for the running loop; ConfigError where a file of certificates can't be read."""
+        files = config.ca_file, config.client_cert_file, config.client_key_file
+        own_context = await tls_context(*files) if any(files) else None
         is_fast = config.aiofastnet and await can_be_fast()
-        context = None if config.ca_file is None else await tls_context(config.ca_file)
-        return cls(config, context, await tls_context(config.ca_file, is_fast=True) if is_fast else None)
+        return cls(config, own_context, await tls_context(*files, is_fast=True) if is_fast else None)
 
     async def context(self) -> ssl.SSLContext:
         """Return what TLS is spoken by where the loop carries it."""
-        if self._context is None:
-            self._context = await tls_context(None)
-        return self._context
+        return self.own_context or await tls_context(None)
 
     async def connect(self, host: Host, url: URL, *, is_retry: bool) -> Connection:
         """Return a new connection to the host of ``url``; AttemptFailed where there is none in time.
