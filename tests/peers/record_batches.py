@@ -10,15 +10,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from lerobot.scripts import lerobot_train
 
 from asyncfetch.compat.lerobot import StreamingLeRobotDataset, run
 
+
+def shard_on_cpu() -> None:
+    """Have accelerate, which shards models of GPUs only, take the CPU for several of them."""
+    from accelerate.state import DistributedType, PartialState
+
+    torch.distributed.init_process_group("gloo")
+    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+    PartialState.set_device = lambda self: setattr(self, "device", torch.device("cpu"))
+
+
 if __name__ == "__main__":
+    if "SHARDS_ON_CPU" in os.environ:
+        shard_on_cpu()
     directory, *arguments = sys.argv[1:]
     rank = os.environ["RANK"]
     update, state_at = lerobot_train.update_policy, StreamingLeRobotDataset.state_at
-    policies = []
+    policies: list[Any] = []  # the last one, held until the end
 
     def note(file: str, *words: object) -> None:
         """Write a line."""

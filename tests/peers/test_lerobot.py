@@ -771,34 +771,54 @@ async def test_lerobot_train_runs_and_goes_on_over_https(tmp_path: Path, streami
         assert [state["shares"] for state in (first, second)] != 2 * [first["shares"]]
 
 
-async def test_a_checkpoint_of_two_processes_goes_on_with_one_and_with_three(tmp_path: Path) -> None:
-    async def train(ranks: int, *arguments: str) -> list[list[int]]:
-        seen = tmp_path / f"seen-{ranks}"
-        seen.mkdir()
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command = [*launch, str(Path(__file__).with_name("record_batches.py")), str(seen), *arguments]
-        variables = os.environ | {"OMP_NUM_THREADS": "1"}
-        ended = await run_process(command, env=variables, check=False, stderr=subprocess.STDOUT)
-        assert ended.returncode == 0, ended.stdout.decode()[-5000:]
-        return [
-            [int(index) for line in path.read_text().splitlines() for index in line.split()]
-            for path in sorted(seen.glob("[0-9]*"))
-        ]
+def train_in_ranks(directory: Path, ranks: int, *arguments: str, **variables: str) -> list[list[int]]:
+    """What each rank of a run is given. The directory gets a file of each rank, and ``states``."""
+    directory.mkdir()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*launch, str(Path(__file__).with_name("record_batches.py")), str(directory), *arguments]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    ended = subprocess.run(
+        command, env=environ, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert ended.returncode == 0, ended.stdout[-5000:]
+    return [[int(index) for index in path.read_text().split()] for path in sorted(directory.glob("[0-9]*"))]
 
-    data = [f"--dataset.root={DATA / 'small_files'}", "--dataset.streaming=true", "--batch_size=4", "--log_freq=1"]
-    first = await train(2, *TINY_ACT, *data, "--num_workers=1", "--steps=3", f"--output_dir={tmp_path / 'first'}")
+
+IN_RANKS = [f"--dataset.root={DATA / 'small_files'}", "--dataset.streaming=true", "--batch_size=4", "--log_freq=1"]
+LAST_CONFIG = "checkpoints/000003/pretrained_model/train_config.json"
+
+
+def test_a_checkpoint_of_two_processes_goes_on_with_one_and_with_three(tmp_path: Path) -> None:
+    begun = [*TINY_ACT, *IN_RANKS, "--num_workers=1", "--steps=3", f"--output_dir={tmp_path / 'first'}"]
+    first = train_in_ranks(tmp_path / "seen-2", 2, *begun)
     assert [len(indices) for indices in first] == [12, 12]
     assert (tmp_path / "seen-2/states").read_text() == "0 3 2\n"  # one rank writes it, after 3 steps of 2 ranks
     for ranks, steps in ((1, 10), (3, 4)):  # the rest of the epoch
         again = tmp_path / f"again-{ranks}"
         shutil.copytree(tmp_path / "first", again, symlinks=True)
-        config = again / "checkpoints/000003/pretrained_model/train_config.json"
-        resumed = [f"--config_path={config}", "--resume=true", "--num_workers=0", f"--steps={3 + steps}"]
-        rest = await train(ranks, *resumed, "--save_checkpoint=false")
+        resumed = [f"--config_path={again / LAST_CONFIG}", "--resume=true", "--num_workers=0", f"--steps={3 + steps}"]
+        rest = train_in_ranks(tmp_path / f"seen-{ranks}", ranks, *resumed, "--save_checkpoint=false")
         assert len(rest) == ranks
         frames = [index for rank in (*first, *rest) for index in rank]
         assert len(set(frames)) == len(frames)
         assert 63 - len(frames) < ranks  # what isn't enough for all ranks is dropped
+
+
+def test_a_run_that_shards_its_model_goes_on(tmp_path: Path) -> None:
+    from lerobot.configs.train import TrainPipelineConfig
+
+    if "parallelism" not in inspect.signature(TrainPipelineConfig).parameters:
+        pytest.skip("this LeRobot shards by accelerate's FSDP1, which needs GPUs: its main branch by FSDP2")
+    sharded = ["--parallelism.dp_shard=2", '--accelerator.fsdp.wrap_modules=["ACTEncoderLayer"]']
+    begun = [*TINY_ACT, *IN_RANKS, "--num_workers=0", "--checkpoint_format=dcp", "--steps=3"]
+    first = train_in_ranks(
+        tmp_path / "seen", 2, *begun, *sharded, f"--output_dir={tmp_path / 'out'}", SHARDS_ON_CPU="1"
+    )
+    resumed = [f"--config_path={tmp_path / 'out' / LAST_CONFIG}", "--resume=true", "--steps=6"]
+    rest = train_in_ranks(tmp_path / "seen-again", 2, *resumed, SHARDS_ON_CPU="1")
+    frames = [index for rank in (*first, *rest) for index in rank]
+    assert len(set(frames)) == len(frames) == 48
+    assert [(tmp_path / name / "states").read_text() for name in ("seen", "seen-again")] == ["0 3 2\n", "0 3 2\n"]
 
 
 async def test_a_command_that_shows_pictures_reads_them_here(tmp_path: Path) -> None:
