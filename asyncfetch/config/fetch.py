@@ -102,7 +102,8 @@ class RetryConfig:
         check_types(self)
         require(self.attempts >= 1, f"attempts must be at least 1, not {self.attempts}")
         require(self.budget >= 0, f"budget must not be negative, not {self.budget}: 0 repeats nothing unasked")
-        for name in ("total_seconds", "outage_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds"):
+        times = ("total_seconds", "outage_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds")
+        for name in times:
             require(getattr(self, name) >= 0, f"{name} must not be negative")
 
 

@@ -462,9 +462,7 @@ class Host:
         outage, now = self._outage, self._clock.monotonic()
         if outage.answered(now):
             self._last_failure = None
-            (log.warning if outage.is_told else log.debug)(
-                "%s is back, after %.0f s", self.origin, now - outage.since
-            )
+            (log.warning if outage.is_told else log.debug)("%s is back, after %.0f s", self.origin, now - outage.since)
             if self._probe_sleep is not None:
                 self._probe_sleep.cancel()
 

@@ -76,7 +76,8 @@ class Outage:
         elif not is_probe:
             return False
         self._probes += 1
-        self._probe_at = now + pause_seconds + min(backoff(self._config, self._probes, luck), luck * LONGEST_PROBE_SECONDS)
+        seconds = min(backoff(self._config, self._probes, luck), luck * LONGEST_PROBE_SECONDS)
+        self._probe_at = now + pause_seconds + seconds
         if self._probe_at <= self.since + self._config.outage_seconds:
             return False
         self._end(now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 import threading
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from anyio import to_thread
 
-from asyncfetch.config import S3Config
+from asyncfetch.config import RetryConfig, S3Config
 from asyncfetch.errors import FetchError
 from asyncfetch.testing import HubServer, S3Server
 from tests.conftest import all_others_wait
@@ -127,6 +128,7 @@ async def test_nothing_stays_behind(
     any_server: LyingServer,
     time: FakeTime,
     ca_file: str,
+    caplog: pytest.LogCaptureFixture,
     kind: str,
 ) -> None:
     server = any_server
@@ -137,7 +139,9 @@ async def test_nothing_stays_behind(
     url, count = server.put("/x", CONTENT), ROUNDS["https" if server.speaks_tls else "http", kind]
     if kind == "faulty":
         server.every = lambda request: FAULTS[sum(request.headers["range"].encode()) % len(FAULTS)]
-    async with fetcher_with(time, timeouts=PATIENT, max_span_bytes=0, ca_file=ca_file) as fetcher:
+    caplog.set_level(logging.ERROR, "asyncfetch")  # records of outages stay with the test
+    retry = RetryConfig(outage_seconds=4)
+    async with fetcher_with(time, timeouts=PATIENT, max_span_bytes=0, ca_file=ca_file, retry=retry) as fetcher:
         before = await check_growth(fetcher, url, count, server.requests.clear, time.sleeps.clear)
     await all_others_wait()
     assert psutil.Process().num_fds() <= before.descriptors
