@@ -272,15 +272,15 @@ async def test_what_is_waited_for_goes_before_read_ahead() -> None:
     simulated = SimulatedHost(time, FetchConfig(max_requests_per_host=8))
     simulated.is_there = False
 
-    async def ask(number: int, *, urgent: bool) -> None:
+    async def ask(number: int, urgent: bool) -> None:
         with calling(Caller(urgent=urgent)):
             await simulated.ask(number)
 
     async with anyio.create_task_group() as group:
         for number in range(4):
-            group.start_soon(lambda number=number: ask(number, urgent=False))
+            group.start_soon(ask, number, False)
         await time.until(20.0)
-        group.start_soon(lambda: ask(100, urgent=True))
+        group.start_soon(ask, 100, True)
         await time.until(40.0)
         simulated.is_there = True
         await time.until(60.0)
@@ -597,7 +597,8 @@ async def test_what_is_refused_is_told_at_once(
     server.will(step(status=503), step(status=status))
     with pytest.raises(kind) as caught:
         await fetcher.fetch(server.put("/x", CONTENT), 0, 10)
-    assert (caught.value.attempts, time.now - 1000) == (2, pytest.approx(0.1))
+    assert caught.value.attempts == 2
+    assert time.now - 1000 <= 0.2
 
 
 @pytest.mark.parametrize("ends_by", ["cancellation", "closing"])
