@@ -21,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohappyeyeballs
-import anyio.to_thread
 
 from asyncfetch.errors import ConfigError, ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.connection import SCRATCH_BYTES, Connection
@@ -31,6 +30,7 @@ from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.runtime.cancellation import Deadlines
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.sockets import Sockets
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,8 +97,8 @@ async def tls_context(ca_file: str | os.PathLike[str] | None, *, is_fast: bool =
         ConfigError: ``ca_file`` can't be read.
     """
     if ca_file is None:
-        return await anyio.to_thread.run_sync(_system_context, is_fast)
-    return await anyio.to_thread.run_sync(_context, ca_file, is_fast)
+        return await run_sync(_system_context, is_fast)
+    return await run_sync(_context, ca_file, is_fast)
 
 
 def _context(ca_file: str | os.PathLike[str] | None, is_fast: bool) -> ssl.SSLContext:
@@ -127,7 +127,7 @@ async def can_be_fast() -> bool:
     """
     if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
         return False
-    return await anyio.to_thread.run_sync(_is_known)
+    return await run_sync(_is_known)
 
 
 @functools.cache
