@@ -22,7 +22,7 @@
     ├── TensorError                                 a remote tensor could not be stored or read
     │   └── ShardNotFound (KeyError)                no such shard
     ├── MissingDependency (ImportError)             an extra isn't installed; the message has the command
-    ├── WorkerError (RuntimeError)                  a process or thread that works for this one ended, or isn't to be had
+    ├── WorkerError (RuntimeError)                  a process ended that worked for this one, or can't be had
     ├── ClosedError (RuntimeError)                  you closed it, then used it
     ├── WrongLoop (RuntimeError)                    bound to another event loop, thread or process
     └── StateMismatch (ValueError)                  a saved state belongs to something else

@@ -303,6 +303,11 @@ class Connection(asyncio.BufferedProtocol):
         self._since = self._deadlines.time()
         self._idle[self] = None
 
+    @property
+    def idle_since(self) -> float | None:
+        """Time since which it is one of its host's idle ones; None where it isn't."""
+        return self._since if self in self._idle else None
+
     def is_spoilt(self) -> bool:
         """Return whether an idle one is of no use: something unasked has come, or waits in its socket, or its end."""
         if self._has_surplus or self._has_ended or self.transport.is_closing():
