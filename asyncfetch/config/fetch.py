@@ -64,7 +64,7 @@ class RetryDetails:
     attempt: int
     """Attempts so far, this one included."""
     wait_seconds: float
-    """Seconds until the next one."""
+    """Seconds until the next one; 0 where the end of an outage is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,16 @@ class RetryConfig:
     """The one retry layer. Waits are drawn from U(0, min(initial * 2**n, maximum)): "full jitter"."""
 
     attempts: int = 5
-    """Requests for one range in all; progress in a body starts the count afresh. 1 switches retrying off."""
+    """Requests for one range in all, where answers are wrong or break off; progress in a body starts the count afresh.
+    1 switches retrying off, and ``outage_seconds`` with it."""
     total_seconds: float = 120.0
-    """No new attempt starts later than this after the first one; botocore and object_store allow 60-180 s."""
+    """No new attempt starts later than this after the first one, outages not counted; botocore and object_store allow
+    60-180 s."""
+    outage_seconds: float = 300.0
+    """Longest time that a host which is away is waited for: connections are refused, reset or not answered, its name
+    can't be resolved, or a gateway says 502, 503 or 504. No attempt starts later. Meanwhile one request at a time
+    probes it and all others wait; none of this counts as ``attempts``. Kubernetes starts a container that ends again
+    and again every 300 s, object_store waits for 180 s. 0 takes these for failures like others."""
     initial_seconds: float = 0.1
     """Upper bound of the first wait."""
     maximum_seconds: float = 10.0
@@ -95,7 +102,8 @@ class RetryConfig:
         check_types(self)
         require(self.attempts >= 1, f"attempts must be at least 1, not {self.attempts}")
         require(self.budget >= 0, f"budget must not be negative, not {self.budget}: 0 repeats nothing unasked")
-        for name in ("total_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds"):
+        times = ("total_seconds", "outage_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds")
+        for name in times:
             require(getattr(self, name) >= 0, f"{name} must not be negative")
 
 

@@ -235,6 +235,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_logged:
             _log.debug("%r", self)
 
+    @property
+    def idle_since(self) -> float | None:
+        """Time since which it is one of its host's idle ones; None where it isn't."""
+        return self._since if self in self._idle else None
+
     def is_spoilt(self) -> bool:
         """Return whether an idle one is of no use: something unasked has come, or waits in its socket, or its end."""
         if self.answer.has_surplus or self._has_ended or self.transport.is_closing():

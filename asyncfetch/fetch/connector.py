@@ -21,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohappyeyeballs
-import anyio.to_thread
 
 from asyncfetch.errors import ConfigError, ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.connection import SCRATCH_BYTES, Connection
@@ -30,7 +29,8 @@ from asyncfetch.fetch.resolver import Resolver
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.runtime.cancellation import Deadlines
 from asyncfetch.runtime.fork import forks_wait
-from asyncfetch.runtime.sockets import Sockets
+from asyncfetch.runtime.sockets import Sockets, is_among_last
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,8 +104,8 @@ async def tls_context(
         ConfigError: A file can't be read.
     """
     if ca_file is None and cert_file is None:
-        return await anyio.to_thread.run_sync(_system_context, is_fast)
-    return await anyio.to_thread.run_sync(_context, ca_file, cert_file, key_file, is_fast)
+        return await run_sync(_system_context, is_fast)
+    return await run_sync(_context, ca_file, cert_file, key_file, is_fast)
 
 
 def _context(ca_file: Path | None, cert_file: Path | None, key_file: Path | None, is_fast: bool) -> ssl.SSLContext:
@@ -149,7 +149,7 @@ async def can_be_fast() -> bool:
     """
     if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
         return False
-    return await anyio.to_thread.run_sync(_is_known)
+    return await run_sync(_is_known)
 
 
 @functools.cache
@@ -222,6 +222,8 @@ class Connector:
         self.deadlines = Deadlines(self._loop)
         self.resolver = Resolver()
         self.sockets = Sockets()
+        self.files_run_out = False
+        """True if the latest connection says that the process may open few more files: none should stay idle."""
         _open_connectors.add(self)
 
     @classmethod
@@ -263,6 +265,28 @@ class Connector:
         self.resolver.connected(tried, connection.peer)
         return connection
 
+    def new_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        """Return a socket for a connection; where few more files may be opened, half of the idle ones are closed.
+
+        Those that were idle for the longest time. It frees their files in the next turns of the loop.
+        """
+        try:
+            made = self.sockets.for_connecting(family, kind, protocol)
+        except OSError:
+            self._close_idle()
+            raise
+        self.files_run_out = is_among_last(made.fileno())
+        if self.files_run_out:
+            self._close_idle()
+        return made
+
+    def _close_idle(self) -> None:
+        connections = (one for one in self.deadlines.watched() if isinstance(one, Connection))
+        idle = sorted((since, number, one) for number, one in enumerate(connections) if (since := one.idle_since))
+        for _, _, one in idle[: -(-len(idle) // 2)]:
+            one.forget()
+            one.abort()
+
     async def aclose(self) -> None:
         """End every connection, without waiting for any server, and return when its socket is closed."""
         _open_connectors.discard(self)
@@ -302,7 +326,7 @@ class Connector:
         def new_socket(address: Any) -> socket.socket:  # noqa: ANN401 - what getaddrinfo gives
             family, kind, number, _, place = address
             tried.append((str(place[0]), int(place[1])))
-            return self.sockets.for_connecting(family, kind, number)
+            return self.new_socket(family, kind, number)
 
         is_tls = url.scheme == "https"
         context = (self._fast_context or await self.context()) if is_tls else None

@@ -6,6 +6,7 @@ credentials the kind is told, of a server's challenge the scheme and the realm.
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import ssl
@@ -19,6 +20,7 @@ from asyncfetch.errors import (
     AccessDenied,
     ConfigError,
     ConnectionFailed,
+    FetchError,
     FetchTimeout,
     InvalidResponse,
     redact_text,
@@ -268,6 +270,10 @@ def connect_failure(
         case SocketsClosed():
             message = f"no connection to {host}: its Fetcher was closed meanwhile"
             return AttemptFailed(ConnectionFailed, message, RetryVerdict.FATAL)
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            message = f"there is no socket for a connection to {host} ({error}): as many files are open as may be;"
+            message += " raise that limit (ulimit -n), or hold fewer connections (max_requests_per_host) and files"
+            return AttemptFailed(FetchError, message)
     if is_name:
         unknown = getattr(error, "errno", None) in _UNKNOWN_NAME
         # A proxy resolves the names of the hosts behind it.

@@ -287,13 +287,19 @@ PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds
 
 
 def s3_fetcher(
-    server: S3Server, time: FakeTime | None = None, *, attempts: int = 5, first_byte_seconds: float = 5, **s3: object
+    server: S3Server,
+    time: FakeTime | None = None,
+    *,
+    attempts: int = 5,
+    outage_seconds: float = 300,
+    first_byte_seconds: float = 5,
+    **s3: object,
 ) -> Fetcher:
     """A fetcher of the server's objects, with these settings of S3."""
     config = FetchConfig(
         ca_file=server.ca_file,
         trust_env=False,
-        retry=RetryConfig(attempts=attempts),
+        retry=RetryConfig(attempts=attempts, outage_seconds=outage_seconds),
         timeouts=TimeoutConfig(first_byte_seconds=first_byte_seconds),
         s3=S3Config(endpoint_url=server.url, **s3),  # type: ignore[arg-type]
     )

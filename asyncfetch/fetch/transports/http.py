@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 from multidict import CIMultiDict
 
 from asyncfetch.config.checks import HEADER_CONTROL
@@ -39,6 +38,7 @@ from asyncfetch.fetch.transports.session import COMMON_HEADERS, AiohttpSessions
 from asyncfetch.fetch.url_resolution import WebUrls
 from asyncfetch.fetch.urls import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
 from asyncfetch.observe.trace import running
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping
@@ -195,7 +195,7 @@ class HttpTransport:
         """Return a transport on the running loop; ConfigError where a file that is named can't be read."""
         environment = Environment()
         if config.trust_env:
-            environment = await anyio.to_thread.run_sync(read_environment, dict(os.environ))
+            environment = await run_sync(read_environment, dict(os.environ))
         connector = await Connector.open(config)
         return cls(config, hosts, clock, connector, AiohttpSessions(config, connector), environment)
 

@@ -80,7 +80,7 @@ class AiohttpSessions:
     ) -> Exchange:
         """Return a request that is sent when it is entered: ``async with session.exchange(...) as exchange``."""
         session = self._pooled
-        if needs_new_connection:
+        if needs_new_connection or self._connector.files_run_out:
             session = self._fresh = self._fresh or self._new_session(force_close=True)
         deadlines = self._connector.deadlines
         return Exchange(session, self._config, deadlines, host, method, url, headers, body=body, allowance=allowance)
@@ -147,7 +147,7 @@ class AiohttpSessions:
 
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, _ = address
-        return self._connector.sockets.for_connecting(family, kind, protocol)
+        return self._connector.new_socket(family, kind, protocol)
 
 
 def _trace() -> aiohttp.TraceConfig:
