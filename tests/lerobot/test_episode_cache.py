@@ -21,7 +21,7 @@ from asyncfetch.errors import (
     Throttled,
     WrongLoop,
 )
-from asyncfetch.lerobot import engine, episode_reader, open_dataset, reader_of
+from asyncfetch.lerobot import Stretch, engine, episode_reader, open_dataset, reader_of
 from asyncfetch.runtime import memory_pool
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Stream
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from asyncfetch.lerobot import LeRobotDataset
-    from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.video_index import PlannedClip
     from asyncfetch.testing import DatasetTruth, ServedRequest
     from tests.lerobot.serving import Library, Served
@@ -268,7 +267,7 @@ async def test_a_failure_of_an_earlier_attempt_is_none_of_those_who_ask_after_it
         dataset, unwinds, ended = served.dataset, anyio.Event(), anyio.Event()
         fetch, firsts = reader_of(dataset)._prefetches._fetch_episode, [0]
 
-        async def ends_late(episode: Episode) -> None:
+        async def ends_late(episode: Stretch) -> None:
             is_first = anyio.get_current_task().name == "prefetch episode 0" and bool(firsts) and firsts.pop() == 0
             try:
                 await fetch(episode)
@@ -303,7 +302,7 @@ async def test_a_prefetch_after_a_failure_that_was_told_fetches_anew(truth: Data
         dataset, unwinds, begun = served.dataset, anyio.Event(), []
         fetch = reader_of(dataset)._prefetches._fetch_episode
 
-        async def ends_late(episode: Episode) -> None:
+        async def ends_late(episode: Stretch) -> None:
             begun.append(anyio.get_current_task().name)
             is_first = begun.count("prefetch episode 0") == 1 and begun[-1] == "prefetch episode 0"
             try:
@@ -487,7 +486,7 @@ async def test_episodes_do_not_wait_for_each_others_second_camera(truth: Dataset
     async with serve(truth, max_bytes=await budget(truth, 1.5)) as served:
         dataset = served.dataset
         for episode in range(3):
-            clip = (await reader_of(dataset)._episodes._plan(dataset.episodes[episode]))[TOP]
+            clip = (await reader_of(dataset)._episodes._plan(Stretch(episode, 0, 5)))[TOP]
             where = (clip.url, clip.plan.start, clip.plan.stop)
             (await reader_of(dataset)._engine.clips.acquire(*where, headroom_bytes=clip.plan.header_bytes)).release()
         assert dataset.statistics().clips.entries == 3
@@ -501,7 +500,7 @@ async def test_an_episode_larger_than_the_cache_is_refused_with_the_figures(trut
     async with serve(truth, max_bytes=await budget(truth, 0.75)) as served:
         dataset = served.dataset
         for episode in range(2):
-            needed = await reader_of(dataset)._episodes.clip_bytes(dataset.episodes[episode])
+            needed = await reader_of(dataset).clip_bytes(episode)
             room = reader_of(dataset).clip_budget.max_bytes
             with pytest.raises(
                 CacheError, match=rf"episode {episode} take {needed} bytes, .* leaves {room} .*max_bytes"
@@ -692,9 +691,9 @@ async def test_a_clip_planned_before_the_change_is_planned_again(truth: DatasetT
         content[video_path(TOP)] = other_video
         plan = reader_of(dataset)._episodes._plan
 
-        async def plan_then_change(episode: Episode) -> Mapping[str, PlannedClip]:
-            planned = await plan(episode)
-            if episode.index == 1:
+        async def plan_then_change(stretch: Stretch) -> Mapping[str, PlannedClip]:
+            planned = await plan(stretch)
+            if stretch.episode == 1:
                 with pytest.raises(ObjectChanged):
                     await dataset.ready(0)
                 reader_of(dataset)._episodes._plan = plan  # type: ignore[method-assign]
