@@ -24,7 +24,7 @@ from asyncfetch.errors import (
 )
 from asyncfetch.fetch.limiter import Caller, calling
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
-from asyncfetch.lerobot.episode_cache import EpisodeCache
+from asyncfetch.lerobot.episode_cache import EpisodeCache, PlanChange
 from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
 from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.stretch import Stretch
@@ -32,7 +32,7 @@ from asyncfetch.observe import Figures, Quantiles
 from asyncfetch.runtime.concurrently import copied, gather, kept
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -315,6 +315,10 @@ class EpisodeReader:
         """Return what is fetched for the clips of a stretch; fetches its videos' indexes where needed."""
         return await self._episodes.range_bytes(self._stretch(wanted))
 
+    async def missing_frames(self, wanted: Stretch | int, *, by_rows: bool) -> Mapping[str, int]:
+        """See EpisodeCache; reads no clip."""
+        return await self._episodes.missing_frames(self._stretch(wanted), by_rows=by_rows)
+
     async def locate_rows(self, wanted: Stretch | int) -> None:
         """Fetch the footer of a stretch's table where needed; for a pass, beside ``clip_bytes``."""
         stretch = self._stretch(wanted)
@@ -374,6 +378,13 @@ class EpisodeReader:
 
         For room that other calls like this one hold it waits: they give it back by themselves.
         """
+        while True:
+            try:
+                return await self._hold_as_planned(stretch)
+            except PlanChange:
+                continue
+
+    async def _hold_as_planned(self, stretch: Stretch) -> HeldEpisode:
         held = self._episodes.hold_nowait(stretch) or await self._episodes.hold_common(stretch)
         if held is not None:
             return held

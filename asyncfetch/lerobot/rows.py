@@ -18,6 +18,7 @@ import numpy as np
 
 from asyncfetch.errors import LEAVE_OUT_EPISODE, AccessDenied, ConfigError, DatasetError, NotFound, redact_url
 from asyncfetch.lerobot.columns import empty_column, take_rows, to_column, to_integers
+from asyncfetch.lerobot.frame_times import own_seconds
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, INDEX_FEATURES
 from asyncfetch.lerobot.parquet import (
     MAX_TAIL_BYTES,
@@ -158,12 +159,16 @@ class EpisodeRows(Mapping[str, "Column"]):
     ``episode_index`` and ``task_index`` are int64, however they are stored.
     """
 
-    __slots__ = ("__weakref__", "_columns", "nbytes")
+    __slots__ = ("__weakref__", "_columns", "nbytes", "own_seconds")
 
-    def __init__(self, columns: Mapping[str, Column], nbytes: int) -> None:
+    def __init__(
+        self, columns: Mapping[str, Column], nbytes: int, own_seconds: NDArray[np.float64] | None = None
+    ) -> None:
         self._columns = columns
-        self.nbytes = nbytes
+        self.nbytes = nbytes + (0 if own_seconds is None else own_seconds.nbytes)
         """Memory held; of lists about."""
+        self.own_seconds = own_seconds
+        """Times of the rows in their episode, where they aren't those of the rate of frames."""
 
     def __getitem__(self, key: str) -> Column:
         return self._columns[key]
@@ -295,7 +300,7 @@ class RowReader:
             reads.append(partial(self._fetch, file, own))
         parts = await gather(*reads)
         episode = replace(episode, data_url=url)
-        return await self._run(partial(_select, parts, episode, self._features, self.metadata.tasks))
+        return await self._run(partial(_select, parts, episode, self._features, self.metadata))
 
     async def locate(self, episode: Episode) -> None:
         """Fetch what tells where the episode's rows lie, so that ``rows`` asks for them alone; errors as there."""
@@ -390,7 +395,7 @@ def _select(
     groups: Sequence[_Group | FetchedColumns],
     episode: Episode,
     features: Mapping[str, Feature],
-    tasks: Mapping[int, str],
+    metadata: Metadata,
 ) -> EpisodeRows:
     url = episode.data_url
     where = f"{redact_url(url)}, episode {episode.index}"
@@ -412,8 +417,8 @@ def _select(
         else:
             columns[key] = to_column(rows[key], feature, url)
         nbytes += _nbytes(columns[key], rows[key])
-    _check_rows(columns, episode, tasks, where)
-    return EpisodeRows(columns, nbytes)
+    _check_rows(columns, episode, metadata.tasks, where)
+    return EpisodeRows(columns, nbytes, own_seconds(columns["timestamp"], metadata.info.fps))
 
 
 def _check_rows(columns: Mapping[str, Column], episode: Episode, tasks: Mapping[int, str], where: str) -> None:

@@ -76,7 +76,7 @@ class VideoTask:
     @property
     def num_episodes(self) -> int:
         """Episodes that are in it."""
-        return sum(len(segment.offsets) for segment in self.segments)
+        return sum(len(segment.places) for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,9 +332,7 @@ def _episode_columns(build: _MetadataBuild) -> dict[str, list[Any] | EpisodeColu
         columns[f"videos/{camera}/chunk_index"] = [place.file // per_chunk for place in places]
         columns[f"videos/{camera}/file_index"] = [place.file % per_chunk for place in places]
         columns[f"videos/{camera}/from_timestamp"] = [place.first / fps for place in places]
-        columns[f"videos/{camera}/to_timestamp"] = [
-            (place.first + planned.episode.length) / fps for place, planned in zip(places, episodes, strict=True)
-        ]
+        columns[f"videos/{camera}/to_timestamp"] = [(place.first + place.length) / fps for place in places]
     columns |= _statistics_columns(build)
     per_file = _episodes_per_file(build, len(columns) + 2)
     columns["meta/episodes/chunk_index"] = [planned.index // per_file // per_chunk for planned in episodes]

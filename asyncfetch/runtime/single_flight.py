@@ -342,6 +342,10 @@ class LRUPart(Generic[K, W]):
         """The value of the key: kept, being loaded, or loaded now."""
         return await self._lru.get((self._number, key), load)
 
+    def drop(self, key: K) -> None:
+        """Forget one of them; see ``clear``."""
+        self._lru.clear((self._number, key).__eq__)
+
     def clear(self) -> None:
         """Forget this part's values."""
         self._lru.clear(self._is_own)

@@ -19,6 +19,7 @@ import anyio.lowlevel
 
 from asyncfetch.errors import CacheError, redact_url
 from asyncfetch.fetch.limiter import Caller, calling
+from asyncfetch.lerobot import PlanChange
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, Meter, WaitStep, metered
 from asyncfetch.runtime.concurrently import copied, gather, kept
@@ -311,6 +312,13 @@ class EpisodePrefetcher:
         self._let_go(slot)
 
     async def _hold(self, slot: _Slot) -> None:
+        while True:
+            try:
+                return await self._hold_as_planned(slot)
+            except PlanChange:
+                self._give_back(slot)
+
+    async def _hold_as_planned(self, slot: _Slot) -> None:
         size_bytes = await self._reader.clip_bytes(slot.episode)
         slot.held = await self._reader.hold_common(slot.episode)
         if slot.held is not None:  # the rank's workers have room for it, which they count together
@@ -326,6 +334,14 @@ class EpisodePrefetcher:
         await slot.granted.wait()
         slot.granted_at = time.perf_counter()
         slot.held = await self._reader.hold(slot.episode)
+
+    def _give_back(self, slot: _Slot) -> None:
+        """Admit an episode anew, at its place in the order: it weighs something else than was paid for."""
+        if slot.granted.is_set():
+            unpaid = {*self._unpaid, slot}
+            self._unpaid = deque(one for one in self._slots.values() if one in unpaid)
+            slot.granted, paid_bytes, slot.size_bytes = anyio.Event(), slot.size_bytes or 0, None
+            self._paid.give(paid_bytes)
 
     def _weigh(self, episode: int, size_bytes: int) -> None:
         origin = self._origin(episode)

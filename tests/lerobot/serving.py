@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import shutil
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -225,3 +229,92 @@ def in_use_bytes(dataset: LeRobotDataset) -> int:
     """What readers and fetches hold of the clip cache; 0 when nobody reads."""
     clips = dataset.statistics().clips
     return clips.leased_bytes + clips.reserved_bytes
+
+
+def retimed(
+    truth: DatasetTruth,
+    shown: Sequence[int],
+    rows: Sequence[Sequence[float]],
+    starts: Sequence[float],
+    *,
+    stops: Sequence[float] = (),
+    cameras: Sequence[str] = (),
+    ticks_a_second: int = 15360,
+) -> dict[str, bytes]:
+    """The files of a dataset of one video a camera, whose rows and frames are at times of their own.
+
+    Args:
+        truth: The dataset.
+        shown: When the videos show their frames, in ticks, the first at 0.
+        rows: The timestamps of each episode's rows.
+        starts: When each episode begins in the videos by the metadata.
+        stops: When it ends; none is as LeRobot's recorder counts it, a frame after its last row.
+        cameras: Whose videos; none is all of them.
+        ticks_a_second: Of the videos' clock.
+    """
+    content = in_memory(truth)
+    for camera in cameras or truth.video_features:
+        content[video_path(camera)] = with_times(content[video_path(camera)], shown, ticks_a_second)
+
+    def put(path: str, columns: Mapping[str, Sequence[float]]) -> None:
+        table = pq.read_table(pa.BufferReader(content[path]))
+        for name, values in columns.items():
+            place = table.schema.get_field_index(name)
+            field = table.schema.field(place)
+            table = table.set_column(place, field, pa.array(values, field.type))
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        content[path] = sink.getvalue().to_pybytes()
+
+    ends = stops or [start + max(own) + 1 / truth.fps for start, own in zip(starts, rows, strict=True)]
+    put("data/chunk-000/file-000.parquet", {"timestamp": [time for own in rows for time in own]})
+    for camera in cameras or truth.video_features:
+        places = {f"videos/{camera}/from_timestamp": starts, f"videos/{camera}/to_timestamp": ends}
+        put("meta/episodes/chunk-000/file-000.parquet", places)
+    return content
+
+
+def shown_after(gaps: Sequence[int]) -> list[int]:
+    """Times of frames, from the ticks between them."""
+    return list(itertools.accumulate(gaps, initial=0))
+
+
+def variable(truth: DatasetTruth) -> tuple[list[int], list[list[float]], list[float]]:
+    """Times for ``retimed``: a frame at two of each three places of 30 a second, the rows at their frames' times."""
+    shown = shown_after(([1024, 512, 512] * truth.num_frames)[: truth.num_frames - 1])
+    firsts = [truth.first_index(episode) for episode in range(truth.num_episodes)]
+    starts = [shown[first] / 15360 for first in firsts]
+    rows = [
+        [shown[first + frame] / 15360 - start for frame in range(length)]
+        for first, start, length in zip(firsts, starts, truth.lengths, strict=True)
+    ]
+    return shown, rows, starts
+
+
+def with_times(video: bytes, shown: Sequence[int], ticks_a_second: int) -> bytes:
+    """The same coded frames, shown at other times."""
+    options = {"video_track_timescale": str(ticks_a_second)}
+    source: Any
+    with (
+        av.open(io.BytesIO(video)) as source,
+        av.open(sink := io.BytesIO(), "w", format="mp4", options=options) as target,
+    ):
+        stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
+        packets = [packet for packet in source.demux(video=0) if packet.size]
+        ranks = np.argsort(np.argsort([packet.pts for packet in packets]))
+        lag = max(shown[number] - shown[rank] for number, rank in enumerate(ranks))
+        for number, packet in enumerate(packets):
+            packet.time_base = Fraction(1, ticks_a_second)
+            packet.pts, packet.dts = shown[ranks[number]], shown[number] - lag
+            packet.duration = ticks_a_second // 30
+            packet.stream = stream
+            target.mux(packet)
+    return sink.getvalue()
+
+
+def write_files(content: Mapping[str, bytes], root: Path) -> Path:
+    """The files in a directory."""
+    for path, data in content.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+    return root

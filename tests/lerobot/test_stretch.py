@@ -19,9 +19,20 @@ from asyncfetch.lerobot import Stretch, frames, open_dataset, reach_of, reader_o
 from asyncfetch.lerobot.samples import clamp
 from asyncfetch.lerobot.stretch import segment_at
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.testing import Quirks
+from asyncfetch.testing import Quirks, read_identity
 from asyncfetch.testing.truth import EXTRAS
-from tests.lerobot.serving import DEPTH, SNAPSHOT, TOP, WRIST, all_frames, check_sample, in_use_bytes, serve
+from tests.lerobot.serving import (
+    DEPTH,
+    SNAPSHOT,
+    TOP,
+    WRIST,
+    all_frames,
+    check_sample,
+    in_use_bytes,
+    retimed,
+    serve,
+    variable,
+)
 from tests.merge.version2 import EPISODE_FILE, as_version2
 
 if TYPE_CHECKING:
@@ -196,6 +207,18 @@ async def test_windows_of_single_samples_reach_over_edges(library: Library, seco
             async with serve(truth, segment_seconds=seconds) as other:
                 for frame in range(length):
                     assert same(await other.dataset.sample(episode, frame, windows=WINDOWS), whole[frame])
+
+
+@pytest.mark.parametrize("seconds", [1 / 30, 0.2, 20.0])
+async def test_rows_of_times_of_their_own_have_their_frames(library: Library, seconds: float) -> None:
+    truth = library(episodes=(11, 26), cameras=(TOP,), codec="hevc", gop=4)
+    content = retimed(truth, *variable(truth))
+    async with serve(content, segment_seconds=seconds) as served:
+        for episode, frame in all_frames(truth):
+            sample = await served.dataset.sample(episode, frame, windows={TOP: frames(-4, 0, 3)})
+            around = np.clip([frame - 4, frame, frame + 3], 0, truth.lengths[episode] - 1).tolist()
+            shown = [read_identity(picture) for picture in sample[TOP]]
+            assert shown == [truth.identity(episode, each, TOP) for each in around]
 
 
 # What is fetched.

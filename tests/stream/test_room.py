@@ -23,6 +23,7 @@ from asyncfetch.stream.prefetcher import EpisodePrefetcher
 from asyncfetch.stream.protocols import Origin
 from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
+from tests.lerobot.serving import retimed, variable, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +82,52 @@ async def test_a_pass_gets_every_frame_or_an_error_and_never_hangs(
             stream = af.Stream(dataset, shuffle=shuffle, seed=data.draw(st.integers(0, 9)))
             indices = await read(stream, bound_bytes=room)
             assert sorted(indices) == list(range(truth.num_frames))
+
+
+@pytest.fixture(scope="module")
+def off_the_rate(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetTruth, str]:
+    """Of more frames than lie where episodes are looked for first; their ends, by the metadata, don't say so."""
+    paths = tmp_path_factory
+    options: dict[str, Any] = {"width": 96, "height": 64, "codec": "h264", "episodes_per_video_file": 9}
+    truth = write_dataset(paths.mktemp("steady"), episodes=(6, 14, 9, 25, 8, 7, 13, 16), cameras=("top",), **options)
+    shown, rows, starts = variable(truth)
+    stops = [start + length / 30 for start, length in zip(starts, truth.lengths, strict=True)]
+    return truth, str(write_files(retimed(truth, shown, rows, starts, stops=stops), paths.mktemp("variable")))
+
+
+@pytest.mark.timeout(60)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+async def test_episodes_heavier_than_they_were_weighed_never_hang(
+    off_the_rate: tuple[DatasetTruth, str], data: st.DataObject
+) -> None:
+    truth, root = off_the_rate
+    async with af.open_dataset(root) as dataset:
+        reader = reader_of(dataset)
+        guessed = [await reader.clip_bytes(episode) for episode in range(truth.num_episodes)]
+        for episode in range(truth.num_episodes):
+            await dataset.ready(episode)
+        sizes = [await reader.clip_bytes(episode) for episode in range(truth.num_episodes)]
+    assert all(size > guess for size, guess in zip(sizes, guessed, strict=True))
+    room = data.draw(st.integers(max(guessed), sum(sizes) + 10))
+    lanes = data.draw(st.sampled_from([1, 2, 4]))
+    chosen = config(
+        room,
+        lanes=lanes,
+        pool_episodes=lanes * data.draw(st.integers(1, 2)),
+        prefetch_episodes=data.draw(st.integers(0, 4)),
+    )
+    shuffle = data.draw(st.booleans())
+    with anyio.fail_after(20):
+        async with af.open_dataset(root, config=chosen) as dataset:
+            stream = af.Stream(dataset, shuffle=shuffle, seed=data.draw(st.integers(0, 9)))
+            try:
+                indices = await read(stream, bound_bytes=room)
+            except af.CacheError:
+                assert room < sum(sizes)
+            else:
+                assert sorted(indices) == list(range(truth.num_frames))
+        assert reader_of(dataset).clip_budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("prefetch_episodes", [0, 1, 8])
