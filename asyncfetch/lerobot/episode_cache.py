@@ -25,6 +25,7 @@ however
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
@@ -36,6 +37,8 @@ from asyncfetch.errors import (
     AsyncFetchError,
     CacheError,
     ClosedError,
+    DatasetError,
+    DecodeError,
     FormatError,
     ObjectChanged,
     redact_url,
@@ -50,7 +53,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     import torch
@@ -133,20 +136,29 @@ class HeldEpisode:
             FrameMissing: The video has no such frame.
             DecodeError: The bytes can't be decoded.
         """
-        self._check()
-        return self._cache.decoder(self._entry, camera, frames, reader).frames(frames)
+        with self._decoding():
+            return self._cache.decoder(self._entry, camera, frames, reader).frames(frames)
 
     def each(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> list[torch.Tensor]:
         """See ``frames``; duplicates are one tensor."""
-        self._check()
-        return self._cache.decoder(self._entry, camera, frames, reader).each(frames)
+        with self._decoding():
+            return self._cache.decoder(self._entry, camera, frames, reader).each(frames)
 
     def give(
         self, camera: str, frames: Sequence[int], take: Callable[[int, torch.Tensor], None], *, reader: int = 0
     ) -> None:
         """See ``frames``; each is given by ``take(place in frames, picture)`` as soon as it is decoded."""
+        with self._decoding():
+            self._cache.decoder(self._entry, camera, frames, reader).give(frames, take)
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
         self._check()
-        self._cache.decoder(self._entry, camera, frames, reader).give(frames, take)
+        try:
+            yield
+        except (DatasetError, DecodeError):
+            self._cache.doubt(self._entry.episode)
+            raise
 
     def release(self) -> None:
         """Let go of its bytes. Call it on the loop."""
@@ -265,6 +277,7 @@ class EpisodeCache:
         self._held: dict[int, EpisodeEntry] = {}
         self._plans: LRUPart[int, _KeptPart[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
         self._tables: LRUPart[int, _KeptPart[EpisodeRows]] = LRUPart(engine.tables, number)
+        self._doubted: set[int] = set()
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
 
@@ -373,6 +386,7 @@ class EpisodeCache:
 
     def _revive(self, episode: Episode) -> EpisodeEntry | None:
         """An entry made of what is kept, if that is everything."""
+        self._look_again(episode)
         plan, rows = self._plans.get_nowait(episode.index), self._tables.get_nowait(episode.index)
         if plan is None or rows is None:
             return None
@@ -544,6 +558,18 @@ class EpisodeCache:
             )
             for camera, clip in planned.items()
         }
+
+    def doubt(self, episode: Episode) -> None:
+        """Frames of it couldn't be read: it is planned anew when it is held next. Thread-safe."""
+        self._doubted.add(episode.index)
+
+    def _look_again(self, episode: Episode) -> None:
+        """Forget the plan of an episode that is doubted: its video may have been replaced, which an index tells."""
+        if episode.index in self._doubted:
+            self._doubted.discard(episode.index)
+            self._plans.clear(lambda index: index == episode.index)
+            for span in episode.videos.values():
+                self._indexes.forget(span.url)
 
     def decoder(self, entry: EpisodeEntry, camera: str, frames: Sequence[int], reader: int) -> FrameDecoder:
         """A reader's decoder of a held clip, kept or a new one, to ask for these frames. Thread-safe."""

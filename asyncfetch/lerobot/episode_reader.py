@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import anyio
 
@@ -28,10 +25,10 @@ from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
 from asyncfetch.lerobot.scan import scan
 from asyncfetch.observe import Figures, Quantiles
-from asyncfetch.runtime.concurrently import copied, gather, kept
+from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -56,106 +53,43 @@ __all__ = ["DatasetStatistics", "EpisodeReader"]
 
 MAX_PREFETCHES = 1024
 """Episodes that may be asked for and not yet be done; more would only queue up behind the host's limit."""
-MAX_FAILURES = 1024
-"""Failures that are remembered; the oldest is forgotten, and its episode is then fetched again when it is read."""
-
-
-class _Try:
-    """The state that all who ask for an episode share until the first is told what came of it; later ones try anew.
-
-    Those who are told later, because they still had something to end, have nothing to say of what was asked meanwhile.
-    """
-
-    __slots__ = ("__weakref__", "is_ahead")
-
-    def __init__(self) -> None:
-        self.is_ahead = False
-        """True if a task of its own fetches the episode."""
 
 
 class Prefetches:
     """Prefetches of one dataset. Loop-bound, as that is.
+
+    What one fails by is met by those who wait for the same fetches, and kept for nobody: a later call asks anew.
 
     Args:
         fetch: Brings an episode into memory.
     """
 
     def __init__(self, fetch: Callable[[Episode], Awaitable[None]]) -> None:
-        self._fetch_episode = fetch
-        self._under_way = 0
-        self._tries: WeakValueDictionary[int, _Try] = WeakValueDictionary()  # as long as somebody is at it
+        self._fetch = fetch
+        self._under_way: set[int] = set()
         self._ahead = Caller(urgent=False)
-        self._failures: OrderedDict[int, AsyncFetchError] = OrderedDict()
 
     def start(self, episode: Episode, group: TaskGroup) -> None:
-        """Fetch it in a task of this group, unless one is at it; what it failed by before is forgotten.
+        """Fetch it in a task of this group, unless one is at it.
 
         Raises:
             CacheError: 1,024 are under way.
         """
-        self._failures.pop(episode.index, None)
-        attempt = self._try(episode)
-        if attempt.is_ahead:
+        if episode.index in self._under_way:
             return
-        if self._under_way >= MAX_PREFETCHES:
+        if len(self._under_way) >= MAX_PREFETCHES:
             raise CacheError(f"{MAX_PREFETCHES} prefetches are under way; await ready() of some before asking for more")
-        self._under_way += 1
-        attempt.is_ahead = True
-        group.start_soon(self._run, episode, attempt, name=f"prefetch episode {episode.index}")
+        self._under_way.add(episode.index)
+        group.start_soon(self._run, episode, name=f"prefetch episode {episode.index}")
 
-    async def _run(self, episode: Episode, attempt: _Try) -> None:
+    async def _run(self, episode: Episode) -> None:
         try:
             with calling(Caller(urgent=False, behind=self._ahead)):
-                await self._fetch(episode, attempt)
+                await self._fetch(episode)
         except AsyncFetchError:
-            pass  # whoever reads this episode gets it from self._failures, or meets it again
+            pass  # whoever reads this episode asks for it anew
         finally:
-            self._under_way -= 1
-
-    async def ready(self, episode: Episode) -> None:
-        """Wait until it is in memory, fetching it where nobody did. Raises what its fetch ended with."""
-        self.raise_failure(episode)
-        await self._fetch(episode, self._try(episode))
-
-    def raise_failure(self, episode: Episode) -> None:
-        """Raise what fetching it ended with, if that failed and wasn't started again since."""
-        failure = self._failures.get(episode.index)
-        if failure is not None:
-            raise copied(failure)
-
-    @contextmanager
-    def told(self, episode: Episode, *, is_whole: bool = True) -> Iterator[None]:
-        """Around what brings the episode, or a part of it, beside these fetches: who gets its error is told, too."""
-        attempt = self._try(episode)
-        try:
-            yield
-        except AsyncFetchError:
-            self._end(episode, attempt)
-            raise
-        if is_whole:
-            self._end(episode, attempt)
-
-    async def _fetch(self, episode: Episode, attempt: _Try) -> None:
-        try:
-            await self._fetch_episode(episode)
-        except AsyncFetchError as error:
-            # After CacheError there may be room when it is asked for again.
-            if self._end(episode, attempt) and not isinstance(error, CacheError):
-                self._failures[episode.index] = kept(error)
-                if len(self._failures) > MAX_FAILURES:
-                    self._failures.popitem(last=False)
-            raise
-        self._end(episode, attempt)
-
-    def _try(self, episode: Episode) -> _Try:
-        return self._tries.setdefault(episode.index, _Try())
-
-    def _end(self, episode: Episode, attempt: _Try) -> bool:
-        """Return what came of a try; False where somebody was told before."""
-        if self._tries.get(episode.index) is not attempt:
-            return False
-        del self._tries[episode.index]
-        return True
+            self._under_way.discard(episode.index)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -259,26 +193,19 @@ class EpisodeReader:
 
     async def ready(self, episode: int) -> None:
         """Wait until an episode is in memory; see LeRobotDataset."""
-        await self._prefetches.ready(self.episode(episode))
+        await self._load(self.episode(episode))
 
     async def hold_beside_passes(self, episode: int) -> HeldEpisode:
         """The episode, or CacheError as soon as its clips don't fit beside those that passes have paid for."""
-        wanted = self.episode(episode)
-        self._prefetches.raise_failure(wanted)
-        with self._prefetches.told(wanted):
-            return await self._hold_beside_passes(wanted)
+        return await self._hold_beside_passes(self.episode(episode))
 
     async def hold(self, episode: int) -> HeldEpisode:
         """The episode in memory until it is released, fetched where needed; for a pass, which pays first."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted):
-            return await self._episodes.hold(wanted, paid=True)
+        return await self._episodes.hold(self.episode(episode), paid=True)
 
     async def hold_common(self, episode: int) -> HeldEpisode | None:
         """The same in memory that all loader workers of the rank share; None where there is none, or no room in it."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted):
-            return await self._episodes.hold_common(wanted)
+        return await self._episodes.hold_common(self.episode(episode))
 
     def raise_priority(self, episode: int) -> None:
         """Somebody waits now for an episode that was read ahead; for a pass."""
@@ -286,9 +213,7 @@ class EpisodeReader:
 
     async def clip_bytes(self, episode: int) -> int:
         """Memory that the clips of an episode take; fetches its videos' indexes where needed."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted, is_whole=False):
-            return await self._episodes.clip_bytes(wanted)
+        return await self._episodes.clip_bytes(self.episode(episode))
 
     async def range_bytes(self, episode: int) -> int:
         """Return what is fetched for the clips of an episode; fetches its videos' indexes where needed."""
@@ -296,9 +221,7 @@ class EpisodeReader:
 
     async def locate_rows(self, episode: int) -> None:
         """Fetch the footer of an episode's table where needed; for a pass, beside ``clip_bytes``."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted, is_whole=False):
-            await self._episodes.locate_rows(wanted)
+        await self._episodes.locate_rows(self.episode(episode))
 
     async def file_bytes(self, url: str) -> int | None:
         """Return the size of one of its files; None where it isn't there."""

@@ -174,7 +174,15 @@ class VideoIndexes:
         """
         span = episode.videos[camera]
         file = await self._kept.get(span.url, partial(self._fetch, episode, camera))
-        return file.clip(episode, span, fps, self._tolerance_seconds)
+        try:
+            return file.clip(episode, span, fps, self._tolerance_seconds)
+        except DatasetError:
+            self.forget(span.url)
+            raise
+
+    def forget(self, url: str) -> None:
+        """Forget one that didn't hold what it should: who asks for it next is told what the file is then."""
+        self._kept.clear(lambda kept: kept == url)
 
     def clear(self) -> None:
         """Forget all of them, those on their way included."""
