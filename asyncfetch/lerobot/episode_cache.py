@@ -28,6 +28,7 @@ Four things could go wrong where many ask at once, and don't:
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
@@ -39,6 +40,8 @@ from asyncfetch.errors import (
     AsyncFetchError,
     CacheError,
     ClosedError,
+    DatasetError,
+    DecodeError,
     FormatError,
     ObjectChanged,
     redact_url,
@@ -53,7 +56,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     import torch
@@ -144,19 +147,23 @@ class HeldEpisode:
             FrameMissing: The video has no such frame.
             DecodeError: The bytes can't be decoded.
         """
-        return self._decoder(camera, frames, reader).frames(frames)
+        with self._decoder(camera, frames, reader) as decoder:
+            return decoder.frames(frames)
 
     def each(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> list[torch.Tensor]:
         """See ``frames``; duplicates are one tensor."""
-        return self._decoder(camera, frames, reader).each(frames)
+        with self._decoder(camera, frames, reader) as decoder:
+            return decoder.each(frames)
 
     def give(
         self, camera: str, frames: Sequence[int], take: Callable[[int, torch.Tensor], None], *, reader: int = 0
     ) -> None:
         """See ``frames``; each is given by ``take(place in frames, picture)`` as soon as it is decoded."""
-        self._decoder(camera, frames, reader).give(frames, take)
+        with self._decoder(camera, frames, reader) as decoder:
+            decoder.give(frames, take)
 
-    def _decoder(self, camera: str, frames: Sequence[int], reader: int) -> FrameDecoder:
+    @contextmanager
+    def _decoder(self, camera: str, frames: Sequence[int], reader: int) -> Iterator[FrameDecoder]:
         self._check()
         stretch, length = self.stretch, self.episode.length
         start, stop = stretch.span(camera, length)
@@ -164,7 +171,11 @@ class HeldEpisode:
             if not start <= frame < stop and 0 <= frame < length:
                 name = stretch.name(length)
                 raise AssertionError(f"{name}: frame {frame} of {camera}, of which it holds [{start}, {stop})")
-        return self._cache.decoder(self._entry, camera, frames, reader)
+        try:
+            yield self._cache.decoder(self._entry, camera, frames, reader)
+        except (DatasetError, DecodeError):
+            self._cache.doubt(stretch)
+            raise
 
     def release(self) -> None:
         """Let go of its bytes. Call it on the loop."""
@@ -289,6 +300,7 @@ class EpisodeCache:
         self._plans: LRUPart[Stretch, _KeptPart[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
         self._tables: LRUPart[int, _KeptPart[EpisodeRows]] = LRUPart(engine.tables, number)
         self._held_rows: WeakValueDictionary[int, EpisodeRows] = WeakValueDictionary()  # by episode, as in _tables
+        self._doubted: set[int] = set()
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
         self._rows_come_first = False  # once clips were fetched that the rows didn't ask for
@@ -411,6 +423,7 @@ class EpisodeCache:
 
     def _revive(self, stretch: Stretch) -> EpisodeEntry | None:
         """An entry made of what is kept, if that is everything."""
+        self._look_again(stretch)
         plan, rows = self._plans.get_nowait(stretch), self._kept_rows(stretch.episode)
         if plan is None or rows is None or not _is_of(plan.value, rows):
             return None
@@ -522,7 +535,7 @@ class EpisodeCache:
         """Return the plan that the rows' own times make; PlanChange where it is of other bytes."""
         planned = guessed
         while not _is_of(planned, rows):
-            self._plans.drop(stretch)
+            self._plans.clear(stretch.__eq__)
             planned = (await self._plans.get(stretch, partial(self._make_plan, stretch, rows))).value
         if any(_bytes_of(clip) != _bytes_of(guessed[camera]) for camera, clip in planned.items()):
             self._rows_come_first = True
@@ -619,6 +632,18 @@ class EpisodeCache:
             )
             for camera, clip in planned.items()
         }
+
+    def doubt(self, stretch: Stretch) -> None:
+        """Frames of it couldn't be read: its episode is planned anew when it is held next. Thread-safe."""
+        self._doubted.add(stretch.episode)
+
+    def _look_again(self, stretch: Stretch) -> None:
+        """Forget the plans of an episode that is doubted: its video may have been replaced, which an index tells."""
+        if stretch.episode in self._doubted:
+            self._doubted.discard(stretch.episode)
+            self._plans.clear(lambda planned: planned.episode == stretch.episode)
+            for span in self._episodes[stretch.episode].videos.values():
+                self._indexes.forget(span.url)
 
     def decoder(self, entry: EpisodeEntry, camera: str, frames: Sequence[int], reader: int) -> FrameDecoder:
         """A reader's decoder of a held clip, kept or a new one, to ask for these frames. Thread-safe."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncfetch.decode import Clip
-from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.errors import DatasetError, FormatError, redact_url
 from asyncfetch.lerobot.frame_times import find_frames
 from asyncfetch.media import locate_moov, parse_moov
 from asyncfetch.runtime.concurrently import gather
@@ -173,8 +173,17 @@ class VideoIndexes:
             FormatError: The file isn't an MP4 that can be read, or is cut off.
             DatasetError: The metadata gives a place that no file has, or that another episode has, too.
         """
-        file = await self._kept.get(episode.videos[camera].url, partial(self._fetch, episode, camera))
-        return file.clip(episode, stretch, camera, rows, fps=fps, tolerance_seconds=self._tolerance_seconds)
+        url = episode.videos[camera].url
+        file = await self._kept.get(url, partial(self._fetch, episode, camera))
+        try:
+            return file.clip(episode, stretch, camera, rows, fps=fps, tolerance_seconds=self._tolerance_seconds)
+        except DatasetError:
+            self.forget(url)
+            raise
+
+    def forget(self, url: str) -> None:
+        """Forget one that didn't hold what it should: who asks for it next is told what the file is then."""
+        self._kept.clear(lambda kept: kept == url)
 
     def clear(self) -> None:
         """Forget all of them, those on their way included."""
