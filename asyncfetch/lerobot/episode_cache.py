@@ -429,9 +429,7 @@ class EpisodeCache:
             return None
         leases: dict[str, Lease] = {}
         for camera, clip in plan.value.items():
-            lease = self._clips.try_lease(
-                clip.url, clip.plan.start, clip.plan.stop, headroom_bytes=clip.plan.header_bytes
-            )
+            lease = self._clips.try_lease(clip.url, clip.plan.start, clip.plan.stop, header=clip.plan.header)
             if lease is None:
                 _release(leases)
                 return None
@@ -471,7 +469,7 @@ class EpisodeCache:
             async with self._fetching_clips.permit():
                 if meter is not None:
                     meter.add(Cause.LIMIT, time.perf_counter() - since)
-                return await self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+                return await self._clips.acquire(clip.url, plan.start, plan.stop, header=plan.header)
 
         planned = await self._plan(stretch)
         meter, since = running_meter(), time.perf_counter()
@@ -493,7 +491,7 @@ class EpisodeCache:
 
         async def lease(clip: PlannedClip) -> Lease | None:
             plan = clip.plan
-            return await rank.lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+            return await rank.lease(clip.url, plan.start, plan.stop, header=plan.header)
 
         planned = await self._plan(stretch)
         fetched = await self._all_of(stretch, planned, lease)
@@ -508,7 +506,7 @@ class EpisodeCache:
         planned: Mapping[str, PlannedClip],
         lease: Callable[[PlannedClip], Awaitable[Lease | None]],
     ) -> _Fetched:
-        """Return the rows and the leases of those clips that ``lease`` gives one for, their headers written."""
+        """Return the rows and the leases of those clips that ``lease`` gives one for."""
         found: list[tuple[EpisodeRows, Mapping[str, PlannedClip]]] = []
         leases: dict[str, Lease] = {}
 
@@ -520,7 +518,6 @@ class EpisodeCache:
             given = await self._watch(lease(clip))
             if given is not None:
                 leases[camera] = given
-                clip.plan.write_header(given.buffer)
 
         try:
             await gather(add_rows, *(partial(add, camera, clip) for camera, clip in planned.items()))

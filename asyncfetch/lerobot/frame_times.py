@@ -61,12 +61,12 @@ def find_frames(
     index: Mp4Index,
     span: VideoSpan,
     seconds: NDArray[np.float64] | None,
-    start: int,
-    stop: int,
     *,
     episode: int,
     fps: float,
     tolerance_seconds: float,
+    start: int = 0,
+    stop: int | None = None,
 ) -> RowFrames:
     """Return the frames that a video shows nearest to the times of rows, where they are within the tolerance.
 
@@ -74,13 +74,14 @@ def find_frames(
         index: Of the video.
         span: Where the episode is in it.
         seconds: The times of the episode's rows by ``own_seconds``.
-        start: The first row, counted in the episode.
-        stop: One past the last row.
         episode: Its number, for messages.
         fps: Frames a second of the dataset.
         tolerance_seconds: By which a frame may be shown at another time than its row has. It is a tick of the video's
             clock at least, and a quarter of a frame at most: beyond that it could as well be the neighbour that is
             meant.
+
+        start: The first row, counted in the episode.
+        stop: One past the last row; None for all that follow.
 
     Raises:
         DatasetError: The metadata gives a place that no video has, or that another episode has, too.
@@ -93,7 +94,7 @@ def find_frames(
             f"{span.num_frames} frames from {span.start_seconds} s on, number {span.first_frame} at {fps:g} fps"
         )
     own = None if seconds is None else seconds[start:stop]
-    due = span.start_seconds + (np.arange(start, stop) / fps if own is None else own)
+    due = span.start_seconds + (np.arange(span.num_frames)[start:stop] / fps if own is None else own)
     samples, shown = index.samples_at(due, within_seconds=HALF / fps)
     within = min(max(tolerance_seconds, 1 / index.timescale), QUARTER / fps) + ROUNDING_SECONDS
     off = np.abs(shown - due) > within + (0 if own is None else _float32_steps(own) / 2)

@@ -121,11 +121,11 @@ class VideoFile:
             self.index,
             span,
             None if rows is None else rows.own_seconds,
-            start,
-            stop,
             episode=episode.index,
             fps=fps,
             tolerance_seconds=tolerance_seconds,
+            start=start,
+            stop=stop,
         )
         plan = self.index.clip(frames.samples)
         if plan.stop > self.size_bytes:

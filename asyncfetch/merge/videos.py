@@ -120,9 +120,7 @@ def _closed_edges(index: Mp4Index) -> NDArray[np.int64]:
 
 def _extents(index: Mp4Index, spans: Iterable[EpisodeSpan], fps: float) -> Iterable[tuple[int, int, EpisodeSpan]]:
     for episode, span, seconds in spans:
-        samples, misplaced = find_frames(
-            index, span, seconds, 0, span.num_frames, episode=episode, fps=fps, tolerance_seconds=np.inf
-        )
+        samples, misplaced = find_frames(index, span, seconds, episode=episode, fps=fps, tolerance_seconds=np.inf)
         if misplaced is not None:
             frame = int(np.flatnonzero(~np.isnan(misplaced[:, 0]))[0])
             due, shown = misplaced[frame].tolist()

@@ -474,7 +474,7 @@ async def test_episodes_do_not_wait_for_each_others_second_camera(truth: Dataset
         for episode in range(3):
             clip = (await reader_of(dataset)._episodes._plan(Stretch(episode, 0, 5)))[TOP]
             where = (clip.url, clip.plan.start, clip.plan.stop)
-            (await reader_of(dataset)._engine.clips.acquire(*where, headroom_bytes=clip.plan.header_bytes)).release()
+            (await reader_of(dataset)._engine.clips.acquire(*where, header=clip.plan.header)).release()
         assert dataset.statistics().clips.entries == 3
         with anyio.fail_after(5):
             samples = await gather(*(partial(dataset.sample, episode, 0) for episode in range(3)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,12 @@ from tests.lerobot.serving import (
     WRIST,
     all_frames,
     check_sample,
+    in_memory,
     in_use_bytes,
     retimed,
     serve,
     variable,
+    video_path,
 )
 from tests.merge.version2 import EPISODE_FILE, as_version2
 
@@ -175,6 +178,26 @@ async def test_stretches_with_the_same_bytes_keep_their_frames_apart(library: Li
             for sample, (_, frame, _) in zip(builder.build(asked), asked, strict=True):
                 check_sample(sample, truth, 0, frame)
         for one in held:
+            one.release()
+
+
+async def test_stretches_with_the_same_bytes_have_headers_of_their_own(library: Library) -> None:
+    """Where pictures precede a file's first key frame on the screen, the clip of one of them begins earlier."""
+    truth = library(episodes=(30,), gop=30, cameras=(TOP,), episodes_per_video_file=1)
+    content = in_memory(truth)
+    video = content[video_path(TOP)]
+    place = video.index(b"stss") + 12
+    assert struct.unpack_from(">2I", video, place) == (1, 15)
+    content[video_path(TOP)] = video[:place] + struct.pack(">I", 4) + video[place + 4 :]
+    async with serve(content) as served:
+        reader = reader_of(served.dataset)
+        held = [await reader.hold(Stretch(0, start, 12)) for start in (3, 4)]
+        plans = [(await reader._episodes._plan(one.stretch))[TOP].plan for one in held]
+        assert (plans[0].start, plans[0].stop) == (plans[1].start, plans[1].stop)
+        assert plans[0].header_bytes == plans[1].header_bytes
+        assert plans[0].header != plans[1].header
+        for one, plan in zip(held, plans, strict=True):
+            assert one.clip(TOP).data == plan.header + video[plan.start : plan.stop]
             one.release()
 
 
