@@ -120,11 +120,13 @@ class Mp4Index:
 
         wanted = samples[present]
         lowest, stop = int(wanted.min()), int(wanted.max()) + 1
-        earliest = int(self.samples.presentation_times(lowest, stop)[wanted - lowest].min())
+        times = self.samples.presentation_times(lowest, stop)
+        earliest = int(times[wanted - lowest].min())
         first = self.samples.decodable_from(lowest, earliest)
         last_entry = self.samples.last_entry_before(stop) if self.codec in H264 else stop - 1
         first = min(first, last_entry)
-        times = self.samples.presentation_times(first, stop)
+        if first < lowest:
+            times = self.samples.presentation_times(first, stop)
         clip_start = min(int(times[0]), earliest)
         times -= clip_start
         rank = np.empty(stop - first, np.int32)
@@ -204,9 +206,7 @@ class Mp4Index:
         behind = np.searchsorted(times, ticks)
         before, behind = np.maximum(behind - 1, 0), np.minimum(behind, len(times) - 1)
         nearest = np.where(ticks - times[before] <= times[behind] - ticks, before, behind)
-        # In front of the first one and behind the last, both are that one.
-        is_alone = np.ones(len(times) + 1, np.bool_)
-        is_alone[1:-1] = times[1:] != times[:-1]
+        is_alone = np.concatenate(([True], times[1:] != times[:-1], [True]))  # in front of each, and behind the last
         found = (np.abs(times[nearest] - ticks) <= reach) & is_alone[nearest] & is_alone[nearest + 1]
         asked, nearest = asked[found], nearest[found]
         sample_of[asked] = shown[nearest] + first

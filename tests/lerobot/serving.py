@@ -25,7 +25,7 @@ from asyncfetch.testing import DatasetTruth, RangeServer, read_identity, write_d
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from asyncfetch.config import DecoderBackend
@@ -238,23 +238,31 @@ def retimed(
     starts: Sequence[float],
     *,
     stops: Sequence[float] = (),
-    cameras: Sequence[str] = (),
-    ticks_a_second: int = 15360,
 ) -> dict[str, bytes]:
-    """The files of a dataset of one video a camera, whose rows and frames are at times of their own.
+    """The files of a dataset of one video a camera, whose rows and frames are at times of their own; see ``retime``."""
+    content = in_memory(truth)
+    retime(content, truth.video_features, shown, rows, starts, stops)
+    return content
+
+
+def retime(
+    content: dict[str, bytes],
+    cameras: Iterable[str],
+    shown: Sequence[int],
+    rows: Sequence[Sequence[float]],
+    starts: Sequence[float],
+    stops: Sequence[float] = (),
+) -> None:
+    """Give a dataset's rows and frames other times.
 
     Args:
-        truth: The dataset.
-        shown: When the videos show their frames, in ticks, the first at 0.
+        content: Its files, of which each camera has one video.
+        cameras: Whose videos.
+        shown: When the videos show their frames, in ticks of which a second has 15,360; the first at 0.
         rows: The timestamps of each episode's rows.
         starts: When each episode begins in the videos by the metadata.
-        stops: When it ends; none is as LeRobot's recorder counts it, a frame after its last row.
-        cameras: Whose videos; none is all of them.
-        ticks_a_second: Of the videos' clock.
+        stops: When it ends; none is as LeRobot's recorder counts it at 30 frames a second, one after its last row.
     """
-    content = in_memory(truth)
-    for camera in cameras or truth.video_features:
-        content[video_path(camera)] = with_times(content[video_path(camera)], shown, ticks_a_second)
 
     def put(path: str, columns: Mapping[str, Sequence[float]]) -> None:
         table = pq.read_table(pa.BufferReader(content[path]))
@@ -266,12 +274,12 @@ def retimed(
         pq.write_table(table, sink)
         content[path] = sink.getvalue().to_pybytes()
 
-    ends = stops or [start + max(own) + 1 / truth.fps for start, own in zip(starts, rows, strict=True)]
+    stops = stops or [start + max(own) + 1 / 30 for start, own in zip(starts, rows, strict=True)]
     put("data/chunk-000/file-000.parquet", {"timestamp": [time for own in rows for time in own]})
-    for camera in cameras or truth.video_features:
-        places = {f"videos/{camera}/from_timestamp": starts, f"videos/{camera}/to_timestamp": ends}
+    for camera in cameras:
+        content[video_path(camera)] = with_times(content[video_path(camera)], shown)
+        places = {f"videos/{camera}/from_timestamp": starts, f"videos/{camera}/to_timestamp": stops}
         put("meta/episodes/chunk-000/file-000.parquet", places)
-    return content
 
 
 def shown_after(gaps: Sequence[int]) -> list[int]:
@@ -291,9 +299,9 @@ def variable(truth: DatasetTruth) -> tuple[list[int], list[list[float]], list[fl
     return shown, rows, starts
 
 
-def with_times(video: bytes, shown: Sequence[int], ticks_a_second: int) -> bytes:
-    """The same coded frames, shown at other times."""
-    options = {"video_track_timescale": str(ticks_a_second)}
+def with_times(video: bytes, shown: Sequence[int]) -> bytes:
+    """The same coded frames, shown at other times: in ticks of which a second has 15,360."""
+    options = {"video_track_timescale": "15360"}
     source: Any
     with (
         av.open(io.BytesIO(video)) as source,
@@ -304,9 +312,9 @@ def with_times(video: bytes, shown: Sequence[int], ticks_a_second: int) -> bytes
         ranks = np.argsort(np.argsort([packet.pts for packet in packets]))
         lag = max(shown[number] - shown[rank] for number, rank in enumerate(ranks))
         for number, packet in enumerate(packets):
-            packet.time_base = Fraction(1, ticks_a_second)
+            packet.time_base = Fraction(1, 15360)
             packet.pts, packet.dts = shown[ranks[number]], shown[number] - lag
-            packet.duration = ticks_a_second // 30
+            packet.duration = 512
             packet.stream = stream
             target.mux(packet)
     return sink.getvalue()

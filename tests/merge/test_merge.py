@@ -181,7 +181,7 @@ async def test_version_2_with_times_of_its_own_is_read_and_converted(
         name, chunk = f"episode_{episode:06d}", f"chunk-{episode // CHUNKS_SIZE:03d}"
         for camera in truth.cameras:
             path = root / f"videos/{chunk}/{camera}/{name}.mp4"
-            path.write_bytes(with_times(path.read_bytes(), shown, 15360))
+            path.write_bytes(with_times(path.read_bytes(), shown))
         path = root / f"data/{chunk}/{name}.parquet"
         table = pq.read_table(path)
         column = table.schema.get_field_index("timestamp")

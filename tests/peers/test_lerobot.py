@@ -20,9 +20,10 @@ from anyio import run_process, to_thread
 from torch.utils.data import DataLoader
 
 from asyncfetch.config import FetchConfig, StreamConfig
-from asyncfetch.errors import ConfigError, EpisodeNotFound
+from asyncfetch.errors import ConfigError, EpisodeNotFound, FrameMissing
 from asyncfetch.merge import convert_dataset, merge_datasets, select_episodes, split_dataset
 from asyncfetch.testing import HubServer, RangeServer
+from tests.lerobot.serving import content_of, retime, shown_after, write_files
 from tests.recorded import DATA
 
 if TYPE_CHECKING:
@@ -148,6 +149,42 @@ def test_samples_are_lerobots_to_the_last_bit(root: Path, return_uint8: bool, un
         for name, values in stats.items():
             np.testing.assert_array_equal(mapped.meta.stats[key][name], values)
     mapped.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_at_times_of_their_own_have_lerobots_frames(tmp_path: Path, seed: int) -> None:
+    """Of a variable rate, of dropped frames and of a clock a little off, beside rows that have no frame near enough."""
+    from lerobot.datasets.video_utils import FrameTimestampError
+
+    lengths, random = (7, 3, 12), np.random.default_rng(seed)
+    content = content_of(record(tmp_path / "recorded", lengths=lengths))
+    shown = shown_after(random.choice([512, 512, 512, 1024, 700, 300], size=sum(lengths) - 1).tolist())
+    firsts = np.cumsum(lengths) - lengths
+    starts = [shown[first] / 15360 for first in firsts]
+    offs = random.choice([0, 0, 0, 0, 4e-5, -4e-5], size=sum(lengths))
+    offs[random.integers(sum(lengths), size=3)] = 2e-3
+    rows = [
+        [shown[first + frame] / 15360 - start + offs[first + frame] for frame in range(length)]
+        for first, start, length in zip(firsts.tolist(), starts, lengths, strict=True)
+    ]
+    retime(content, [TOP], shown, rows, starts)
+    root = write_files(content, tmp_path / "retimed")
+    for windows in (None, {TOP: [-0.1, 0.0, 2 / 30], "action": [0.0, 0.1]}):
+        options: dict[str, Any] = {"return_uint8": True, "delta_timestamps": windows}
+        expected = theirs.LeRobotDataset("a/b", root=root, video_backend="pyav", **options)
+        mapped = compat.LeRobotDataset("a/b", root=root, **options)
+        read = 0
+        for index in range(sum(lengths)):
+            try:
+                sample = expected[index]
+            except FrameTimestampError:
+                with pytest.raises(FrameMissing):
+                    mapped[index]
+            else:
+                check_equal(mapped[index], sample)
+                read += 1
+        assert 0 < read < sum(lengths)
+        mapped.close()
 
 
 def test_chosen_episodes_are_numbered_as_lerobot_does(tmp_path: Path) -> None:
