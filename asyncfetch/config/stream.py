@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
@@ -44,6 +45,9 @@ class StreamConfig:
     """Independent sequences of episodes that a shuffled order goes round; a power of two."""
     pool_episodes: int = 64
     """Episodes that frames are drawn from at a time, over all lanes; at least one a lane."""
+    segment_seconds: float = 20.0
+    """Most of an episode that is fetched and held as one, but for a group of pictures: a longer one is cut into equal
+    segments. Of those a camera's bytes begin at a key frame, so with few of these in a video short ones cost more."""
     group_frames: int | None = None
     """Neighbouring frames of an episode that a shuffled order takes in a row as far as the episode goes, so that they
     are decoded together. None means a group of pictures as the dataset states it (``video.g``, or LeRobot's default of
@@ -96,6 +100,7 @@ class StreamConfig:
             self.pool_episodes >= self.lanes,
             f"pool_episodes={self.pool_episodes} must be at least one a lane: lower lanes={self.lanes} too",
         )
+        require(0 < self.segment_seconds < math.inf, "segment_seconds must be positive and finite")
         require(self.group_frames is None or self.group_frames >= 1, "group_frames must be at least 1, or None")
         require(self.prefetch_episodes >= 0, "prefetch_episodes must not be negative")
         require(self.tolerance_seconds > 0, "tolerance_seconds must be positive")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import anyio
 
@@ -27,11 +24,12 @@ from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
 from asyncfetch.lerobot.episode_cache import EpisodeCache, PlanChange
 from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
 from asyncfetch.lerobot.scan import scan
+from asyncfetch.lerobot.stretch import Stretch
 from asyncfetch.observe import Figures, Quantiles
-from asyncfetch.runtime.concurrently import copied, gather, kept
+from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -55,107 +53,48 @@ if TYPE_CHECKING:
 __all__ = ["DatasetStatistics", "EpisodeReader"]
 
 MAX_PREFETCHES = 1024
-"""Episodes that may be asked for and not yet be done; more would only queue up behind the host's limit."""
-MAX_FAILURES = 1024
-"""Failures that are remembered; the oldest is forgotten, and its episode is then fetched again when it is read."""
-
-
-class _Try:
-    """The state that all who ask for an episode share until the first is told what came of it; later ones try anew.
-
-    Those who are told later, because they still had something to end, have nothing to say of what was asked meanwhile.
-    """
-
-    __slots__ = ("__weakref__", "is_ahead")
-
-    def __init__(self) -> None:
-        self.is_ahead = False
-        """True if a task of its own fetches the episode."""
+"""Stretches that may be asked for and not yet be done; more would only queue up behind the host's limit."""
 
 
 class Prefetches:
     """Prefetches of one dataset. Loop-bound, as that is.
 
+    What one fails by is met by those who wait for the same fetches, and kept for nobody: a later call asks anew.
+
     Args:
-        fetch: Brings an episode into memory.
+        fetch: Brings a stretch into memory.
     """
 
-    def __init__(self, fetch: Callable[[Episode], Awaitable[None]]) -> None:
-        self._fetch_episode = fetch
-        self._under_way = 0
-        self._tries: WeakValueDictionary[int, _Try] = WeakValueDictionary()  # as long as somebody is at it
+    def __init__(self, fetch: Callable[[Stretch], Awaitable[None]]) -> None:
+        self._fetch = fetch
+        self._under_way: set[Stretch] = set()
         self._ahead = Caller(urgent=False)
-        self._failures: OrderedDict[int, AsyncFetchError] = OrderedDict()
 
-    def start(self, episode: Episode, group: TaskGroup) -> None:
-        """Fetch it in a task of this group, unless one is at it; what it failed by before is forgotten.
+    def __contains__(self, stretch: Stretch) -> bool:
+        """Return whether one is at it."""
+        return stretch in self._under_way
+
+    def start(self, stretch: Stretch, group: TaskGroup) -> None:
+        """Fetch it in a task of this group, unless one is at it.
 
         Raises:
             CacheError: 1,024 are under way.
         """
-        self._failures.pop(episode.index, None)
-        attempt = self._try(episode)
-        if attempt.is_ahead:
+        if stretch in self._under_way:
             return
-        if self._under_way >= MAX_PREFETCHES:
+        if len(self._under_way) >= MAX_PREFETCHES:
             raise CacheError(f"{MAX_PREFETCHES} prefetches are under way; await ready() of some before asking for more")
-        self._under_way += 1
-        attempt.is_ahead = True
-        group.start_soon(self._run, episode, attempt, name=f"prefetch episode {episode.index}")
+        self._under_way.add(stretch)
+        group.start_soon(self._run, stretch, name=f"prefetch episode {stretch.episode}")
 
-    async def _run(self, episode: Episode, attempt: _Try) -> None:
+    async def _run(self, stretch: Stretch) -> None:
         try:
             with calling(Caller(urgent=False, behind=self._ahead)):
-                await self._fetch(episode, attempt)
+                await self._fetch(stretch)
         except AsyncFetchError:
-            pass  # whoever reads this episode gets it from self._failures, or meets it again
+            pass  # whoever reads this stretch asks for it anew
         finally:
-            self._under_way -= 1
-
-    async def ready(self, episode: Episode) -> None:
-        """Wait until it is in memory, fetching it where nobody did. Raises what its fetch ended with."""
-        self.raise_failure(episode)
-        await self._fetch(episode, self._try(episode))
-
-    def raise_failure(self, episode: Episode) -> None:
-        """Raise what fetching it ended with, if that failed and wasn't started again since."""
-        failure = self._failures.get(episode.index)
-        if failure is not None:
-            raise copied(failure)
-
-    @contextmanager
-    def told(self, episode: Episode, *, is_whole: bool = True) -> Iterator[None]:
-        """Around what brings the episode, or a part of it, beside these fetches: who gets its error is told, too."""
-        attempt = self._try(episode)
-        try:
-            yield
-        except AsyncFetchError:
-            self._end(episode, attempt)
-            raise
-        if is_whole:
-            self._end(episode, attempt)
-
-    async def _fetch(self, episode: Episode, attempt: _Try) -> None:
-        try:
-            await self._fetch_episode(episode)
-        except AsyncFetchError as error:
-            # After CacheError there may be room when it is asked for again.
-            if self._end(episode, attempt) and not isinstance(error, CacheError):
-                self._failures[episode.index] = kept(error)
-                if len(self._failures) > MAX_FAILURES:
-                    self._failures.popitem(last=False)
-            raise
-        self._end(episode, attempt)
-
-    def _try(self, episode: Episode) -> _Try:
-        return self._tries.setdefault(episode.index, _Try())
-
-    def _end(self, episode: Episode, attempt: _Try) -> bool:
-        """Return what came of a try; False where somebody was told before."""
-        if self._tries.get(episode.index) is not attempt:
-            return False
-        del self._tries[episode.index]
-        return True
+            self._under_way.discard(stretch)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -184,7 +123,7 @@ class EpisodeReader:
     """Reads an open dataset's episodes, and keeps what was read of them within the engine's bounds.
 
     Belongs to the dataset's loop, as ``check`` says: WrongLoop elsewhere, and ClosedError once the dataset was closed.
-    Episodes are named by their numbers in the dataset; each verb raises EpisodeNotFound for one that isn't there.
+    Verbs take a stretch, or the number of an episode for all of it, and raise EpisodeNotFound for one that isn't there.
 
     Args:
         url: The dataset's root.
@@ -253,60 +192,63 @@ class EpisodeReader:
         self.check()
         return self._metadata.episodes[episode]
 
-    def prefetch(self, episode: int) -> None:
-        """Start fetching an episode; see LeRobotDataset."""
-        self._prefetches.start(self.episode(episode), self._engine.group)
+    def _stretch(self, wanted: Stretch | int) -> Stretch:
+        """The stretch that is meant. All of an episode is the same one, however far windows reach."""
+        episode = self.episode(wanted.episode if isinstance(wanted, Stretch) else wanted)
+        if isinstance(wanted, Stretch) and (wanted.start, wanted.stop) != (0, episode.length):
+            return wanted
+        return Stretch(episode.index, 0, episode.length)
 
-    async def ready(self, episode: int) -> None:
-        """Wait until an episode is in memory; see LeRobotDataset."""
-        await self._prefetches.ready(self.episode(episode))
+    def prefetch(self, wanted: Stretch | int) -> None:
+        """Start fetching a stretch; see LeRobotDataset."""
+        self._prefetches.start(self._stretch(wanted), self._engine.group)
 
-    async def hold_beside_passes(self, episode: int) -> HeldEpisode:
-        """The episode, or CacheError as soon as its clips don't fit beside those that passes have paid for."""
-        wanted = self.episode(episode)
-        self._prefetches.raise_failure(wanted)
-        with self._prefetches.told(wanted):
-            return await self._hold_beside_passes(wanted)
+    async def ready(self, wanted: Stretch | int) -> None:
+        """Wait until a stretch is in memory; see LeRobotDataset."""
+        await self._load(self._stretch(wanted))
 
-    async def hold(self, episode: int) -> HeldEpisode:
-        """The episode in memory until it is released, fetched where needed; for a pass, which pays first.
+    async def hold_beside_passes(self, wanted: Stretch | int) -> HeldEpisode:
+        """The stretch, or CacheError as soon as its clips don't fit beside those that passes have paid for.
+
+        Where all of the episode is in memory, or on its way, it is that, and nothing is fetched twice.
+        """
+        stretch = self._stretch(wanted)
+        whole = self._stretch(stretch.episode)
+        if whole in self._prefetches or self._episodes.is_held(whole):
+            stretch = whole
+        return self._episodes.hold_nowait(whole) or await self._hold_beside_passes(stretch)
+
+    async def hold(self, wanted: Stretch | int) -> HeldEpisode:
+        """The stretch in memory until it is released, fetched where needed; for a pass, which pays first.
 
         Raises:
             PlanChange: See EpisodeCache, as for other errors. It is to be weighed, and paid for, again.
         """
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted):
-            return await self._episodes.hold(wanted, paid=True)
+        return await self._episodes.hold(self._stretch(wanted), paid=True)
 
-    async def hold_common(self, episode: int) -> HeldEpisode | None:
+    async def hold_common(self, wanted: Stretch | int) -> HeldEpisode | None:
         """The same in memory that all loader workers of the rank share; None where there is none, or no room in it."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted):
-            return await self._episodes.hold_common(wanted)
+        return await self._episodes.hold_common(self._stretch(wanted))
 
-    def raise_priority(self, episode: int) -> None:
-        """Somebody waits now for an episode that was read ahead; for a pass."""
-        self._episodes.raise_priority(self.episode(episode))
+    def raise_priority(self, wanted: Stretch | int) -> None:
+        """Somebody waits now for a stretch that was read ahead; for a pass."""
+        self._episodes.raise_priority(self._stretch(wanted))
 
-    async def clip_bytes(self, episode: int) -> int:
-        """Memory that the clips of an episode take; fetches its videos' indexes where needed."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted, is_whole=False):
-            return await self._episodes.clip_bytes(wanted)
+    async def clip_bytes(self, wanted: Stretch | int) -> int:
+        """Memory that the clips of a stretch take; fetches its videos' indexes where needed."""
+        return await self._episodes.clip_bytes(self._stretch(wanted))
 
-    async def range_bytes(self, episode: int) -> int:
-        """Return what is fetched for the clips of an episode; fetches its videos' indexes where needed."""
-        return await self._episodes.range_bytes(self.episode(episode))
+    async def range_bytes(self, wanted: Stretch | int) -> int:
+        """Return what is fetched for the clips of a stretch; fetches its videos' indexes where needed."""
+        return await self._episodes.range_bytes(self._stretch(wanted))
 
-    async def missing_frames(self, episode: int, *, by_rows: bool) -> Mapping[str, int]:
+    async def missing_frames(self, wanted: Stretch | int, *, by_rows: bool) -> Mapping[str, int]:
         """See EpisodeCache; reads no clip."""
-        return await self._episodes.missing_frames(self.episode(episode), by_rows=by_rows)
+        return await self._episodes.missing_frames(self._stretch(wanted), by_rows=by_rows)
 
-    async def locate_rows(self, episode: int) -> None:
-        """Fetch the footer of an episode's table where needed; for a pass, beside ``clip_bytes``."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted, is_whole=False):
-            await self._episodes.locate_rows(wanted)
+    async def locate_rows(self, wanted: Stretch | int) -> None:
+        """Fetch the footer of a stretch's table where needed; for a pass, beside ``clip_bytes``."""
+        await self._episodes.locate_rows(self._stretch(wanted))
 
     async def file_bytes(self, url: str) -> int | None:
         """Return the size of one of its files; None where it isn't there."""
@@ -353,44 +295,44 @@ class EpisodeReader:
             disk=None if engine.disk is None else engine.disk.disk_statistics(),
         )
 
-    async def _load(self, episode: Episode) -> None:
-        (await self._hold_beside_passes(episode)).release()
+    async def _load(self, stretch: Stretch) -> None:
+        (await self._hold_beside_passes(stretch)).release()
 
-    async def _hold_beside_passes(self, episode: Episode) -> HeldEpisode:
-        """The episode, or CacheError as soon as its clips don't fit beside those that passes have paid for.
+    async def _hold_beside_passes(self, stretch: Stretch) -> HeldEpisode:
+        """The stretch, or CacheError as soon as its clips don't fit beside those that passes have paid for.
 
         For room that other calls like this one hold it waits: they give it back by themselves.
         """
         while True:
             try:
-                return await self._hold_as_planned(episode)
+                return await self._hold_as_planned(stretch)
             except PlanChange:
                 continue
 
-    async def _hold_as_planned(self, episode: Episode) -> HeldEpisode:
-        held = self._episodes.hold_nowait(episode) or await self._episodes.hold_common(episode)
+    async def _hold_as_planned(self, stretch: Stretch) -> HeldEpisode:
+        held = self._episodes.hold_nowait(stretch) or await self._episodes.hold_common(stretch)
         if held is not None:
             return held
         size_bytes, _ = await gather(
-            partial(self._episodes.clip_bytes, episode), partial(self._episodes.locate_rows, episode)
+            partial(self._episodes.clip_bytes, stretch), partial(self._episodes.locate_rows, stretch)
         )
         assert size_bytes is not None
+        what = f"the clips of {stretch.name(self._metadata.episodes[stretch.episode].length)} take {size_bytes} bytes"
         if size_bytes > self.clip_budget.max_bytes:
-            raise self._no_room(f"the clips of episode {episode.index} take {size_bytes} bytes", size_bytes)
+            raise self._no_room(what, size_bytes)
         with anyio.CancelScope() as scope:
 
             def check() -> None:
-                if not (self.clip_budget.fits(size_bytes) or self._episodes.is_paid(episode)):
+                if not (self.clip_budget.fits(size_bytes) or self._episodes.is_paid(stretch)):
                     scope.cancel()
 
             with self.clip_budget.watched(check):
                 check()
-                held = await self._episodes.hold(episode)
+                held = await self._episodes.hold(stretch)
         if held is None:
             passes_bytes = self.clip_budget.used_bytes
             raise self._no_room(
-                f"the clips of episode {episode.index} take {size_bytes} bytes beside the {passes_bytes} that passes "
-                "over this dataset hold",
+                f"{what} beside the {passes_bytes} that passes over this dataset hold",
                 size_bytes + passes_bytes,
             )
         return held

@@ -49,7 +49,7 @@ def _float32_steps(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class RowFrames(NamedTuple):
-    """The frames of an episode's rows in a video."""
+    """The frames of rows of an episode in a video."""
 
     samples: NDArray[np.int64]
     """The sample of each row, in the order of ``Mp4Index``; -1 where the video has none. Two rows may have the same."""
@@ -65,18 +65,23 @@ def find_frames(
     episode: int,
     fps: float,
     tolerance_seconds: float,
+    start: int = 0,
+    stop: int | None = None,
 ) -> RowFrames:
-    """Return the frames that a video shows nearest to its rows' times, where they are within the tolerance.
+    """Return the frames that a video shows nearest to the times of rows, where they are within the tolerance.
 
     Args:
         index: Of the video.
         span: Where the episode is in it.
-        seconds: The rows' times by ``own_seconds``.
+        seconds: The times of the episode's rows by ``own_seconds``.
         episode: Its number, for messages.
         fps: Frames a second of the dataset.
         tolerance_seconds: By which a frame may be shown at another time than its row has. It is a tick of the video's
             clock at least, and a quarter of a frame at most: beyond that it could as well be the neighbour that is
             meant.
+
+        start: The first row, counted in the episode.
+        stop: One past the last row; None for all that follow.
 
     Raises:
         DatasetError: The metadata gives a place that no video has, or that another episode has, too.
@@ -88,10 +93,11 @@ def find_frames(
             f"meta/episodes gives episode {episode} a place that {redact_url(span.url)} can't have: "
             f"{span.num_frames} frames from {span.start_seconds} s on, number {span.first_frame} at {fps:g} fps"
         )
-    due = span.start_seconds + (np.arange(span.num_frames) / fps if seconds is None else seconds)
+    own = None if seconds is None else seconds[start:stop]
+    due = span.start_seconds + (np.arange(span.num_frames)[start:stop] / fps if own is None else own)
     samples, shown = index.samples_at(due, within_seconds=HALF / fps)
     within = min(max(tolerance_seconds, 1 / index.timescale), QUARTER / fps) + ROUNDING_SECONDS
-    off = np.abs(shown - due) > within + (0 if seconds is None else _float32_steps(seconds) / 2)
+    off = np.abs(shown - due) > within + (0 if own is None else _float32_steps(own) / 2)
     if not off.any():
         return RowFrames(samples, None)
     misplaced = np.where(off[:, np.newaxis], np.stack((due, shown), axis=1), np.nan)

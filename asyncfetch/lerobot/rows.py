@@ -159,7 +159,7 @@ class EpisodeRows(Mapping[str, "Column"]):
     ``episode_index`` and ``task_index`` are int64, however they are stored.
     """
 
-    __slots__ = ("_columns", "nbytes", "own_seconds")
+    __slots__ = ("__weakref__", "_columns", "nbytes", "own_seconds")
 
     def __init__(
         self, columns: Mapping[str, Column], nbytes: int, own_seconds: NDArray[np.float64] | None = None
@@ -289,6 +289,14 @@ class RowReader:
         if episode.length == 0:
             return EpisodeRows({key: empty_column(feature) for key, feature in self._features.items()}, 0)
         file = await self.file(episode)
+        try:
+            return await self._rows_in(file, episode)
+        except DatasetError:  # who asks next is told what the file is then
+            url = file.table.url
+            self._kept.clear(lambda key: key == url or key[0] == url)
+            raise
+
+    async def _rows_in(self, file: IndexedTable, episode: Episode) -> EpisodeRows:
         url = file.table.url
         if self.metadata.has_files_of_episodes:
             episode = file.beginning(episode)
@@ -321,6 +329,7 @@ class RowReader:
         except (AccessDenied, NotFound):
             found = await self._look_beside(episode, (-1, 1))
             if found is None:
+                self._moved.pop(episode.index, None)
                 raise
             return found
         if file.covers(episode.from_index, episode.to_index):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncfetch.decode import Clip
-from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.errors import DatasetError, FormatError, redact_url
 from asyncfetch.lerobot.frame_times import find_frames
 from asyncfetch.media import locate_moov, parse_moov
 from asyncfetch.runtime.concurrently import gather
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from asyncfetch.decode import DepthScale
     from asyncfetch.fetch import RangeReader
-    from asyncfetch.lerobot.episode_table import Episode, VideoSpan
+    from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.rows import EpisodeRows
+    from asyncfetch.lerobot.stretch import Stretch
     from asyncfetch.media import ClipPlan, Mp4Index
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
@@ -48,10 +49,12 @@ busy there, and each waits for the end of the other's turn with the interpreter 
 
 @dataclass(frozen=True, slots=True)
 class PlannedClip:
-    """One camera's clip of an episode: what to fetch, and how to make an MP4 of it."""
+    """One camera's clip of a stretch: what to fetch, and how to make an MP4 of it."""
 
     url: str
     plan: ClipPlan
+    first_frame: int
+    """Number of its first frame in the episode."""
     is_by_rows: bool
     """True where the rows' own times said which frames are the episode's, False where the rate of frames did."""
     misplaced: NDArray[np.float64] | None
@@ -84,6 +87,7 @@ class PlannedClip:
             name=name,
             depth=depth,
             key_frames=plan.key_frames,
+            first_frame=self.first_frame,
             misplaced=self.misplaced,
         )
 
@@ -103,24 +107,33 @@ class VideoFile:
     def clip(
         self,
         episode: Episode,
-        span: VideoSpan,
+        stretch: Stretch,
+        camera: str,
         rows: EpisodeRows | None,
         *,
         fps: float,
         tolerance_seconds: float,
     ) -> PlannedClip:
-        """The episode's part of it; see ``VideoIndexes.plan``."""
-        seconds = None if rows is None else rows.own_seconds
+        """The part of it that the stretch needs; see ``VideoIndexes.plan``."""
+        span = episode.videos[camera]
+        start, stop = stretch.span(camera, span.num_frames)
         frames = find_frames(
-            self.index, span, seconds, episode=episode.index, fps=fps, tolerance_seconds=tolerance_seconds
+            self.index,
+            span,
+            None if rows is None else rows.own_seconds,
+            episode=episode.index,
+            fps=fps,
+            tolerance_seconds=tolerance_seconds,
+            start=start,
+            stop=stop,
         )
         plan = self.index.clip(frames.samples)
         if plan.stop > self.size_bytes:
             raise FormatError(
                 f"{redact_url(span.url)}: truncated: it has {self.size_bytes} bytes, but by its index the frames of "
-                f"episode {episode.index} lie in bytes [{plan.start}, {plan.stop}); copy or record it again"
+                f"{stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop}); copy or record it again"
             )
-        return PlannedClip(span.url, plan, rows is not None, frames.misplaced)
+        return PlannedClip(span.url, plan, start, rows is not None, frames.misplaced)
 
 
 class VideoIndexes:
@@ -150,17 +163,27 @@ class VideoIndexes:
         self._run = run
         self._kept = kept
 
-    async def plan(self, episode: Episode, camera: str, *, fps: float, rows: EpisodeRows | None = None) -> PlannedClip:
-        """One camera's clip of an episode: by its rows, or, as long as they haven't come, as if they were at that rate.
+    async def plan(
+        self, episode: Episode, stretch: Stretch, camera: str, *, fps: float, rows: EpisodeRows | None = None
+    ) -> PlannedClip:
+        """One camera's clip of a stretch: by its rows, or, as long as they haven't come, as if they were at that rate.
 
         Raises:
             FetchError: The file could not be fetched.
             FormatError: The file isn't an MP4 that can be read, or is cut off.
             DatasetError: The metadata gives a place that no file has, or that another episode has, too.
         """
-        span = episode.videos[camera]
-        file = await self._kept.get(span.url, partial(self._fetch, episode, camera))
-        return file.clip(episode, span, rows, fps=fps, tolerance_seconds=self._tolerance_seconds)
+        url = episode.videos[camera].url
+        file = await self._kept.get(url, partial(self._fetch, episode, camera))
+        try:
+            return file.clip(episode, stretch, camera, rows, fps=fps, tolerance_seconds=self._tolerance_seconds)
+        except DatasetError:
+            self.forget(url)
+            raise
+
+    def forget(self, url: str) -> None:
+        """Forget one that didn't hold what it should: who asks for it next is told what the file is then."""
+        self._kept.clear(lambda kept: kept == url)
 
     def clear(self) -> None:
         """Forget all of them, those on their way included."""

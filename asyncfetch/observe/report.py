@@ -193,10 +193,18 @@ class Report:
             lines.append(f"set {name}={value:_} for about {verdict.gain:.2g} times as many samples/s")
         if verdict.advice:
             lines.append(verdict.advice)
+        if (refused := _refused(self.statistics)) not in verdict.evidence:
+            lines.append(refused)
         return "\n".join(
             textwrap.fill(line, PAGE_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
             for line in lines
         )
+
+
+def _refused(statistics: Any) -> str:  # noqa: ANN401
+    """Return that the disk cache takes nothing, and why; empty where it does, or there is none."""
+    disk = None if statistics is None else statistics.disk
+    return f"the disk cache takes no more: {disk.refusal}" if disk is not None and disk.refusal else ""
 
 
 def _share(seconds: float, waits: Waits) -> float:
@@ -266,6 +274,11 @@ class _Judge:
         huge = self._huge(network)
         if huge is not None:
             return huge
+        if seen.disk is not None and seen.disk.misses > seen.disk.hits and seen.disk.refusal:
+            evidence = f"{told}, because {_refused(seen)}"
+            return Diagnosis(
+                binds=Cause.DISK.key, evidence=evidence, advice="see to it, or choose another disk_cache_dir"
+            )
         if seen.disk is not None and seen.disk.misses > seen.disk.hits:
             return Diagnosis(
                 binds=Cause.DISK.key,

@@ -88,9 +88,8 @@ def index_of(video: Video) -> Mp4Index:
 
 def cut(video: Video, index: Mp4Index, first: int, count: int) -> Clip:
     plan = clip_of(index, first, count, fps=FPS)
-    data = bytearray(plan.header_bytes) + video.data[plan.start : plan.stop]
-    plan.write_header(memoryview(data))
-    return PlannedClip("video.mp4", plan, is_by_rows=False, misplaced=None).over(
+    data = plan.header + video.data[plan.start : plan.stop]
+    return PlannedClip("video.mp4", plan, 0, is_by_rows=False, misplaced=None).over(
         memoryview(data), name=f"{count} frames from {first}", depth=None
     )
 

@@ -76,6 +76,7 @@ async def serve(
     joins: bool = True,
     decoder: DecoderBackend = "auto",
     tolerance_seconds: float = 1e-4,
+    segment_seconds: float = 20.0,
     **options: Any,  # noqa: ANN401
 ) -> AsyncIterator[Served]:
     """A dataset over HTTPS on a server of its own; failed requests are not tried again.
@@ -93,7 +94,12 @@ async def serve(
             retry=RetryConfig(attempts=1),
         )
         config = StreamConfig(
-            fetch=fetch, max_bytes=max_bytes, decode_threads=2, decoder=decoder, tolerance_seconds=tolerance_seconds
+            fetch=fetch,
+            max_bytes=max_bytes,
+            decode_threads=2,
+            decoder=decoder,
+            tolerance_seconds=tolerance_seconds,
+            segment_seconds=segment_seconds,
         )
         async with open_dataset(server.url, config=config, **options) as dataset:
             yield Served(dataset, server)

@@ -14,7 +14,7 @@ import av
 import numpy as np
 import pytest
 
-from asyncfetch.errors import ConfigError, FormatError
+from asyncfetch.errors import FormatError
 from asyncfetch.media.clip import ClipTables, Timing, TrackFormat, build_header
 from asyncfetch.media.samples import MAX_OFFSET, ByteRuns
 from tests.media.conftest import TICKS, Video, clip_of, decode, encode, remux, rewrite, samples_of
@@ -39,9 +39,7 @@ def stretches(count: int, *, seed: int) -> Iterator[tuple[int, int]]:
 
 
 def cut(data: bytes, plan: ClipPlan) -> bytearray:
-    buffer = bytearray(plan.header_bytes) + data[plan.start : plan.stop]
-    plan.write_header(memoryview(buffer))
-    return buffer
+    return bytearray(plan.header) + data[plan.start : plan.stop]
 
 
 def pyav_frames(data: bytes | bytearray) -> dict[int, NDArray[np.uint8]]:
@@ -353,7 +351,6 @@ def test_nothing_to_show_is_an_empty_plan(make_video: Callable[[str], Video], fi
     plan = clip_of(make_video("dropped-frames").index(), first, count, fps=FPS)
     assert (plan.start, plan.stop, plan.header_bytes, plan.num_samples) == (0, 0, 0, 0)
     assert plan.frame_index.tolist() == plan.pts.tolist() == [-1] * count
-    plan.write_header(memoryview(bytearray()))
 
 
 def test_half_the_rate_takes_the_nearer_of_two_samples(make_video: Callable[[str], Video]) -> None:
@@ -388,15 +385,6 @@ def test_a_header_takes_no_more_calls_for_more_frames() -> None:
         return len(called)
 
     assert calls(10_000) == calls(100)
-
-
-def test_the_header_goes_in_front_and_nowhere_else(make_video: Callable[[str], Video]) -> None:
-    plan = clip_of(make_video("av1-g2").index(), 0, 10, fps=FPS)
-    buffer = bytearray(b"\xee" * (plan.header_bytes + 50))
-    plan.write_header(memoryview(buffer))
-    assert buffer == plan.header + b"\xee" * 50
-    with pytest.raises(ConfigError, match=f"takes {plan.header_bytes} bytes; the buffer has 3"):
-        plan.write_header(memoryview(bytearray(3)))
 
 
 def test_a_time_that_no_video_has_is_no_frames(make_video: Callable[[str], Video]) -> None:

@@ -64,7 +64,7 @@ def test_those_of_a_file_stand_alone(make_video: Callable[[str], Video], name: s
     video = make_video(name)
     for first in (0, 7, 23):
         plan = clip_of(video.index(), first, 20, fps=30)
-        clip = memoryview(bytes(plan.header_bytes) + video.data[plan.start : plan.stop])
+        clip = memoryview(plan.header + video.data[plan.start : plan.stop])
         if (keys := plan.key_frames) is None:
             assert not some
             continue

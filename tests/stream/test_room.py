@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import asyncfetch as af
 import asyncfetch.stream.prefetcher
-from asyncfetch.lerobot import reader_of
+from asyncfetch.lerobot import Stretch, reader_of
 from asyncfetch.stream.placement import Placement, found_placement
 from asyncfetch.stream.pool import pools_that_fit
 from asyncfetch.stream.prefetcher import EpisodePrefetcher
@@ -526,7 +526,7 @@ async def test_a_sample_that_waits_for_others_fails_when_a_pass_takes_the_room(
             except af.CacheError as error:
                 outcomes.append(error)
 
-        blocker = await reader_of(dataset)._episodes.hold(dataset.episodes[0])
+        blocker = await reader_of(dataset)._episodes.hold(Stretch(0, 0, dataset.episodes[0].length))
         async with anyio.create_task_group() as group:
             group.start_soon(read)
             await anyio.wait_all_tasks_blocked()

@@ -189,6 +189,11 @@ class StagingEngine:
         with self.table() as table:
             return table.join(claim)
 
+    def told(self, claim: StagingClaim, flight: StagingFlight) -> None:
+        """Do as Table.told."""
+        with self.table() as table:
+            table.told(claim, flight)
+
     def distrust(self, claim: StagingClaim, file: StagedFile) -> StagingFlight | StagedFile | None:
         """Do as Table.distrust."""
         with self.table() as table:

@@ -172,9 +172,13 @@ class HubTransport:
         return await self._addresses.get(url, partial(self._find, url))
 
     def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
-        """Asks the Hub anew where the CDN says that the signature has expired, or the Hub that the file has changed."""
+        """Asks the Hub anew where the CDN says that the signature has expired, or that the file isn't there.
+
+        And where the Hub says that the file has changed.
+        """
         has_changed = failure.kind is ObjectChanged and address.version_header is not None
-        return (has_changed or failure.status in {401, 403}) and self._addresses.reject(url, address)
+        has_left = failure.kind is NotFound and not address.is_named
+        return (has_changed or has_left or failure.status in {401, 403}) and self._addresses.reject(url, address)
 
     def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
         """The Hub says it in X-Error-Code, for programs; what stands in front of it may not."""

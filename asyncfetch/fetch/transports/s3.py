@@ -168,9 +168,13 @@ class _Clients:
 
     async def _make(self, region: str | None) -> Found[Any]:
         from aiobotocore.session import AioSession
+        from botocore.exceptions import NoCredentialsError
 
         if self._session is None:
             self._session = AioSession(profile=self._config.profile)
+        if not self._config.anonymous and await self._session.get_credentials() is None:
+            self._session = None  # it would look for none again, nor would a client that is made without any
+            raise NoCredentialsError
         client = await self._enter(region, self._style())
         named = REGION_IN_HOST.fullmatch(client.meta.endpoint_url)
         if named is not None and region is None and self._session.get_config_variable("region") is None:
