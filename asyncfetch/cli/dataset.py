@@ -22,6 +22,7 @@ from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.terminal import format_bytes, progress
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, FetchError
+from asyncfetch.lerobot.columns import to_floats
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.runtime.concurrently import gather
 
@@ -225,8 +226,8 @@ def _rows_of(
         own, start = rows.slice(start, length), start + length
         if not length:
             continue
-        due = own["frame_index"].to_numpy() / dataset.fps
-        seconds = own["timestamp"].to_numpy()
+        due = to_floats(own["frame_index"], "frame_index", dataset.url) / dataset.fps
+        seconds = to_floats(own["timestamp"], "timestamp", dataset.url)
         off = np.flatnonzero(~(np.abs(seconds - due) <= tolerance_seconds))
         if len(off):
             yield Finding(

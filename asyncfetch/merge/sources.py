@@ -18,7 +18,7 @@ import numpy as np
 from asyncfetch.config import PrivateUrl
 from asyncfetch.errors import ConfigError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.columns import to_integers
+from asyncfetch.lerobot.columns import to_array, to_integers
 from asyncfetch.lerobot.episode_files import episodes_url
 from asyncfetch.lerobot.info import is_v2, parse_json
 from asyncfetch.lerobot.metadata import load_metadata
@@ -350,9 +350,10 @@ def _collect(found: _PictureStatistics, table: pa.Table, episodes: EpisodeTable,
     for key, columns in found.items():
         for name in STATISTICS:
             if (label := f"stats/{key}/{name}") in table.column_names:
-                is_known = table[label].is_valid()
-                values = table[label].filter(is_known).to_pylist()
-                known = indices[is_known.to_numpy()].tolist()
+                column = to_array(table[label])
+                is_known = column.is_valid()
+                values = column.filter(is_known).to_pylist()
+                known = indices[is_known.to_numpy(zero_copy_only=False)].tolist()
                 _put(columns, name, episodes, known, values, f"{label} in {redact_url(url)}")
 
 

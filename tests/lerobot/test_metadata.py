@@ -258,11 +258,29 @@ def narrow_numbers(tables: Tables) -> None:
         tables.episodes[name] = np.asarray(tables.episodes[name], np.uint8)
 
 
-def tasks_as_large_lists(tables: Tables) -> None:
-    tables.episodes["tasks"] = pa.array(tables.episodes["tasks"], pa.large_list(pa.string()))
+def numbers_in_dictionaries(tables: Tables) -> None:
+    for name, values in tables.episodes.items():
+        if "index" in name or "timestamp" in name or name == "length":
+            tables.episodes[name] = pa.array(values).dictionary_encode()
 
 
-@pytest.mark.parametrize("change", [reorder, permute_rows, float_numbers, narrow_numbers, tasks_as_large_lists])
+def tasks_in(kind: pa.DataType) -> Callable[[Tables], None]:
+    def change(tables: Tables) -> None:
+        tables.episodes["tasks"] = pa.array(tables.episodes["tasks"], kind)
+        tables.tasks["task"] = pa.array(tables.tasks["task"], kind.field(0).type)
+
+    return change
+
+
+TEXTS = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
+LISTS = [list_of(text) for list_of in (pa.list_, pa.large_list, pa.list_view, pa.large_list_view) for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [reorder, permute_rows, float_numbers, narrow_numbers, numbers_in_dictionaries, *map(tasks_in, LISTS)],
+    ids=lambda change: change.__name__,
+)
 async def test_irregular_episode_tables_read_the_same(
     reader: LocalReader,
     tables: Tables,
