@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import warnings
 import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -158,11 +159,13 @@ def check(
 async def _check(source: str, config: StreamConfig, *, deep: bool) -> list[Finding]:
     from asyncfetch.lerobot import open_dataset  # which loads what reads datasets
 
-    with progress("metadata") as show:
+    # What a reader is warned of is a finding here.
+    with progress("metadata") as show, warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         async with open_dataset(source, config=config) as dataset:
             findings = [*_metadata_findings(dataset), *await _row_findings(dataset, show)]
             findings += await _video_findings(dataset, show)
-            return findings + (await _sample_findings(dataset, show) if deep else [])
+            findings += await _sample_findings(dataset, show) if deep else []
+            return [*(Finding(kind, None, text) for kind, text in dataset.metadata.oddities), *findings]
 
 
 def _metadata_findings(dataset: LeRobotDataset) -> Iterator[Finding]:

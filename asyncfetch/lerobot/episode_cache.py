@@ -32,11 +32,9 @@ from weakref import WeakValueDictionary
 
 from asyncfetch.decode import open_decoder
 from asyncfetch.errors import (
-    LEAVE_OUT_FEATURE,
     AsyncFetchError,
     CacheError,
     ClosedError,
-    FormatError,
     ObjectChanged,
     redact_url,
 )
@@ -60,7 +58,6 @@ if TYPE_CHECKING:
     from asyncfetch.decode import Clip, FrameDecoder
     from asyncfetch.lerobot.engine import DatasetEngine
     from asyncfetch.lerobot.episode_table import Episode
-    from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import EpisodeRows
     from asyncfetch.lerobot.video_index import PlannedClip
@@ -253,7 +250,7 @@ class EpisodeCache:
         self._backend: DecoderBackend = backend
         self._number = number
         self._fps = metadata.info.fps
-        self._features = metadata.features
+        self._metadata = metadata
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._flights: SingleFlight[EpisodeEntry, None] = SingleFlight(engine.group)
         self._room = engine.room
@@ -495,7 +492,7 @@ class EpisodeCache:
 
         async def plan_clip(camera: str) -> None:
             clip = await self._watch(self._indexes.plan(episode, camera, fps=self._fps))
-            _check_size(self._features[camera], clip)
+            self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), redact_url(clip.url))
             planned[camera] = clip
 
         async with self._planning.permit():
@@ -563,16 +560,6 @@ class EpisodeCache:
         """A snapshot."""
         kept_bytes = self._plans.nbytes + self._tables.nbytes
         return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._tables), kept_bytes)
-
-
-def _check_size(feature: Feature, clip: PlannedClip) -> None:
-    """Raise FormatError where the video's pictures aren't as large as the feature's."""
-    if not feature.has_sizes(clip.plan.height, clip.plan.width):
-        raise FormatError(
-            f"{redact_url(clip.url)}: its pictures are {clip.plan.height} high and {clip.plan.width} wide; info.json "
-            f"says {feature.shape} of {feature.key}",
-            remedy=LEAVE_OUT_FEATURE,
-        )
 
 
 def _clip_bytes(planned: Mapping[str, PlannedClip]) -> int:

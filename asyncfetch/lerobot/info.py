@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -96,6 +96,9 @@ FeatureKind = Literal["value", "string", "image", "language", "video", "depth", 
 INDEX_FEATURES = ("frame_index", "episode_index", "index", "task_index")
 """Default features that number a row."""
 
+_CHANNELS = frozenset({1, 3, 4})
+"""Numbers of channels that a picture may have."""
+
 _NUMERIC = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 _KINDS: Mapping[str, FeatureKind] = {
     "string": "string",
@@ -157,6 +160,42 @@ class Feature:
     def has_sizes(self, *sizes: int) -> bool:
         """Return whether a picture's sizes are among its own, in whatever order: there are datasets with either."""
         return not Counter(sizes) - Counter((*self.shape, *(1,) * (3 - len(self.shape))))
+
+    @property
+    def picture_shape(self) -> tuple[int, ...]:
+        """The shape of a picture, channels first; of a camera by its first file, where ``info`` tells of that."""
+        shape = self.shape
+        if len(shape) == 2:
+            shape = (1, *shape)
+        elif len(shape) == 3 and not self._begins_with_channels:
+            shape = (shape[2], *shape[:2])
+        found = self.info.get("video.height"), self.info.get("video.width")
+        if self.is_camera and all(isinstance(size, int) and size > 0 for size in found) and not self.has_sizes(*found):
+            return (self.channels, *found)
+        return shape
+
+    @property
+    def channels(self) -> int:
+        """Channels of a camera's pictures."""
+        return 1 if self.is_depth else 3
+
+    @property
+    def _begins_with_channels(self) -> bool:
+        """True if the channels are the first of three axes: by their names or else by which axis is small.
+
+        LeRobot writes height, width and channels.
+        """
+        axes = [str(name).lower() for name in self.names] if isinstance(self.names, list) else []
+        is_channels = [axis == "c" or axis.startswith("channel") for axis in axes]
+        return is_channels[0] if any(is_channels) else self.shape[0] in _CHANNELS and self.shape[2] not in _CHANNELS
+
+    def resized(self, channels: int, height: int, width: int, /) -> Feature:
+        """The same with pictures of these sizes."""
+        shape: tuple[int, ...] = (height, width, channels)
+        if len(self.shape) == 3 and self._begins_with_channels:
+            shape = (channels, height, width)
+        told = {key: size for key, size in (("video.height", height), ("video.width", width)) if key in self.info}
+        return replace(self, shape=shape, info={**self.info, **told})
 
 
 @dataclass(frozen=True, slots=True)

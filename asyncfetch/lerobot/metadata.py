@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers, to_objects
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, is_v2, parse_info, parse_json
+from asyncfetch.lerobot.oddities import Oddities
 from asyncfetch.lerobot.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
 from asyncfetch.runtime.concurrently import Eventual, ungrouped
 
@@ -70,8 +71,8 @@ class Metadata:
     url: str
     """Root of the dataset, as the caller wrote it."""
     info: DatasetInfo
-    features: Mapping[str, Feature]
-    """The chosen features and the default ones, in the order of info.json."""
+    features: dict[str, Feature]
+    """The chosen features and the default ones, in the order of info.json; of pictures as they were found to be."""
     cameras: tuple[str, ...]
     """The chosen features whose frames are in MP4 files, in the order of info.json. Kind "depth" marks depth maps."""
     tasks: Mapping[int, str]
@@ -83,6 +84,8 @@ class Metadata:
     """Hash of what defines the samples: chosen features, fps, tasks, lengths and places, but not the url."""
     has_files_of_episodes: bool = False
     """True if each file of rows is one episode's, which then says where its ``index`` begins: of v2."""
+    oddities: Oddities = field(default_factory=Oddities, compare=False, repr=False)
+    """What was found to be otherwise than it says, so far."""
 
     @property
     def sample_features(self) -> Mapping[str, Feature]:
@@ -97,6 +100,23 @@ class Metadata:
             FormatError: It is damaged.
         """
         return self.statistics.read() if isinstance(self.statistics, StoredStatistics) else self.statistics
+
+    def found_picture(self, key: str, sizes: Sequence[int], where: str) -> None:
+        """Take pictures of a feature to be of the sizes of one that was found: (height, width), or with channels first.
+
+        Where info.json says others, its reader is warned.
+        """
+        feature = self.features[key]
+        if feature.has_sizes(*sizes):
+            return
+        *channels, height, width = sizes
+        self.oddities.note(
+            "picture size",
+            f"{where}: the pictures of {key} are {height} high and {width} wide"
+            f"{f', of {channels[0]} channels' if channels else ''}; info.json says {feature.shape}. They are read as "
+            "they are; write their shape there",
+        )
+        self.features[key] = feature.resized(*channels or [feature.channels], height, width)
 
 
 async def load_metadata(

@@ -214,6 +214,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         async with limiter:
             objects[video_url], moov = await fetch_moov(reader, video_url)
             index = await run(partial(parse_moov, moov, url=video_url))
+            metadata.found_picture(camera, (index.height, index.width), redact_url(video_url))
             cut = await run(partial(cut_file, index, wanted, fps=metadata.info.fps))
             videos[camera][video_url] = describe_pictures(index), cut
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Literal
 
 import av
 import numpy as np
@@ -15,9 +16,9 @@ import pytest
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, DecodeError, EpisodeNotFound, FormatError, FrameMissing, NotFound
 from asyncfetch.lerobot import frames
-from asyncfetch.stream import Stream
+from asyncfetch.stream import Mixture, Stream
 from asyncfetch.testing import Fault, FaultOnce, Quirks, read_identity
-from asyncfetch.torch import FrameDataset
+from asyncfetch.torch import FrameDataset, StreamDataset
 from tests.lerobot.serving import (
     DEFAULTS,
     SNAPSHOT,
@@ -39,7 +40,7 @@ from tests.merge.version2 import EPISODE_FILE, as_version2
 from tests.recorded import DATA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from asyncfetch.lerobot import LeRobotDataset
@@ -60,6 +61,14 @@ HARMLESS: dict[str, dict[str, Any]] = {
     "orphan files": {"orphan_files": True},
     "old info.json": {"unknown_info_keys": True, "legacy_video_info": True},
 }
+
+
+def stored(content: Mapping[str, bytes], root: Path) -> Path:
+    """The files below a directory."""
+    for path, data in content.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+    return root
 
 
 @pytest.mark.parametrize("quirks", HARMLESS.values(), ids=list(HARMLESS))
@@ -363,30 +372,81 @@ async def test_damaged_coded_frames_name_camera_episode_and_file(library: Librar
             await served.dataset.sample(0, 0)
 
 
-def with_shape(truth: DatasetTruth, key: str, shape: list[int]) -> dict[str, bytes]:
-    """The dataset with another shape in its info.json."""
+def with_shape(truth: DatasetTruth, key: str, shape: list[int], *, tells: bool = True) -> dict[str, bytes]:
+    """The dataset with another shape in its info.json, and without a block about its video unless it ``tells``."""
     content = in_memory(truth)
     info = json.loads(content["meta/info.json"])
     info["features"][key]["shape"] = shape
+    if not tells:
+        del info["features"][key]["info"]
     return content | {"meta/info.json": json.dumps(info).encode()}
 
 
-@pytest.mark.parametrize("shape", [[64, 128, 3], [96, 96, 3], [128, 96]])
-async def test_a_video_of_another_size_than_info_json_says(library: Library, shape: list[int]) -> None:
+OTHER_SHAPES = [[64, 128, 3], [96, 96, 3], [128, 96], [64, 128, 4]]
+
+
+@pytest.mark.parametrize("shape", OTHER_SHAPES)
+async def test_a_videos_own_size_counts_with_one_warning(library: Library, shape: list[int]) -> None:
     truth = library(episodes=LENGTHS, width=96, height=64)
+    message = rf"{video_path(TOP)}: the pictures of {TOP} are 64 high and 96 wide; info.json says .*{shape[0]}, "
     async with serve(with_shape(truth, TOP, shape)) as served:
-        message = rf"{video_path(TOP)}: its pictures are 64 high and 96 wide; info.json says .*{shape[0]}, .* of {TOP}"
-        with pytest.raises(FormatError, match=message):
-            await served.dataset.sample(0, 0)
+        with pytest.warns(RuntimeWarning, match=message) as warned:
+            await check_all(served.dataset, truth)
+        await check_all(served.dataset, truth)  # and none any more
+        assert len(warned) == 1
+        assert served.dataset.features[TOP].shape == (64, 96, 3)
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["info", "no info"])
+@pytest.mark.parametrize("shape", OTHER_SHAPES)
+def test_batches_have_the_videos_size(library: Library, tmp_path: Path, shape: list[int], tells: bool) -> None:
+    """Also where nothing in info.json tells of it, and whatever memory was laid out by that."""
+    truth = library(episodes=LENGTHS, width=96, height=64)
+    stream = Stream(stored(with_shape(truth, TOP, shape, tells=tells), tmp_path / "set"), shuffle=False)
+
+    def read() -> None:
+        pictures = [picture for batch in StreamDataset(stream, batch_size=4) for picture in batch[TOP]]
+        for picture, (episode, frame) in zip(pictures, sorted(all_frames(truth)), strict=True):
+            assert read_identity(picture) == truth.identity(episode, frame, TOP)
+
+    with closing(stream):
+        with pytest.warns(RuntimeWarning) as warned:
+            read()
+        assert len(warned) == 1
+        read()
+
+
+@pytest.mark.parametrize("missing", ["keep", "pad"])
+def test_a_mixture_has_the_videos_size(library: Library, tmp_path: Path, missing: Literal["keep", "pad"]) -> None:
+    truth = library(episodes=LENGTHS, width=96, height=64)
+    root = stored(with_shape(truth, TOP, [60, 96, 3]), tmp_path / "set")
+    other = library(episodes=(9, 6), width=96, height=64, cameras=(WRIST,))
+    mixture = Mixture([Stream(root), Stream(other.root)], [1, 1], missing=missing)
+    with closing(mixture), pytest.warns(RuntimeWarning, match="60, 96, 3"):
+        batches = list(StreamDataset(mixture, batch_size=3))
+    for batch in batches:
+        for member, episode, frame, picture in zip(
+            *(batch[key].tolist() for key in ("dataset", "episode_index", "frame_index")),
+            batch.get(TOP, ()),
+            strict=False,
+        ):
+            assert picture.shape == (3, 64, 96)
+            if not member:
+                assert read_identity(picture) == truth.identity(episode, frame, TOP)
 
 
 @pytest.mark.parametrize("shape", [[64, 96, 1], [64, 96, 4], [64, 96], [64, 128, 3]])
-async def test_a_picture_of_another_shape_than_info_json_says(library: Library, shape: list[int]) -> None:
+async def test_a_pictures_own_shape_counts_with_one_warning(library: Library, shape: list[int]) -> None:
     truth = library(episodes=(3,), extras=(SNAPSHOT,), width=96, height=64)
     async with serve(with_shape(truth, SNAPSHOT, shape)) as served:
-        message = rf"{SNAPSHOT} of episode 0 in .*file-000.parquet, frame 1: .* \(3, 64, 96\).* info.json says \(64, "
-        with pytest.raises(FormatError, match=message):
-            await served.dataset.sample(0, 1)
+        message = (
+            rf"file-000.parquet: the pictures of {SNAPSHOT} are 64 high and 96 wide, of 3 channels; info.json says"
+        )
+        with pytest.warns(RuntimeWarning, match=message) as warned:
+            pictures = [(await served.dataset.sample(0, frame))[SNAPSHOT] for frame in range(3)]
+        assert len(warned) == 1
+    for frame, picture in enumerate(pictures):
+        assert read_identity(picture) == truth.identity(0, frame, SNAPSHOT)
 
 
 @pytest.mark.parametrize("key", [TOP, SNAPSHOT])
