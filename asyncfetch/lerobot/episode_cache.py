@@ -235,7 +235,14 @@ class EpisodeCache:
     ) -> None:
         self._clips = engine.clips
         self._rank = engine.rank
-        self.rows = RowReader(engine.reader, metadata, kept=engine.rows, number=number, run=engine.run)
+        self.rows = RowReader(
+            engine.reader,
+            metadata,
+            kept=engine.rows,
+            number=number,
+            list_tables=engine.list_tables,
+            run=engine.run,
+        )
         """Reads the rows of its episodes."""
         self._indexes = VideoIndexes(
             engine.reader,

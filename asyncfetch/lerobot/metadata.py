@@ -7,10 +7,11 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.to_thread
+import numpy as np
 
 from asyncfetch.errors import (
     COPY_ANEW,
@@ -25,7 +26,7 @@ from asyncfetch.errors import (
 from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers, to_objects
-from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes
+from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes, wrong_totals
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.oddities import Oddities
 from asyncfetch.lerobot.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.episode_table import EpisodeTable
     from asyncfetch.lerobot.info import DatasetInfo, Feature
+    from asyncfetch.lerobot.listing import ListTables
     from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
@@ -101,6 +103,21 @@ class Metadata:
         """
         return self.statistics.read() if isinstance(self.statistics, StoredStatistics) else self.statistics
 
+    def checked(self) -> Self:
+        """The same; its reader is warned where the totals of info.json aren't those of the tables, which count."""
+        table = self.episodes
+        wrong = wrong_totals(self.info, np.asarray(table.indices), table.lengths, table.starts + table.lengths)
+        if self.info.total_tasks not in {None, len(self.tasks), max(self.tasks, default=-1) + 1}:
+            wrong["tasks"] = self.info.total_tasks, len(self.tasks)
+        if wrong:
+            told = [f"{said} {what} where there are {found}" for what, (said, found) in wrong.items()]
+            self.oddities.note(
+                "totals",
+                f"info.json of {redact_url(self.url)} counts {' and '.join(told)} in the tables. Those count: write "
+                "their numbers there, or copy the files of the tables anew if one of them is missing",
+            )
+        return self
+
     def found_picture(self, key: str, sizes: Sequence[int], where: str) -> None:
         """Take pictures of a feature to be of the sizes of one that was found: (height, width), or with channels first.
 
@@ -126,6 +143,7 @@ async def load_metadata(
     features: Collection[str] | None = None,
     run: RunSync = anyio.to_thread.run_sync,
     read_files: RunSync | None = None,
+    list_tables: ListTables | None = None,
     version2: Callable[[], Awaitable[Metadata]] | None = None,
 ) -> Metadata:
     """Load and check a LeRobot dataset's metadata. Its files are fetched side by side, episodes by column.
@@ -136,6 +154,7 @@ async def load_metadata(
         features: Keys of the features that will be used; None means all. The default features are always among them.
         run: Runs the blocking parts.
         read_files: Reads a local dataset's files at once, in a thread, where they are small. None: by ``reader``.
+        list_tables: Lists the files of a directory, where their names don't hold. None: they can't be listed.
         version2: Loads it where it turns out to be of v2; None: that is refused.
 
     A damaged stats.json is no matter before somebody asks for ``stats``.
@@ -153,7 +172,7 @@ async def load_metadata(
         files = await read_files(partial(read_small_files, urls, WHOLE_BYTES))
         small = None if files is None else await run(partial(_parse_all, url, features, files))
         if small is not None:
-            return small
+            return small.checked()
     rest: tuple[EpisodeTable, dict[int, str], str] | None = None
     with ungrouped():
         async with anyio.create_task_group() as tasks:
@@ -175,7 +194,9 @@ async def load_metadata(
                     rest = await run(partial(_parse_small, url, info, chosen, cameras, end, tasks_end))
                 if rest is None:
                     task_strings = Eventual(tasks, partial(_load_tasks, reader, first_tasks.get, run))
-                    episodes = await load_episodes(reader, url, info, cameras, first_end=first.get, run=run)
+                    episodes = await load_episodes(
+                        reader, url, info, cameras, first_end=first.get, list_tables=list_tables, run=run
+                    )
                     names = await task_strings.get()
                     rest = episodes, names, await run(partial(fingerprint_of, info, chosen, names, episodes))
                 statistics = await stats.get()
@@ -184,7 +205,7 @@ async def load_metadata(
         return await version2()
     assert rest is not None
     episodes, names, fingerprint = rest
-    return Metadata(url, info, chosen, cameras, names, statistics, episodes, fingerprint)
+    return Metadata(url, info, chosen, cameras, names, statistics, episodes, fingerprint).checked()
 
 
 def _parse_small(

@@ -129,7 +129,7 @@ def _build(
         table,
         fingerprint_of(info, features, names, table),
         has_files_of_episodes=True,
-    )
+    ).checked()
     by_episode = {_whole(one, "episode_index", url, _EPISODE_STATS): one.get("stats") or {} for one in episode_stats}
     return Version2(metadata, raw, by_episode)
 
@@ -147,7 +147,7 @@ def _episode_table(
         "dataset_to_index": stops,
     }
     file = join_url(url, _EPISODES)
-    check_episodes(columns, [redact_url(file)] * len(episodes), join_url(url, _INFO), info)
+    check_episodes(columns, [redact_url(file)] * len(episodes))
     places = FilePlaces((numbers // info.chunks_size).astype(np.int32), numbers.astype(np.int32))
     words: dict[str, int] = {}
     codes = [[words.setdefault(str(word), len(words)) for word in one.get("tasks") or ()] for one in episodes]

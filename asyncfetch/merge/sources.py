@@ -16,14 +16,14 @@ import anyio
 import numpy as np
 
 from asyncfetch.config import PrivateUrl
-from asyncfetch.errors import ConfigError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import AccessDenied, ConfigError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_array, to_integers
-from asyncfetch.lerobot.episode_files import episodes_url
 from asyncfetch.lerobot.info import is_v2, parse_json
+from asyncfetch.lerobot.listing import list_tables
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import fetch_end, open_end, open_table, read_columns, require_pyarrow
-from asyncfetch.lerobot.rows import index_table
+from asyncfetch.lerobot.rows import RowCache, RowReader, first_indices, index_table
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
-    from asyncfetch.lerobot.parquet import TableFile
+    from asyncfetch.lerobot.rows import IndexedTable
     from asyncfetch.lerobot.version2 import Version2
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
@@ -77,6 +77,8 @@ def unpack_schema(packed: bytes) -> pa.Schema:
 _INFO = "meta/info.json"
 _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
+_FOOTERS_BYTES = 64 * 1024 * 1024
+"""Memory for what is known of files that are looked at because rows aren't where they should be."""
 _CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
 _CARRIED_OF_V2 = frozenset({"info.json", "stats.json", "tasks.jsonl", "episodes.jsonl", "episodes_stats.jsonl"})
 """Files that are merged of what lies in ``meta``."""
@@ -184,10 +186,10 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     if selection.episodes is not None:
         episodes = [metadata.episodes[index] for index in selection.episodes]
     spans: dict[str, dict[str, list[EpisodeSpan]]] = {camera: defaultdict(list) for camera in metadata.cameras}
-    data_urls: dict[str, None] = {}
+    by_data_url: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         if episode.length:
-            data_urls[episode.data_url] = None
+            by_data_url[episode.data_url].append(episode)
             for camera, span in episode.videos.items():
                 place = EpisodeSpan(episode.index, span.first_frame, span.num_frames, span.start_seconds)
                 spans[camera][span.url].append(place)
@@ -197,24 +199,44 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     objects: dict[str, ObjectInfo] = {}
     statistics: _PictureStatistics = {}
     dropped: list[str] = []
-    starts: dict[str, int] = {}
-    all_indices = range(len(metadata.episodes))  # where none was taken out of it
+    placed: dict[int, Episode] = {}  # those whose rows aren't where the metadata says
+    kept = RowCache(_FOOTERS_BYTES)
+    rows = RowReader(reader, metadata, columns=(), kept=kept, list_tables=partial(list_tables, reader), run=run)
 
-    async def data_file(data_url: str) -> None:
-        async with limiter:
-            end = await fetch_end(reader, data_url)
-            file = await open_end(reader, end, run=run)
-            if old is not None and metadata.episodes.indices != all_indices:
-                starts[data_url] = await _first_index(reader, file, run)
+    async def data_file(data_url: str) -> IndexedTable | None:
+        end = await fetch_end(reader, data_url)
+        file = await open_end(reader, end, run=run)
         objects[data_url] = end.file
         schema = pack_schema(file.metadata.schema.to_arrow_schema())
         data_files[data_url] = DataFile(schema, file.data_stop / max(1, file.metadata.num_rows))
+        is_numbered = {"index", "episode_index"} <= {*file.columns}
+        return await index_table(reader, file, run=run) if is_numbered else None  # what it lacks is told with all else
+
+    async def rows_of(data_url: str, own: list[Episode]) -> None:
+        async with limiter:
+            try:
+                indexed = await data_file(data_url)
+            except (AccessDenied, NotFound):
+                if old is not None:
+                    raise
+            else:
+                if indexed is not None and old is not None:
+                    placed.update((episode.index, indexed.beginning(episode)) for episode in own)
+                if indexed is None or old is not None or (indexed.key == "index" and all(map(indexed.may_have, own))):
+                    return
+            for episode in own:
+                found = await rows.file(episode)
+                placed[episode.index] = replace(episode, data_url=found.table.url)
+                if found.key != "index":
+                    begin = (await first_indices(reader, found.table, run=run))[episode.index]
+                    placed[episode.index] = _beginning_at(begin, placed[episode.index])
+            for url in {placed[episode.index].data_url for episode in own} - data_files.keys():
+                await data_file(url)
 
     async def video_file(camera: str, video_url: str, wanted: list[EpisodeSpan]) -> None:
         async with limiter:
             objects[video_url], moov = await fetch_moov(reader, video_url)
             index = await run(partial(parse_moov, moov, url=video_url))
-            metadata.found_picture(camera, (index.height, index.width), redact_url(video_url))
             cut = await run(partial(cut_file, index, wanted, fps=metadata.info.fps))
             videos[camera][video_url] = describe_pictures(index), cut
 
@@ -229,12 +251,16 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     await gather(
         statistics_of_pictures,
         look_for_others,
-        *(partial(data_file, data_url) for data_url in data_urls),
+        *(partial(rows_of, *item) for item in by_data_url.items()),
         *(partial(video_file, camera, *item) for camera, of_file in spans.items() for item in of_file.items()),
     )
-    episodes = [_beginning_at(starts.get(episode.data_url, episode.from_index), episode) for episode in episodes]
+    for camera, files in videos.items():
+        sizes = {(pictures.height, pictures.width) for pictures, _ in files.values()}
+        if len(sizes) == 1:  # where they differ, that is told with all else
+            metadata.found_picture(camera, *sizes, redact_url(next(iter(files))))
+    episodes = [placed.get(episode.index, episode) for episode in episodes]
     indices = [episode.index for episode in episodes]
-    if indices != list(all_indices):  # its statistics may be of others, too
+    if indices != list(range(len(metadata.episodes))):  # its statistics may be of others, too
         metadata = replace(metadata, statistics=None)
         is_chosen = np.zeros(len(metadata.episodes), np.bool_)
         is_chosen[metadata.episodes.positions(indices)] = True
@@ -251,7 +277,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         raw_info=raw,
         metadata=metadata,
         episodes=episodes,
-        data_files={data_url: data_files[data_url] for data_url in data_urls},
+        data_files={episode.data_url: data_files[episode.data_url] for episode in episodes if episode.length},
         pictures={camera: {one: videos[camera][one][0] for one in of_file} for camera, of_file in spans.items()},
         segments=segments,
         objects=objects,
@@ -259,13 +285,6 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         version=_digest(raw, metadata.fingerprint, indices, versions),
         dropped=tuple(dropped),
     )
-
-
-async def _first_index(reader: RangeReader, file: TableFile, run: RunSync) -> int:
-    """The least ``index`` in a file of rows. A v2 dataset says it nowhere else where an episode was taken out of it."""
-    indexed = await index_table(reader, file, run=run)
-    filled = indexed.first[indexed.first <= indexed.last]
-    return int(filled.min()) if len(filled) else 0
 
 
 def _beginning_at(index: int, episode: Episode) -> Episode:
@@ -284,7 +303,7 @@ async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -
     return tuple(entry.url for entry in entries if entry.url.rstrip("/").rsplit("/", 1)[-1] not in carried)
 
 
-async def read_indices(reader: RangeReader, url: str, *, run: RunSync) -> Sequence[int]:
+async def read_indices(reader: Fetcher, url: str, *, run: RunSync) -> Sequence[int]:
     """Return the indices of the dataset's episodes, ascending; errors as of load_source."""
     metadata, _, _ = await _load_metadata(reader, url, run)
     return metadata.episodes.indices
@@ -303,7 +322,7 @@ async def _raw_info(reader: RangeReader, url: str, run: RunSync) -> dict[str, An
 
 
 async def _load_metadata(
-    reader: RangeReader, url: str, run: RunSync
+    reader: Fetcher, url: str, run: RunSync
 ) -> tuple[Metadata, Mapping[str, Any], Version2 | None]:
     """Load it with info.json in the terms of v3, and all that is known of a dataset of v2."""
     raw: Mapping[str, Any] = {}
@@ -312,7 +331,7 @@ async def _load_metadata(
     if is_v2(raw):
         old = await load_version2(reader, url, run=run)
         return old.metadata, old.raw_info, old
-    metadata = await load_metadata(reader, url, run=run)
+    metadata = await load_metadata(reader, url, list_tables=partial(list_tables, reader), run=run)
     _ = metadata.stats  # a damaged one is to fail now, not when all is written
     return metadata, raw, None
 
@@ -335,14 +354,12 @@ def _statistics_of_version2(old: Version2) -> _PictureStatistics:
 async def _picture_statistics(reader: RangeReader, metadata: Metadata, run: RunSync) -> _PictureStatistics:
     keys = [key for key, feature in metadata.features.items() if has_pictures(feature)]
     found: _PictureStatistics = {key: {} for key in keys}
-    rows = number = 0
-    while keys and rows < len(metadata.episodes):
-        file = await open_table(reader, episodes_url(metadata.url, number, metadata.info.chunks_size), run=run)
+    for url in metadata.episodes.urls if keys else ():
+        file = await open_table(reader, url, run=run)
         wanted = [f"stats/{key}/{name}" for key in keys for name in STATISTICS]
         columns = ["episode_index", *(column for column in wanted if column in file.columns)]
         table = await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
         await run(partial(_collect, found, table, metadata.episodes, file.url))
-        rows, number = rows + len(table), number + 1
     return found
 
 
