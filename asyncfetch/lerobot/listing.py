@@ -30,9 +30,10 @@ async def list_tables(fetcher: Fetcher, directory: str) -> list[str] | None:
     return sorted(tables, key=_numbers)
 
 
-def _numbers(url: str) -> tuple[list[int], str]:
-    name = table_name(url)
-    return [int(digits) for digits in re.findall(r"\d{1,18}", name)], name
+def _numbers(url: str) -> list[tuple[int, str]]:
+    """What sorts names by the numbers in them: texts and numbers in turn."""
+    parts = re.split(r"0*([0-9]+)", table_name(url))
+    return [(len(part), part) if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
 def table_name(url: str) -> str:
@@ -49,4 +50,4 @@ def places_beside(place: tuple[int, int], step: int, chunks_size: int) -> Sequen
     if step > 0:
         following = [(chunk, file + 1), (chunk + 1, 0)]
         return following if file + 1 < chunks_size else following[::-1]
-    return [(chunk, file - 1)] if file else [(chunk - 1, chunks_size - 1)] if chunk else []
+    return [(chunk, file - 1)] * (file > 0) + [(chunk - 1, chunks_size - 1)] * (chunk > 0)

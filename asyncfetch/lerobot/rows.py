@@ -399,10 +399,11 @@ class RowReader:
         """
         table = self.metadata.episodes
         for direction in directions:
-            place = table.data_place(episode.index)
+            step, place, seen = direction, table.data_place(episode.index), set[str]()
             for _ in range(_MAX_FILES_ASIDE):
-                for beside, url in table.data_urls_beside(place, direction).items():
-                    file = await self._table_if_there(url, episode)
+                for beside, url in table.data_urls_beside(place, step).items():
+                    file = None if url in seen else await self._table_if_there(url, episode)
+                    seen.add(url)
                     if file is not None:
                         place = beside
                         break
@@ -410,8 +411,7 @@ class RowReader:
                     break
                 if file.may_have(episode):
                     return self._found(episode, file)
-                if _side(file, episode) != direction:
-                    break
+                step = _side(file, episode)
         return await self._look_in_listing(episode)
 
     async def _look_in_listing(self, episode: Episode) -> IndexedTable | None:
