@@ -359,10 +359,16 @@ class PyAVDecoder(ClipDecoder):
     frame, and starts at the key frame before it otherwise; after an error too, so that all frames after the damage, up
     to the next key frame, are the same error. Damage shows in H.264 where FFmpeg mended the picture, and in any codec
     where no picture comes of a coded frame; HEVC's and AV1's decoders don't tell of all else that they put up with.
+
+    Args:
+        clip: The video.
+        turns: Whether pictures are turned as its track says, as torchcodec turns them by itself.
     """
 
-    def __init__(self, clip: Clip) -> None:
+    def __init__(self, clip: Clip, *, turns: bool = True) -> None:
         import av
+
+        self._turns = turns
 
         self._distances = None if clip.depth is None else clip.depth.distances()
         self._next_pts = 0  # the frames still to come are shown at this time or later
@@ -456,8 +462,8 @@ class PyAVDecoder(ClipDecoder):
         """(height, width, channels)."""
         if self._distances is None:
             rgb: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-            # Turned as its track says, by whole quarters: torchcodec does so by itself. No angle is a number below any.
-            degrees = frame.rotation if abs(frame.rotation) <= 180 else 0
+            # By whole quarters. No angle is a number below any.
+            degrees = frame.rotation if self._turns and abs(frame.rotation) <= 180 else 0
             return np.ascontiguousarray(np.rot90(rgb, round(degrees / 90)))
         codes = frame.to_ndarray(format="gray12le")
         distances: NDArray[np.float32] = self._distances.take(codes, mode="clip")
@@ -597,4 +603,4 @@ def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto") -> FrameDecode
     with forks_wait():  # FFmpeg and its codecs fill tables of the process at their first use
         if choose_backend("pyav" if clip.depth is not None else backend) == "torchcodec":
             return TorchcodecDecoder(clip)
-        return PyAVDecoder(clip)
+        return PyAVDecoder(clip, turns=backend != "pyav-unturned")

@@ -105,11 +105,7 @@ class Metadata:
 
     def checked(self) -> Self:
         """The same; its reader is warned where the totals of info.json aren't those of the tables, which count."""
-        table = self.episodes
-        wrong = wrong_totals(self.info, np.asarray(table.indices), table.lengths, table.starts + table.lengths)
-        if self.info.total_tasks not in {None, len(self.tasks), max(self.tasks, default=-1) + 1}:
-            wrong["tasks"] = self.info.total_tasks, len(self.tasks)
-        if wrong:
+        if wrong := self.wrong_totals():
             told = [f"{said} {what} where there are {found}" for what, (said, found) in wrong.items()]
             self.oddities.note(
                 "totals",
@@ -117,6 +113,14 @@ class Metadata:
                 "their numbers there, or copy the files of the tables anew if one of them is missing",
             )
         return self
+
+    def wrong_totals(self) -> dict[str, tuple[int, int]]:
+        """What info.json counts otherwise than the tables: "episodes", "frames" or "tasks", its number and theirs."""
+        table = self.episodes
+        wrong = wrong_totals(self.info, np.asarray(table.indices), table.lengths, table.starts + table.lengths)
+        if (said := self.info.total_tasks) not in {None, len(self.tasks), max(self.tasks, default=-1) + 1}:
+            wrong["tasks"] = said, len(self.tasks)
+        return wrong
 
     def found_picture(self, key: str, sizes: Sequence[int], where: str) -> None:
         """Take pictures of a feature to be of the sizes of one that was found: (height, width), or with channels first.

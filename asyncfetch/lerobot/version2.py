@@ -6,6 +6,7 @@ In the terms of v3 such a dataset is one whose files hold an episode each.
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,8 @@ async def _fetch_if_there(reader: RangeReader, url: str) -> memoryview:
 
 
 def _parse_lines(data: memoryview, url: str) -> list[dict[str, Any]]:
-    return [parse_json(line, url) for line in bytes(data).splitlines() if line.strip()]
+    # Files that were put together may have a byte order mark before any line.
+    return [parse_json(line, url) for line in bytes(data).splitlines() if line.removeprefix(BOM_UTF8).strip()]
 
 
 def _build(

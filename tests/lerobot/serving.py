@@ -119,6 +119,27 @@ def shifted(truth: DatasetTruth, by_frames: float, *, camera: str = TOP) -> dict
     return content
 
 
+def restarting(truth: DatasetTruth, root: Path, of: str, group_rows: int | None) -> Path:
+    """A copy whose ``index`` begins anew in each episode, or file; in row groups as they are, or of so many rows."""
+    shutil.copytree(truth.root, root)
+    for path in (root / "data").rglob("*.parquet"):
+        file = pq.ParquetFile(path)
+        groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+        first, written = groups[0]["index"][0].as_py(), []
+        for rows in groups:
+            column = rows.column_names.index("index")
+            index = np.asarray(rows["frame_index"] if of == "episode" else rows["index"])
+            index = index - (0 if of == "episode" else first)
+            written.append(rows.set_column(column, rows.schema.field(column), pa.array(index)))
+        if group_rows is not None:
+            whole = pa.concat_tables(written)
+            written = [whole.slice(start, group_rows) for start in range(0, len(whole), group_rows)]
+        with pq.ParquetWriter(path, written[0].schema) as writer:
+            for rows in written:
+                writer.write_table(rows)
+    return root
+
+
 def renumbered(
     truth: DatasetTruth,
     root: Path,

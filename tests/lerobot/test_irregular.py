@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, DecodeError, EpisodeNotFound, FormatError, FrameMissing, NotFound
-from asyncfetch.lerobot import frames
+from asyncfetch.lerobot import frames, open_dataset
 from asyncfetch.stream import Mixture, Stream
 from asyncfetch.testing import Fault, FaultOnce, Quirks, read_identity
 from asyncfetch.torch import FrameDataset, StreamDataset
@@ -32,6 +33,7 @@ from tests.lerobot.serving import (
     in_memory,
     in_use_bytes,
     renumbered,
+    restarting,
     serve,
     shifted,
     video_path,
@@ -477,6 +479,32 @@ async def test_a_table_that_contradicts_the_metadata(library: Library) -> None:
     async with serve(content) as served:
         with pytest.raises(DatasetError, match=rf"{path}, episode 3: 4 rows .* its length is 5"):
             await served.dataset.sample(3, 0)
+
+
+@pytest.mark.parametrize("group_rows", [None, 4, 1000], ids=["recorded", "mixed", "one"])
+@pytest.mark.parametrize("per_file", [1, 3, 100])
+@pytest.mark.parametrize("of", ["episode", "file"])
+async def test_an_index_that_begins_anew_is_read_as_it_is(
+    library: Library, tmp_path: Path, of: str, per_file: int, group_rows: int | None
+) -> None:
+    truth = library(episodes=(6, 0, 9, 3, 5, 4), episodes_per_data_file=per_file)
+    starts = np.cumsum((0, *truth.lengths))
+    begin = [0 if of == "episode" else starts[episode - episode % per_file] for episode in range(6)]
+    async with open_dataset(restarting(truth, tmp_path / "set", of, group_rows)) as dataset:
+        for episode, frame in all_frames(truth):
+            sample = await dataset.sample(episode, frame, windows={"action": frames(-1, 1)})
+            place = int(starts[episode]) + frame
+            assert sample["index"] == (frame if of == "episode" else place - begin[episode])
+            action = truth.column("action", episode)
+            inside = np.clip([frame - 1, frame + 1], 0, truth.lengths[episode] - 1)
+            np.testing.assert_array_equal(sample["action"], action[inside])
+            check_sample({**sample, "index": torch.tensor(place), "action": action[frame]}, truth, episode, frame)
+        batches = [batch async for batch in dataset.columns(["action", "frame_index"])]
+        table = pa.Table.from_batches(batches)
+        assert table["frame_index"].to_pylist() == [frame for length in truth.lengths for frame in range(length)]
+        np.testing.assert_array_equal(
+            table["action"].to_pylist(), np.concatenate([truth.column("action", episode) for episode in range(6)])
+        )
 
 
 def with_data_files(content: dict[str, bytes], name: Callable[[int], int]) -> dict[str, bytes]:

@@ -22,7 +22,7 @@ from asyncfetch.merge import Selection, merge_datasets, select_episodes
 from asyncfetch.merge.plan import write_episodes
 from asyncfetch.merge.sources import load_source
 from asyncfetch.testing import Quirks, RangeServer
-from tests.lerobot.serving import TOP, WRIST, shifted
+from tests.lerobot.serving import TOP, WRIST, restarting, shifted
 from tests.merge.test_merge import all_files, check_merged, read_json, read_table
 from tests.merge.test_safety import changed, names
 
@@ -132,6 +132,35 @@ async def test_rows_are_found_by_their_numbers_wherever_they_lie(library: Librar
     pq.write_table(mixed, path, row_group_size=5)
     await merge_datasets([tmp_path / "source", truth.root], tmp_path / "out")
     await check_merged(tmp_path / "out", [truth, truth])
+
+
+@pytest.mark.parametrize("group_rows", [None, 4, 1000], ids=["recorded", "mixed", "one"])
+@pytest.mark.parametrize("of", ["episode", "file"])
+async def test_rows_are_found_where_index_begins_anew(
+    library: Library, tmp_path: Path, of: str, group_rows: int | None
+) -> None:
+    truth = library(episodes=(6, 0, 9, 3, 5, 4), episodes_per_data_file=3)
+    await merge_datasets([restarting(truth, tmp_path / "source", of, group_rows), truth.root], tmp_path / "out")
+    await check_merged(tmp_path / "out", [truth, truth])
+
+
+async def test_what_info_json_says_wrong_is_put_right(library: Library, tmp_path: Path) -> None:
+    """Sizes of pictures, and totals; then it is as another source, and is told of once."""
+    truth = library(episodes=(4, 5))
+
+    def change(info: dict[str, Any]) -> None:
+        info["features"][TOP]["shape"] = [60, 96, 3]
+        info |= {"total_episodes": 99, "total_frames": 1}
+
+    source = changed(truth.root, tmp_path / "source", change)
+    with pytest.warns(RuntimeWarning) as warned:
+        await merge_datasets([source, truth.root], tmp_path / "out")
+    assert {str(one.message).partition(" ")[0] for one in warned} == {
+        "info.json",
+        f"{source}/videos/{TOP}/chunk-000/file-000.mp4:",
+    }
+    await check_merged(tmp_path / "out", [truth, truth])
+    assert read_json(tmp_path / "out", "info.json")["features"][TOP]["shape"] == [64, 96, 3]
 
 
 async def test_numbers_that_no_episode_has_are_closed_up(library: Library, tmp_path: Path) -> None:
