@@ -124,6 +124,8 @@ class Clip:
     misplaced: NDArray[np.float64] | None = field(default=None, repr=False)
     """Shape (N, 2), where the metadata and the video put some frame too far apart: when each frame is shown by the one
     and by the other, in seconds of the file, and NaN for the frames that have no such trouble."""
+    whole_from: int | None = None
+    """Time, in ticks, from which on pictures are whole, where the first one may lean on others in front of it."""
 
     def __post_init__(self) -> None:
         if len(self.frame_index) != len(self.pts):
@@ -146,6 +148,8 @@ class Clip:
             FrameMissing: The video has no such frame.
         """
         ranks = [int(self.frame_index[frame]) if 0 <= frame < len(self) else -1 for frame in frames]
+        if self.whole_from is not None:
+            self._check_whole([frame for frame, rank in zip(frames, ranks, strict=True) if rank >= 0])
         if -1 in ranks:
             frame = frames[ranks.index(-1)]
             if self.misplaced is not None and 0 <= frame < len(self) and not np.isnan(self.misplaced[frame, 0]):
@@ -162,6 +166,16 @@ class Clip:
                 "The video is shorter than its metadata says, shows two frames at one time, or the frame number is off."
             )
         return ranks
+
+    def _check_whole(self, frames: Sequence[int]) -> None:
+        assert self.whole_from is not None
+        for frame in frames:
+            if (late := self.whole_from - int(self.pts[frame])) > 0:
+                raise DecodeError(
+                    f"{self.name}: frame {frame} can't be decoded: the video has no key frame in front of it but a "
+                    "recovery point (intra refresh), from which a decoder has whole pictures only "
+                    f"{late / self.timescale:.6f} s after that frame: encode it anew, with x264's intra-refresh=0"
+                )
 
     def seconds(self, frame: int) -> float:
         """Presentation time of a frame."""
@@ -369,6 +383,7 @@ class PyAVDecoder(ClipDecoder):
         import av
 
         self._turns = turns
+        self._whole_from = clip.whole_from
 
         self._distances = None if clip.depth is None else clip.depth.distances()
         self._next_pts = 0  # the frames still to come are shown at this time or later
@@ -427,7 +442,7 @@ class PyAVDecoder(ClipDecoder):
         for frame in self._coming:
             if frame.pts is None:
                 raise DecodeError(f"{self.clip.name}: it has a frame without a time, so that none can be told by it")
-            if frame.pts < key:
+            if frame.pts < self._begin(key):
                 continue  # may lean on frames in front of the clip
             self._check_whole(frame)
             self._next_pts = frame.pts + 1
@@ -456,7 +471,11 @@ class PyAVDecoder(ClipDecoder):
     def _seek(self, key_pts: int) -> None:
         self._container.seek(key_pts, stream=self._stream)
         self._coming: Iterator[Any] = self._container.decode(self._stream)
-        self._next_pts = key_pts
+        self._next_pts = self._begin(key_pts)
+
+    def _begin(self, key_pts: int) -> int:
+        """The time from which on frames are whole that are decoded from that key frame on."""
+        return key_pts if self._whole_from is None else max(key_pts, self._whole_from)
 
     def _array(self, frame: Any) -> NDArray[Any]:  # noqa: ANN401
         """(height, width, channels)."""

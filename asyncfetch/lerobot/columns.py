@@ -99,11 +99,18 @@ def _numbers(column: pa.ChunkedArray[Any], name: str, url: str) -> NDArray[Any]:
     types, array = require_pyarrow().types, to_array(column)
     if array.null_count == len(array):
         return np.full(len(array), np.nan)
+    array = _without_decimals(array)
     if not (types.is_integer(array.type) or types.is_floating(array.type)):
         message = f"column {name} of {redact_url(url)} must hold numbers, not {column.type}"
         raise FormatError(message, remedy=WRITE_ANEW)
     numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return numbers
+
+
+def _without_decimals(array: Array) -> Array:
+    """The numbers as floats where they are decimals, as databases store them."""
+    pa = require_pyarrow()
+    return array.cast(pa.float64()) if pa.types.is_decimal(array.type) else array
 
 
 def empty_column(feature: Feature) -> Column:
@@ -283,6 +290,7 @@ def _values(pa: Any, array: Array, feature: Feature, url: str) -> NDArray[Any]: 
         array = array.flatten()
     if array.null_count and not pa.types.is_floating(array.type):
         raise _unfit(f"{where} has {array.null_count} nulls among its {len(array)} values of type {array.type}")
+    array = _without_decimals(array)
     # A table that passed through pandas has other widths, and integers as floats.
     if not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
         raise _unfit(f"{where} must hold {feature.dtype}, not {array.type}")

@@ -408,6 +408,12 @@ class EpisodeCache:
                 if generation == self._generation:
                     raise
                 continue
+            if late := [camera for camera, clip in planned.items() if clip.starts_too_late(leases[camera].buffer)]:
+                for camera in late:
+                    self._indexes.start_earlier(camera)
+                self._plans.clear()
+                _release(leases)
+                continue
             # A flight that was given up may end well all the same, beside the one that came after it.
             if generation != self._generation or entry.rows is not None:
                 _release(leases)

@@ -251,11 +251,15 @@ def wrong_totals(
     Numbers and frames that no episode has are no contradiction: an episode may have been taken out of the table, and
     its rows still be there. info.json may count them or not.
     """
-    counts = {
+    counts: dict[str, tuple[int | None, int, int]] = {
         "episodes": (info.total_episodes, len(numbers), int(numbers.max(initial=-1)) + 1),
         "frames": (info.total_frames, int(lengths.sum()), int(stops.max(initial=0))),
     }
-    return {what: (said, found) for what, (said, found, other) in counts.items() if said not in {found, other}}
+    return {
+        what: (said, found)
+        for what, (said, found, other) in counts.items()
+        if said is not None and said not in {found, other}
+    }
 
 
 def _columns(cameras: Sequence[str], there: Collection[str]) -> list[str]:

@@ -209,9 +209,9 @@ class DatasetInfo:
     features: Mapping[str, Feature]
     """All features, in the order of info.json."""
     total_episodes: int
-    total_frames: int
+    total_frames: int | None
+    """Number of frames as stored, None where it isn't; of these totals the tables' own count."""
     total_tasks: int | None
-    """Number of tasks as stored, None where it isn't; nothing here relies on it."""
     chunks_size: int
     """Most files in one chunk directory, more than 0."""
     data_file_bytes: int
@@ -264,8 +264,8 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
         fps=_fps(raw, url),
         features=features,
         total_episodes=_integer(raw, "total_episodes", url, minimum=0),
-        total_frames=_integer(raw, "total_frames", url, minimum=0),
-        total_tasks=_integer(raw, "total_tasks", url, minimum=0) if raw.get("total_tasks") is not None else None,
+        total_frames=_total(raw, "total_frames", url),
+        total_tasks=_total(raw, "total_tasks", url),
         chunks_size=_integer({"chunks_size": _CHUNKS_SIZE, **raw}, "chunks_size", url, minimum=1),
         data_file_bytes=_file_bytes(raw, "data_files_size_in_mb", 100, url),
         video_file_bytes=_file_bytes(raw, "video_files_size_in_mb", 200, url),
@@ -362,6 +362,10 @@ def _integer(raw: Mapping[str, Any], key: str, url: str, *, minimum: int) -> int
             f"{key} of {redact_url(url)} is {value!r:.80}; it must be a whole number of at least {minimum}"
         )
     return int(value)
+
+
+def _total(raw: Mapping[str, Any], key: str, url: str) -> int | None:
+    return None if raw.get(key) is None else _integer(raw, key, url, minimum=0)
 
 
 def _file_bytes(raw: Mapping[str, Any], key: str, default: int, url: str) -> int:

@@ -118,7 +118,8 @@ class Metadata:
         """What info.json counts otherwise than the tables: "episodes", "frames" or "tasks", its number and theirs."""
         table = self.episodes
         wrong = wrong_totals(self.info, np.asarray(table.indices), table.lengths, table.starts + table.lengths)
-        if (said := self.info.total_tasks) not in {None, len(self.tasks), max(self.tasks, default=-1) + 1}:
+        said = self.info.total_tasks
+        if said is not None and said not in {len(self.tasks), max(self.tasks, default=-1) + 1}:
             wrong["tasks"] = said, len(self.tasks)
         return wrong
 

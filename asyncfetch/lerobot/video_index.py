@@ -67,7 +67,9 @@ class PlannedClip:
     def plan_nbytes(self) -> int:
         """Memory the plan takes, without the clip."""
         plan = self.plan
-        key_bytes = plan.key_frames.nbytes if plan.key_frames is not None else 0
+        key_bytes = sum(frames.nbytes for frames in (plan.key_frames, plan.entries) if frames is not None)
+        if plan.refresh is not None:
+            key_bytes += plan.refresh.extents.nbytes + plan.refresh.times.nbytes
         misplaced_bytes = self.misplaced.nbytes if self.misplaced is not None else 0
         return plan.header_bytes + plan.frame_index.nbytes + plan.pts.nbytes + key_bytes + misplaced_bytes
 
@@ -86,7 +88,16 @@ class PlannedClip:
             depth=depth,
             key_frames=plan.key_frames,
             misplaced=self.misplaced,
+            whole_from=None if plan.refresh is None else plan.refresh.whole_from(buffer),
         )
+
+    def starts_too_late(self, buffer: memoryview) -> bool:
+        """Return whether a decoder has whole pictures only after the clip's first: it is to start at an earlier one."""
+        plan = self.plan
+        if plan.refresh is not None:
+            wanted = plan.pts[plan.frame_index >= 0].min()
+            return not plan.refresh.is_all and plan.refresh.whole_from(buffer) > wanted
+        return plan.entries is not None and plan.entries.have_recovery_points(buffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +112,12 @@ class VideoFile:
         """Memory that it takes."""
         return self.index.nbytes
 
-    def clip(self, episode: Episode, span: VideoSpan, fps: float, tolerance_seconds: float) -> PlannedClip:
+    def clip(
+        self, episode: Episode, span: VideoSpan, fps: float, tolerance_seconds: float, earlier: int | None = None
+    ) -> PlannedClip:
         """The episode's part of it, without the frames that are shown at another time than the metadata says."""
         try:
-            plan = self.index.clip(span.first_frame, span.num_frames, fps=fps)
+            plan = self.index.clip(span.first_frame, span.num_frames, fps=fps, earlier=earlier)
         except ConfigError as error:
             message = f"meta/episodes gives episode {episode.index} a place that {redact_url(span.url)} can't have"
             raise DatasetError(f"{message}: {error}") from error
@@ -163,6 +176,11 @@ class VideoIndexes:
         self._sharing = sharing
         self._run = run
         self._kept = kept
+        self._earlier: dict[str, int] = {}  # by camera: see Mp4Index.clip
+
+    def start_earlier(self, camera: str) -> None:
+        """Let a camera's clips start at an earlier key frame: see PlannedClip.starts_too_late."""
+        self._earlier[camera] = self._earlier.get(camera, -1) + 1
 
     async def plan(self, episode: Episode, camera: str, *, fps: float) -> PlannedClip:
         """One camera's clip of an episode.
@@ -174,7 +192,7 @@ class VideoIndexes:
         """
         span = episode.videos[camera]
         file = await self._kept.get(span.url, partial(self._fetch, episode, camera))
-        return file.clip(episode, span, fps, self._tolerance_seconds)
+        return file.clip(episode, span, fps, self._tolerance_seconds, self._earlier.get(camera))
 
     def clear(self) -> None:
         """Forget all of them, those on their way included."""

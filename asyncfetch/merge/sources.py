@@ -27,6 +27,7 @@ from asyncfetch.lerobot.rows import RowCache, RowReader, first_indices, index_ta
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
+from asyncfetch.media.clip import H264, recovery_pictures
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn
 from asyncfetch.merge.videos import EpisodeSpan, Pictures, Segment, cut_file, describe_pictures
 from asyncfetch.ranges import index_of
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import IndexedTable
     from asyncfetch.lerobot.version2 import Version2
+    from asyncfetch.media import Mp4Index
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
@@ -79,6 +81,9 @@ _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
 _FOOTERS_BYTES = 64 * 1024 * 1024
 """Memory for what is known of files that are looked at because rows aren't where they should be."""
+_ENTRY_BYTES = 4096
+"""Bytes of a frame, where what is said beside its picture is all in these."""
+_ENTRIES_LOOKED_AT = 2
 _CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
 _CARRIED_OF_V2 = frozenset({"info.json", "stats.json", "tasks.jsonl", "episodes.jsonl", "episodes_stats.jsonl"})
 """Files that are merged of what lies in ``meta``."""
@@ -237,7 +242,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         async with limiter:
             objects[video_url], moov = await fetch_moov(reader, video_url)
             index = await run(partial(parse_moov, moov, url=video_url))
-            cut = await run(partial(cut_file, index, wanted, fps=metadata.info.fps))
+            cut = await _cut(reader, index, wanted, fps=metadata.info.fps, run=run)
             videos[camera][video_url] = describe_pictures(index), cut
 
     async def statistics_of_pictures() -> None:
@@ -293,6 +298,34 @@ def _beginning_at(index: int, episode: Episode) -> Episode:
 
 def _digest(*described: object) -> str:
     return blake2b(repr(described).encode(), digest_size=16).hexdigest()
+
+
+async def _cut(
+    reader: RangeReader, index: Mp4Index, wanted: Sequence[EpisodeSpan], *, fps: float, run: RunSync
+) -> list[Segment]:
+    """Cut the file where decoding can start: of H.264 not at recovery points, which lean on what is before them.
+
+    A few places are looked at, and all of them where one is none: an encoder writes them all alike.
+    """
+    no_edges: frozenset[int] = frozenset()
+    while True:
+        cut = await run(partial(cut_file, index, wanted, fps=fps, no_edges=no_edges))
+        entered = [segment.first for segment in cut if segment.first]
+        looked_at = entered if no_edges else entered[:_ENTRIES_LOOKED_AT]
+        found = await gather(*(partial(_is_recovery_point, reader, index, sample) for sample in looked_at))
+        if not any(found):
+            return cut
+        no_edges |= {sample for sample, is_one in zip(looked_at, found, strict=True) if is_one}
+
+
+async def _is_recovery_point(reader: RangeReader, index: Mp4Index, sample: int) -> bool:
+    length_bytes = index.track.length_bytes
+    if index.codec not in H264 or not length_bytes:
+        return False
+    run = index.samples.byte_runs(sample, sample + 1)
+    start, size = int(run.offset[0]), int(run.num_bytes[0])
+    head = await reader.fetch(index.url, start, start + min(size, _ENTRY_BYTES))
+    return recovery_pictures(head, 0, len(head), length_bytes) > 0
 
 
 async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -> tuple[str, ...]:

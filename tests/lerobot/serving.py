@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -137,6 +138,17 @@ def restarting(truth: DatasetTruth, root: Path, of: str, group_rows: int | None)
         with pq.ParquetWriter(path, written[0].schema) as writer:
             for rows in written:
                 writer.write_table(rows)
+    return root
+
+
+async def refreshed(truth: DatasetTruth, root: Path, options: str) -> Path:
+    """A copy whose videos have recovery points in place of key frames."""
+    shutil.copytree(truth.root, root)
+    for path in (root / "videos").rglob("*.mp4"):
+        made = path.with_name("made.mp4")
+        command = ["ffmpeg", "-v", "error", "-i", str(path), "-c:v", "libx264", "-sc_threshold", "0"]
+        await anyio.run_process([*command, *options.split(), "-video_track_timescale", "15360", str(made)])
+        made.rename(path)
     return root
 
 

@@ -7,12 +7,14 @@ import json
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal
 
+import anyio
 import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, DecodeError, EpisodeNotFound, FormatError, FrameMissing, NotFound
@@ -32,6 +34,7 @@ from tests.lerobot.serving import (
     content_of,
     in_memory,
     in_use_bytes,
+    refreshed,
     renumbered,
     restarting,
     serve,
@@ -457,6 +460,56 @@ async def test_the_axes_of_a_picture_may_be_in_any_order(library: Library, key: 
     truth = library(episodes=(3,), extras=(SNAPSHOT,), width=96, height=64)
     async with serve(with_shape(truth, key, shape)) as served:
         assert (await served.dataset.sample(0, 1))[key].shape == (3, 64, 96)
+
+
+REFRESHED = {
+    "one after the other": "-g 15 -bf 0 -pix_fmt yuv420p -x264-params intra-refresh=1",
+    "with B-frames": "-g 12 -bf 3 -pix_fmt yuv420p -x264-params intra-refresh=1",
+    "seldom": "-g 250 -pix_fmt yuv420p -x264-params intra-refresh=1",
+}
+
+
+@pytest.mark.parametrize("decoder", ["torchcodec", "pyav"])
+@pytest.mark.parametrize("options", REFRESHED.values(), ids=list(REFRESHED))
+async def test_video_with_intra_refresh_is_decoded_from_where_it_can(
+    library: Library, tmp_path: Path, options: str, decoder: Literal["torchcodec", "pyav"]
+) -> None:
+    truth = library(episodes=(20, 9, 1, 22, 8), cameras=(TOP,), episodes_per_video_file=5)
+    root = await refreshed(truth, tmp_path / "set", options)
+    video = VideoDecoder(str(root / video_path(TOP)))
+    whole = video.get_frames_in_range(0, len(video)).data
+    starts = np.cumsum((0, *truth.lengths))
+    async with open_dataset(root, config=StreamConfig(decoder=decoder)) as dataset:
+        for episode, frame in all_frames(truth):
+            sample = await dataset.sample(episode, frame)
+            assert torch.equal(sample[TOP], whole[starts[episode] + frame]), (episode, frame)
+
+
+@pytest.mark.parametrize("decoder", ["torchcodec", "pyav"])
+async def test_frames_before_a_refresh_ends_blame_it(
+    library: Library, tmp_path: Path, decoder: Literal["torchcodec", "pyav"]
+) -> None:
+    """Of a file that begins with a recovery point, as a cut by stream copy leaves it."""
+    truth = library(episodes=(60,), cameras=(TOP,))
+    root = await refreshed(truth, tmp_path / "set", "-g 15 -bf 0 -x264-params intra-refresh=1")
+    path = root / video_path(TOP)
+    video = VideoDecoder(str(path))
+    whole = video.get_frames_in_range(0, len(video)).data
+    made = path.with_name("made.mp4")
+    await anyio.run_process(["ffmpeg", "-v", "error", "-ss", "0.5", "-i", str(path), "-c", "copy", str(made)])
+    made.rename(path)
+    outcomes = []
+    async with open_dataset(root, config=StreamConfig(decoder=decoder)) as dataset:
+        for frame in range(45):
+            try:
+                sample = await dataset.sample(0, frame)
+            except DecodeError as error:
+                outcomes.append("recovery point (intra refresh)" not in str(error))
+            else:
+                assert torch.equal(sample[TOP], whole[15 + frame])
+                outcomes.append(True)
+    assert outcomes == sorted(outcomes)
+    assert 0 < outcomes.index(True) < 15
 
 
 async def test_a_feature_where_samples_have_their_task_is_refused_unless_left_out(library: Library) -> None:

@@ -186,7 +186,7 @@ def _retype(root: Path) -> None:
                 value = kind.value_type
                 kind = pa.large_list(pa.large_string() if pa.types.is_string(value) else value)
             table = table.set_column(number, field.name, table[field.name].cast(kind))
-        pq.write_table(table.replace_schema_metadata(None), path)
+        pq.write_table(table, path)
 
 
 def _begin_index_anew(root: Path) -> None:
