@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import warnings
 import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.terminal import format_bytes, progress
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, FetchError
+from asyncfetch.lerobot.columns import to_floats
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.runtime.concurrently import gather
 
@@ -158,12 +160,14 @@ def check(
 async def _check(source: str, config: StreamConfig, *, deep: bool) -> list[Finding]:
     from asyncfetch.lerobot import open_dataset  # which loads what reads datasets
 
-    with progress("metadata") as show:
+    # What a reader is warned of is a finding here.
+    with progress("metadata") as show, warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         async with open_dataset(source, config=config) as dataset:
             findings = [*_metadata_findings(dataset), *await _row_findings(dataset, show)]
             off_the_grid = {finding.episode for finding in findings if finding.what == OFF_THE_GRID}
             findings += await _video_findings(dataset, off_the_grid, show)
-            return findings + (await _sample_findings(dataset, show) if deep else [])
+            findings += await _sample_findings(dataset, show) if deep else []
+            return [*(Finding(kind, None, text) for kind, text in dataset.metadata.oddities), *findings]
 
 
 def _metadata_findings(dataset: LeRobotDataset) -> Iterator[Finding]:
@@ -227,8 +231,8 @@ def _rows_of(
         own, start = rows.slice(start, length), start + length
         if not length:
             continue
-        due = own["frame_index"].to_numpy() / dataset.fps
-        seconds = own["timestamp"].to_numpy()
+        due = to_floats(own["frame_index"], "frame_index", dataset.url) / dataset.fps
+        seconds = to_floats(own["timestamp"], "timestamp", dataset.url)
         off = np.flatnonzero(~(np.abs(seconds - due) <= tolerance_seconds))
         if len(off):
             yield Finding(
