@@ -414,7 +414,7 @@ class RowReader:
                 if own:
                     reads.append(partial(self._fetch, file, own))
             parts = await gather(*reads)
-            return await self._run(partial(_select, parts, episode, features, self.metadata))
+            return await self._run(partial(_select, parts, episode, features, self.metadata, file.key))
 
     async def pictures(self, episode: Episode, key: str, start: int, stop: int) -> PicturePart:
         """Pictures of frames [start, stop) of the episode, from a large row group by its pages; errors as ``rows``.

@@ -274,7 +274,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     for camera, of_camera in spans.items():
         sizes = {(indexes[one].height, indexes[one].width) for one in of_camera}
         if len(sizes) == 1:  # where they differ, that is told with all else
-            metadata.found_picture(camera, *sizes, redact_url(next(iter(of_camera))))
+            metadata.found_picture(camera, sizes.pop(), redact_url(next(iter(of_camera))))
         cut: list[Segment] = []
         for video_url, of_file in of_camera.items():
             wanted = [EpisodeSpan(episode, span, seconds.get(episode)) for episode, span in of_file]
