@@ -308,12 +308,13 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
 
 
 async def _own_seconds(
-    reader: RangeReader, metadata: Metadata, episodes: Iterable[Episode], run: RunSync
+    reader: Fetcher, metadata: Metadata, episodes: Iterable[Episode], run: RunSync
 ) -> dict[int, NDArray[np.float64]]:
     """The times of the rows of those episodes, by index, in which they aren't those of the rate of frames."""
     filled = [episode for episode in episodes if episode.length]
     positions = metadata.episodes.positions([episode.index for episode in filled])
-    rows = RowReader(reader, metadata, columns=(), kept=RowCache(_KEPT_BYTES), run=run)
+    listed = partial(list_tables, reader)
+    rows = RowReader(reader, metadata, columns=(), kept=RowCache(_KEPT_BYTES), list_tables=listed, run=run)
     columns: list[Any] = []
     with suppress(DatasetError):  # of rows that can't be read, or aren't there, who copies them says so
         async for batch in scan(rows, reader, ["timestamp"], positions, run=run):
