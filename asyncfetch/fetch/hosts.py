@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from asyncfetch.errors import ConnectionFailed, Throttled
+from asyncfetch.errors import Throttled
 from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
 from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.fetch.outage import Outage
-from asyncfetch.fetch.retry import AWAY_STATUSES, AttemptFailed, Clock, FailureWatch, RetryBudget, RetryVerdict
+from asyncfetch.fetch.retry import AWAY_STATUSES, AttemptFailed, Clock, FailureWatch, RetryBudget
 from asyncfetch.fetch.urls import Route
 from asyncfetch.observe import Figures, Histogram
 from asyncfetch.observe.trace import running
@@ -656,8 +656,8 @@ class Permit:
         host = self.host
         host.counts.errors += 1
         self.status = failure.status
-        if host._has_answered and failure.kind is ConnectionFailed and failure.verdict is RetryVerdict.ONCE:
-            failure.verdict = RetryVerdict.AGAIN  # a name that was right is no typing error
+        # A handshake of TLS is an answer, too: a connection of plain http may be one to a port of TLS.
+        failure.has_answered = host._has_answered or (failure.address is not None and host.origin.startswith("https:"))
         if failure.looks_away:
             host._note_outage(failure, is_probe=self._probe is not None)
         if self._meter is not None:
