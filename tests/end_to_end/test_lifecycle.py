@@ -139,7 +139,7 @@ LEAVES = {
             ("a video of no bytes", "empty, config=config", "FormatError"),
             ("rows cut short", "cut, config=config", "FormatError"),
             ("a wrong scheme", "'gopher://host/data', config=config", "AsyncFetchError"),
-            ("nobody listens", "'https://127.0.0.1:1/data', config=config", "ConnectionFailed"),
+            ("nobody listens", "'https://127.0.0.1:1/data', config=hasty", "ConnectionFailed"),
             ("a certificate of nobody known", "url", "ConnectionFailed"),
         )
     },
@@ -170,6 +170,7 @@ def test_nothing_is_left_open(served: Served, tmp_path: Path, end: str) -> None:
     rows.write_bytes(rows.read_bytes()[:-100])
     body = (
         "".join(f"{name} = {str(path)!r}\n" for name, path in copies.items()) + "gc.collect(); gc.disable()\n"
+        "hasty = af.StreamConfig(fetch=af.FetchConfig(retry=af.RetryConfig(outage_seconds=0)))\n"
         "stream = make(); list(stream); list(loader_of(stream)); stream.close(); del stream; before = open_things()\n"
     )
     for name, leave in LEAVES.items():
