@@ -219,7 +219,11 @@ class EpisodeReader:
         return self._episodes.hold_nowait(whole) or await self._hold_beside_passes(stretch)
 
     async def hold(self, wanted: Stretch | int) -> HeldEpisode:
-        """The stretch in memory until it is released, fetched where needed; for a pass, which pays first."""
+        """The stretch in memory until it is released, fetched where needed; for a pass, which pays first.
+
+        Raises:
+            PlanChange: See EpisodeCache, as for other errors. It is to be weighed, and paid for, again.
+        """
         return await self._episodes.hold(self._stretch(wanted), paid=True)
 
     async def hold_common(self, wanted: Stretch | int) -> HeldEpisode | None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anyio.to_thread
 import numpy as np
 
 from asyncfetch.errors import LEAVE_OUT_EPISODE, AccessDenied, ConfigError, DatasetError, NotFound, redact_url
@@ -32,6 +31,7 @@ from asyncfetch.lerobot.parquet import (
 )
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SharedLRU
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
@@ -285,7 +285,7 @@ class RowReader:
         columns: Collection[str] | None = None,
         kept: RowCache,
         number: int = 0,
-        run: RunSync = anyio.to_thread.run_sync,
+        run: RunSync = run_sync,
     ) -> None:
         features = metadata.features
         unknown = [key for key in columns or () if key not in features]

@@ -48,6 +48,7 @@ _WORDS = {
     Cause.DECODING: "decoding",
     Cause.TRANSFORM: "the transform",
     Cause.HAND_OVER: "making batches and handing them over",
+    Cause.OUTAGE: "a host that was away",
 }
 
 
@@ -152,6 +153,7 @@ class Report:
                 "requests": float(fetch.requests),
                 "retries": float(fetch.retries),
                 "throttled": float(fetch.throttled),
+                "outages": float(fetch.outages),
                 "first_byte_p50_seconds": fetch.first_byte.p50_seconds,
                 "first_byte_p99_seconds": fetch.first_byte.p99_seconds,
                 "decode_threads": float(decode.threads),
@@ -380,6 +382,15 @@ class _Judge:
             )
         return Diagnosis(
             binds=cause.key, evidence=share, advice="send fewer requests at a time to a host that refuses, or fix it"
+        )
+
+    def _of_outage(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
+        hosts = {} if self._seen is None else self._seen.fetch.hosts
+        away = [f"{origin} {host.outages} times" for origin, host in hosts.items() if host.outages]
+        if away:
+            share += f": {', '.join(away[:3])}"
+        return Diagnosis(
+            binds=cause.key, evidence=share, advice="find out why it goes away; what is in memory goes on meanwhile"
         )
 
     def _of_room(self, cause: Cause, seconds: float, share: str) -> Diagnosis:

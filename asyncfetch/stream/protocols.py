@@ -72,7 +72,7 @@ class Readable(Protocol):
         ...
 
     async def hold(self, episode: int) -> HeldEpisode:
-        """The episode in memory until it is released, for who has paid for it."""
+        """The episode in memory until it is released, for who has paid for it; PlanChange where it weighs other."""
         ...
 
     async def hold_common(self, episode: int) -> HeldEpisode | None:

@@ -142,7 +142,7 @@ def _heads() -> Iterator[Wire]:
     parts = {"Content-Type": "multipart/byteranges; boundary=b"}
     yield Wire("heads", "multipart/byteranges", Step(headers=parts))
     yield Wire("heads", "no HTTP", Step(raw=b"SSH-2.0-OpenSSH_9.6\r\n\r\n", end="close"))
-    yield Wire("heads", "a head of 64 KiB", Step(headers={"X-Long": "x" * 64 * 1024}))
+    yield Wire("heads", "a field of more than 64 KiB", Step(headers={"X-Long": "x" * 64 * 1024}))
     yield Wire("heads", "a head byte by byte (slow loris)", Step(drip_seconds=0.02), None, FetchTimeout, ATTEMPTS)
 
 
@@ -263,6 +263,42 @@ ELSEWHERE: Final = (
         "test_faults.py::test_a_body_that_drips_has_stalled",
     ),
     Elsewhere(
+        "outages",
+        "a server that is stopped and started again: connections are refused or reset, or a gateway says 502, 503, 504",
+        "waited out, up to `outage_seconds`, with one request at a time as its probe; then its error",
+        "test_outage.py::test_a_server_that_is_started_anew",
+    ),
+    Elsewhere(
+        "outages",
+        "a server that hangs",
+        "the same, after the time that it may be silent",
+        "test_outage.py::test_a_server_that_hangs",
+    ),
+    Elsewhere(
+        "outages",
+        "a body that breaks off when the server is killed",
+        "goes on at the first byte that is missing, of the same version",
+        "test_outage.py::test_a_body_goes_on_where_the_server_was_killed",
+    ),
+    Elsewhere(
+        "outages",
+        "a resolver that fails, and one that no longer knows a name which it knew",
+        "the same as for a server",
+        "test_outage.py::test_a_resolver_that_is_away",
+    ),
+    Elsewhere(
+        "outages",
+        "a url of the Hub or S3 that expires meanwhile",
+        "a new one",
+        "test_outage.py::test_a_hub_that_is_away_and_a_url_that_expires",
+    ),
+    Elsewhere(
+        "outages",
+        "no open file to be had for a connection",
+        "idle connections are closed; `FetchError` that says so if that isn't enough",
+        "test_connector.py::test_idle_connections_give_way_to_other_hosts",
+    ),
+    Elsewhere(
         "late answers",
         "one that is later than nearly all of its host's",
         "asked for a second time, and the first answer that fits is taken",
@@ -341,6 +377,24 @@ ELSEWHERE: Final = (
         "test_refusals.py::test_a_page_in_place_of_bytes_is_told",
     ),
     Elsewhere(
+        "objects",
+        "a range that ends beyond one, refused without a word on its size",
+        "asked for by the size, or `RangeNotSatisfiable`",
+        "test_responses.py::test_a_head_of_a_short_object_is_read_though_refused",
+    ),
+    Elsewhere(
+        "oddities",
+        "a Content-Encoding that encodes nothing (`aws-chunked`, a charset, `none`); `Bytes`; one Content-Length twice",
+        "right bytes",
+        "test_responses.py::test_an_encoding_that_encodes_nothing_is_taken",
+    ),
+    Elsewhere(
+        "oddities",
+        "bare line feeds, folded lines, bytes beyond ASCII in a head; fields of up to 64 KiB",
+        "right bytes",
+        "test_responses.py::test_odd_heads_are_read",
+    ),
+    Elsewhere(
         "memory",
         "there is too little for what a server says that is coming",
         "`FetchError` at once",
@@ -385,6 +439,12 @@ ELSEWHERE: Final = (
     ),
     Elsewhere(
         "connections",
+        "a server that wants a client certificate, or another one",
+        "`AccessDenied` or `ConnectionFailed` that says so",
+        "test_connector.py::test_a_client_certificate_that_is_wanted_is_named",
+    ),
+    Elsewhere(
+        "connections",
         "https to a port of plain http",
         "`ConnectionFailed`",
         "test_faults.py::test_https_to_a_plain_port_is_told",
@@ -412,6 +472,18 @@ ELSEWHERE: Final = (
         "in a loop, or more than 10",
         "`InvalidResponse`",
         "test_redirecting.py::test_a_loop_ends",
+    ),
+    Elsewhere(
+        "redirects",
+        "in a loop until its cookie comes back",
+        "`InvalidResponse` that says so",
+        "test_redirecting.py::test_a_loop_that_may_want_its_cookie_says_so",
+    ),
+    Elsewhere(
+        "redirects",
+        "to a url with raw bytes, or quoted in its own way",
+        "asked for byte by byte as it is",
+        "test_redirecting.py::test_the_bytes_of_a_location_stay_as_they_are",
     ),
     Elsewhere(
         "redirects",

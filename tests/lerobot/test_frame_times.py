@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from asyncfetch.errors import DatasetError, FrameMissing
 from asyncfetch.lerobot import frames, open_dataset
 from asyncfetch.lerobot.frame_times import own_seconds
 from asyncfetch.testing import read_identity
-from tests.lerobot.serving import DEPTH, TOP, retimed, serve, shown_after, variable, video_path, write_files
+from tests.lerobot.serving import DEPTH, SNAPSHOT, TOP, retimed, serve, shown_after, variable, video_path, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,6 +152,26 @@ async def test_a_depth_video_goes_by_the_rows_times(library: Library, tmp_path: 
             for frame in range(length):
                 sample = await dataset.sample(episode, frame)
                 np.testing.assert_allclose(sample[DEPTH][0], truth.depth_metres(episode, frame), atol=1e-4)
+
+
+def test_a_mixture_and_pictures_in_the_table_go_by_the_rows(library: Library, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cameras": (TOP,), "extras": (SNAPSHOT,), "episodes_per_video_file": 3}
+    off, on = library(episodes=LENGTHS, **options), library(episodes=(6, 4), **options)
+    root = write_files(retimed(off, *variable(off)), tmp_path / "variable")
+
+    def name(member: int, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "member": member}
+
+    streams = [
+        af.Stream(str(where), seed=1, transform=partial(name, member)) for member, where in enumerate((root, on.root))
+    ]
+    read = set()
+    for sample in af.Mixture(streams, [1, 1], stop_on="all", seed=2):
+        truth, episode, frame = (off, on)[sample["member"]], int(sample["episode_index"]), int(sample["frame_index"])
+        for camera in (TOP, SNAPSHOT):
+            assert read_identity(sample[camera]) == truth.identity(episode, frame, camera)
+        read.add((sample["member"], episode, frame))
+    assert len(read) == off.num_frames + on.num_frames
 
 
 async def test_rows_off_the_rate_cost_no_request_more(truth: DatasetTruth) -> None:

@@ -11,13 +11,12 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.cache.staging.stores import StoredFile, add_source_info
 from asyncfetch.cache.staging.table import StagingFlight
 from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
 from asyncfetch.runtime.fork import running_loop
-from asyncfetch.runtime.threads import call_on
+from asyncfetch.runtime.threads import call_on, run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -94,7 +93,7 @@ class Lazy(ABC, Generic[T]):
         deadline = self._deadline(timeout_seconds)
         flight: StagingFlight | None = None
         while self._value is _ABSENT:
-            flight = await anyio.to_thread.run_sync(self._advance, flight)
+            flight = await run_sync(self._advance, flight)
             if flight is None:
                 break
             with anyio.move_on_after(None if deadline is None else deadline - time.monotonic()):
