@@ -262,7 +262,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     for camera, files in videos.items():
         sizes = {(pictures.height, pictures.width) for pictures, _ in files.values()}
         if len(sizes) == 1:  # where they differ, that is told with all else
-            metadata.found_picture(camera, *sizes, redact_url(next(iter(files))))
+            metadata.found_picture(camera, sizes.pop(), redact_url(next(iter(files))))
     episodes = [placed.get(episode.index, episode) for episode in episodes]
     indices = [episode.index for episode in episodes]
     if indices != list(range(len(metadata.episodes))):  # its statistics may be of others, too
