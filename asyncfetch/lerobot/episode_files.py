@@ -224,8 +224,7 @@ class _Files:
         try:
             # Files of one writer are alike.
             tail_bytes = min(max(TAIL_BYTES, self._footer_bytes + self._footer_bytes // 8), MAX_TAIL_BYTES)
-            is_first = first is not None and first.url == url
-            end = first if is_first else await fetch_end(self._reader, url, tail_bytes)
+            end = first if first and first.url == url else await fetch_end(self._reader, url, tail_bytes)
             async with self._large_files if end.footer_bytes >= _LARGE_FOOTER_BYTES else nullcontext():
                 file = await open_end(self._reader, end, run=self._run)
                 columns, groups = _columns(self._cameras, file.columns), range(file.metadata.num_row_groups)
@@ -243,10 +242,10 @@ def _has_totals(tables: Sequence[tuple[str, pa.Table]], info: DatasetInfo) -> bo
 def wrong_totals(
     info: DatasetInfo,
     numbers: NDArray[np.int64],
-    lengths: NDArray[np.int64],
+    lengths: NDArray[np.int64] | NDArray[np.int32],
     stops: NDArray[np.int64],
 ) -> dict[str, tuple[int, int]]:
-    """What info.json counts otherwise than the table of these episodes: its number, and the table's.
+    """The counts of info.json that aren't those of the table of these episodes: its number, and the table's.
 
     Numbers and frames that no episode has are no contradiction: an episode may have been taken out of the table, and
     its rows still be there. info.json may count them or not.

@@ -169,9 +169,9 @@ class Feature:
             shape = (1, *shape)
         elif len(shape) == 3 and not self._begins_with_channels:
             shape = (shape[2], *shape[:2])
-        found = self.info.get("video.height"), self.info.get("video.width")
-        if self.is_camera and all(isinstance(size, int) and size > 0 for size in found) and not self.has_sizes(*found):
-            return (self.channels, *found)
+        height, width = self.info.get("video.height"), self.info.get("video.width")
+        if self.is_camera and isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
+            return shape if self.has_sizes(height, width) else (self.channels, height, width)
         return shape
 
     @property

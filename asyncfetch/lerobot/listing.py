@@ -31,7 +31,7 @@ async def list_tables(fetcher: Fetcher, directory: str) -> list[str] | None:
 
 
 def _numbers(url: str) -> list[tuple[int, str]]:
-    """What sorts names by the numbers in them: texts and numbers in turn."""
+    """Sort names by the numbers in them: texts and numbers in turn."""
     parts = re.split(r"0*([0-9]+)", table_name(url))
     return [(len(part), part) if place % 2 else (0, part) for place, part in enumerate(parts)]
 

@@ -87,7 +87,7 @@ class Metadata:
     has_files_of_episodes: bool = False
     """True if each file of rows is one episode's, which then says where its ``index`` begins: of v2."""
     oddities: Oddities = field(default_factory=Oddities, compare=False, repr=False)
-    """What was found to be otherwise than it says, so far."""
+    """Oddities found so far."""
 
     @property
     def sample_features(self) -> Mapping[str, Feature]:
@@ -115,7 +115,7 @@ class Metadata:
         return self
 
     def wrong_totals(self) -> dict[str, tuple[int, int]]:
-        """What info.json counts otherwise than the tables: "episodes", "frames" or "tasks", its number and theirs."""
+        """The counts of info.json, "episodes", "frames" or "tasks", that aren't the tables': its number and theirs."""
         table = self.episodes
         wrong = wrong_totals(self.info, np.asarray(table.indices), table.lengths, table.starts + table.lengths)
         said = self.info.total_tasks
@@ -138,7 +138,7 @@ class Metadata:
             f"{f', of {channels[0]} channels' if channels else ''}; info.json says {feature.shape}. They are read as "
             "they are; write their shape there",
         )
-        self.features[key] = feature.resized(*channels or [feature.channels], height, width)
+        self.features[key] = feature.resized(channels[0] if channels else feature.channels, height, width)
 
 
 async def load_metadata(

@@ -1,4 +1,4 @@
-"""What a dataset's metadata says wrong without changing a sample: each kind is warned of once, and `check` lists it."""
+"""Wrong statements of metadata that change no sample: each kind is warned of once, and `asyncfetch check` lists it."""
 
 from __future__ import annotations
 

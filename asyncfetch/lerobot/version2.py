@@ -106,7 +106,7 @@ def _build(
     url: str,
     raw: Mapping[str, Any],
     info: DatasetInfo,
-    features: Mapping[str, Feature],
+    features: dict[str, Feature],
     tasks: Sequence[Mapping[str, Any]],
     episodes: Sequence[Mapping[str, Any]],
     episode_stats: Sequence[Mapping[str, Any]],

@@ -89,7 +89,7 @@ class KeyFrames:
         units = self.extents[:, 0] + self.length_bytes
         kinds = np.frombuffer(clip, np.uint8)[units[units < len(clip)]] & 0x1F
         others = self.extents[: len(kinds)][kinds != H264_IDR]
-        return any(recovery_pictures(clip, *extent, self.length_bytes) for extent in others.tolist())
+        return any(recovery_pictures(clip, start, stop, self.length_bytes) for start, stop in others.tolist())
 
     def in_front_of(self, rank: int) -> int:
         """The number of the one that a decoder is started at for the frame of this rank."""
@@ -133,7 +133,8 @@ class Refresh:
         FFmpeg trusts those alone that go in when the first whole one has come out. That is shown at most ``delay``
         after it went in, and so are they.
         """
-        left = recovery_pictures(clip, *self.extents[0].tolist(), self.length_bytes)
+        start, stop = self.extents[0].tolist()
+        left = recovery_pictures(clip, start, stop, self.length_bytes)
         for place, (start, stop) in enumerate(self.extents.tolist()):
             if not left:
                 return int(self.times[place]) + 2 * self.delay if place else int(self.times.min())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+from codecs import BOM_UTF8
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +21,7 @@ from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, DecodeError, EpisodeNotFound, FormatError, FrameMissing, NotFound
 from asyncfetch.lerobot import frames, open_dataset
+from asyncfetch.merge import convert_dataset
 from asyncfetch.stream import Mixture, Stream
 from asyncfetch.testing import Fault, FaultOnce, Quirks, read_identity
 from asyncfetch.torch import FrameDataset, StreamDataset
@@ -218,6 +221,42 @@ async def test_a_dataset_of_version_2_of_which_an_episode_was_taken_out(library:
             check_sample(await served.dataset.sample(episode, frame), truth, episode, frame)
         with pytest.raises(EpisodeNotFound):
             await served.dataset.sample(1, 0)
+
+
+def marked(root: Path) -> None:
+    """Put a byte order mark before each file of JSON, and before some line in between."""
+    for path in root.rglob("*.json*"):
+        lines = path.read_bytes().splitlines(keepends=True)
+        place = len(lines) // 2 if path.suffix == ".jsonl" else 0
+        path.write_bytes(BOM_UTF8 + b"".join([*lines[:place], BOM_UTF8 * (place > 0), *lines[place:]]))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_a_byte_order_mark_is_no_matter(library: Library, tmp_path: Path, version: int) -> None:
+    truth = library(episodes=(9, 4, 0, 14, 5), **EPISODE_FILE)
+    root = tmp_path / "set"
+    _ = as_version2(truth, root) if version == 2 else shutil.copytree(truth.root, root)
+    stats = json.loads((root / "meta/stats.json").read_text()) if version == 3 else None
+    marked(root)
+    async with open_dataset(root) as dataset:
+        await check_all(dataset, truth)
+        assert stats is None or dataset.stats == stats
+
+
+async def test_an_index_of_version_2_may_begin_anew(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(9, 4, 6), **EPISODE_FILE)
+    root = as_version2(truth, tmp_path / "old")
+    for path in (root / "data").rglob("*.parquet"):
+        rows = pq.read_table(path)
+        pq.write_table(rows.set_column(rows.column_names.index("index"), "index", rows["frame_index"]), path)
+    async with open_dataset(root) as dataset:
+        for episode, frame in all_frames(truth):
+            sample = await dataset.sample(episode, frame)
+            index = sample["index"] + sum(truth.lengths[:episode])
+            check_sample({**sample, "index": index}, truth, episode, frame)
+    await convert_dataset(root, tmp_path / "new")
+    async with open_dataset(tmp_path / "new") as dataset:
+        await check_all(dataset, truth)
 
 
 async def test_a_broken_dataset_of_version_2_is_refused_by_file(library: Library, tmp_path: Path) -> None:

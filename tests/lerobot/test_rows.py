@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -316,8 +317,8 @@ async def test_annotations_of_every_type(
             tables.rows[key] = pa.array(remarks, kind)
     rows = await all_rows(await open_rows(reader, tables.write(tmp_path, group_rows=100)))
     for row in remarks:
-        for entry in row:
-            entry["tool_calls"] = [1]
+        for said in row:
+            said["tool_calls"] = [1]
     for key in tables.features:
         assert [said for part in rows for said in part[key]] == remarks
 
@@ -333,6 +334,18 @@ async def test_lists_of_every_type(reader: LocalReader, tables: Tables, tmp_path
     rows = await all_rows(await open_rows(reader, tables.write(tmp_path, group_rows=100)))
     for key in tables.features:
         np.testing.assert_array_equal(np.concatenate([part[key] for part in rows]), values, err_msg=key)
+
+
+async def test_numbers_as_decimals(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    regular = await all_rows(await open_rows(reader, tables.write(tmp_path / "regular")))
+    for key in ("index", "episode_index", "frame_index", "task_index"):
+        tables.rows[key] = pa.array(tables.rows[key]).cast(pa.decimal128(20, 0))
+    tables.features["x"] = {"dtype": "float32", "shape": [1], "names": None}
+    tables.rows["x"] = pa.array([Decimal(i) / 8 for i in range(12)], pa.decimal128(20, 3))
+    read = await all_rows(await open_rows(reader, tables.write(tmp_path)))
+    np.testing.assert_array_equal(np.concatenate([part["x"] for part in read]), np.arange(12, dtype=np.float32) / 8)
+    for one, other in zip(read, regular, strict=True):
+        assert_same(EpisodeRows({key: one[key] for key in other}, 0), other)
 
 
 async def test_numbers_of_rows_as_a_dictionary(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:

@@ -435,7 +435,7 @@ UNITED: dict[str, tuple[pa.DataType, pa.DataType, pa.DataType]] = {
 }
 
 
-def filled(arrow_type: pa.DataType, number: int) -> Any:  # noqa: ANN401
+def filled(arrow_type: Any, number: int) -> Any:  # noqa: ANN401
     """A value of the type, as Python has it; at number 3 a null where one may be."""
     types = pa.types
     if types.is_null(arrow_type):
