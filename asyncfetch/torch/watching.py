@@ -61,14 +61,13 @@ class _Workers:
         self._processes = processes
         self.waiting_since: float | None = None
         """Time at which the consumer began to wait; None where it doesn't."""
-        self.ended = threading.Event()
         self._silent: dict[int, str] = {}
 
-    def watch(self) -> None:
+    def watch(self, ended: threading.Event) -> None:
         """Look after them until the end; in a thread of its own."""
         silences: dict[int, Silence] = {}
         since = None
-        while not self.ended.wait(LOOK_SECONDS):
+        while not ended.wait(LOOK_SECONDS):
             if since != self.waiting_since:
                 since, silences = self.waiting_since, {}
             if since is not None:
@@ -119,18 +118,19 @@ class _WatchedIterator:
 
     def __init__(self, iterator: Iterator[Any], workers: _Workers) -> None:
         self._iterator = iterator
-        self._workers = workers
+        self._looked_after = workers  # ``_workers`` are torch's own
         self._is_watched = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:  # noqa: ANN401
-        workers = self._workers
+        workers = self._looked_after
         if not self._is_watched:
             self._is_watched = True
-            weakref.finalize(self, workers.ended.set)
-            threading.Thread(target=workers.watch, name="asyncfetch workers", daemon=True).start()
+            ended = threading.Event()
+            weakref.finalize(self, ended.set)
+            threading.Thread(target=workers.watch, args=[ended], name="asyncfetch workers", daemon=True).start()
         workers.waiting_since = time.monotonic()
         try:
             return next(self._iterator)

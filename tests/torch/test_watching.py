@@ -106,6 +106,17 @@ def test_a_stopped_worker_is_an_error_in_time(truth: DatasetTruth, kind: str) ->
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_persistent_workers_are_looked_after_in_each_pass(truth: DatasetTruth) -> None:
+    loader = LOADERS["a collate_fn"](str(truth.root), config(1.5))
+    batches, pid = begun(loader)
+    list(batches)
+    del batches
+    batches = iter(loader)
+    stop(pid)
+    with pytest.raises(af.WorkerError, match=rf"\(pid {pid}\) is stopped, by SIGSTOP"):
+        list(batches)
+
+
 def test_a_worker_is_looked_after_in_any_thread(truth: DatasetTruth) -> None:
     batches, pid = begun(LOADERS["batches of ours"](str(truth.root), config(1.5)))
     stop(pid)
