@@ -18,6 +18,7 @@ from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.liveness import beat
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
 from asyncfetch.stream.passes import WITH_SAMPLES, DatasetSession, Samples, StreamIterator
@@ -401,6 +402,8 @@ class SampleSource(ABC, Generic[R]):
             raise ConfigError("an open dataset lives on its own loop: `async with stream.samples()` there")
         if self._session is None or not self._session.is_usable:
             self._session = DatasetSession(self.opener())
+            if self.page is not None:
+                self._session.thread.start(beat, self.page.beat)
         return self._session
 
     def new_figures(self, *, is_open: bool = False, begun_at: float | None = None) -> PassFigures:
