@@ -37,10 +37,10 @@ PROFILES: dict[str, Setup] = {
     "local files": Setup(server=None),
 }
 GRID: dict[str, dict[str, int]] = {
-    "smaller pool": {"pool_episodes": 16, "lanes": 16},
-    "larger pool": {"pool_episodes": 128},
-    "less ahead": {"prefetch_episodes": 2},
-    "more ahead": {"prefetch_episodes": 32},
+    "smaller pool": {"pool_segments": 16, "lanes": 16},
+    "larger pool": {"pool_segments": 128},
+    "less ahead": {"prefetch_segments": 2},
+    "more ahead": {"prefetch_segments": 32},
     "few requests": {"fetch.max_requests_per_host": 16, "fetch.initial_requests_per_host": 16},
     "many requests": {"fetch.max_requests_per_host": 256, "fetch.initial_requests_per_host": 256},
     "more threads": {"decode_threads": 4},

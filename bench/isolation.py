@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--waves", type=int, default=10, help="of requests of each run (default: 10)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     arguments = parser.parse_args()
-    setting = Setting(str(bench_dataset()), None, 0.0, af.StreamConfig(lanes=16, pool_episodes=16))
+    setting = Setting(str(bench_dataset()), None, 0.0, af.StreamConfig(pool_segments=16))
     with Hosts(arguments.at_once) as hosts:
         isolation = measure_isolation(hosts, arguments.waves * arguments.at_once, arguments.repeats)
         in_flight = len(HOSTS) * arguments.at_once

@@ -317,7 +317,7 @@ def main() -> None:
             )
             url, ca_file = f"{server.url}/{path.name}", server.ca_file
         config = af.StreamConfig(
-            fetch=af.FetchConfig(ca_file=ca_file), lanes=arguments.pool_episodes, pool_episodes=arguments.pool_episodes
+            fetch=af.FetchConfig(ca_file=ca_file), lanes=arguments.pool_segments, pool_segments=arguments.pool_segments
         )
         setting = Setting(url, ca_file, arguments.seconds, config, server)
         remote = url.startswith("http")

@@ -115,7 +115,7 @@ def lengths_of(kind: str, episodes: int) -> NDArray[np.int64]:
 def order_of(kind: str, episodes: int) -> Order:
     """With the defaults."""
     lengths = lengths_of(kind, episodes)
-    return Order(lengths, shuffle=True, seed=0, epoch=0, lanes=SLOTS, pool_episodes=SLOTS, group_frames=2)
+    return Order(lengths, shuffle=True, seed=0, epoch=0, lanes=SLOTS, pool_segments=SLOTS, group_frames=2)
 
 
 class WalkedOrder:
@@ -209,7 +209,7 @@ def measure_served(
             found = _bytes_of(server, world_size, workers, batch, slots)
             clips, everything = (some / one for some, one in zip(found, alone, strict=True))
             lengths = np.full(episodes, length)
-            order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=slots, pool_episodes=slots, group_frames=2)
+            order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=slots, pool_segments=slots, group_frames=2)
             counted = len(readers(order, layout_of(world_size, batch)).episodes) / episodes
             served.append(Served(world_size, workers, batch, clips, everything, counted))
     return served
@@ -239,7 +239,7 @@ def _read(url: str, workers: int, batch: int | None, slots: int) -> int:
 
     # Second requests say how busy the machine is.
     fetch = af.FetchConfig(hedge=None)
-    config = af.StreamConfig(lanes=slots, pool_episodes=slots, decode_threads=8, prefetch_episodes=2, fetch=fetch)
+    config = af.StreamConfig(lanes=slots, pool_segments=slots, decode_threads=8, prefetch_segments=2, fetch=fetch)
     stream = af.Stream(url, config=config)
     if not workers:
         placement = found_placement().in_batches(batch, drop_last=False)

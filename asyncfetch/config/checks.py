@@ -97,7 +97,7 @@ def check_types(config: Any) -> None:  # noqa: ANN401 - a dataclass
 
 _ELSEWHERE: Mapping[str, str] = {
     "batch_size": "give it to StreamDataset(stream, batch_size=...) or to the DataLoader",
-    "buffer_size": "config=StreamConfig(pool_episodes=...) says how many episodes frames are drawn from",
+    "buffer_size": "config=StreamConfig(pool_segments=...) says how many episodes frames are drawn from",
     "delta_timestamps": "LeRobot's delta_timestamps are windows={key: [seconds, ...]} here",
     "image_transforms": "transform= takes a function of a whole sample",
     "num_workers": "give it to the DataLoader",

@@ -38,12 +38,15 @@ class StreamConfig:
     disk_cache_max_bytes: int = 64 * 1024 * MIB
     """Bound on that directory, whoever writes to it: it is shared, so loader workers get no shares of it. An eighth of
     a common disk of 512 GB; less is kept where less than 1 GiB of the disk would be left."""
+    keep_shares: Literal["auto", "node"] | None = "auto"
+    """ "node": in each epoch a machine reads the same segments, so that it finds them in its disk cache from the second
+    one on; they are shared among its ranks anew each time. Frames of two machines' segments then never are in one
+    rank's batch. None shares all segments among all ranks. "auto" is "node" where there is a ``disk_cache_dir``. How
+    many ranks a machine has is what its launcher says (LOCAL_WORLD_SIZE). A mixture's members are never kept apart."""
     decoded_max_bytes: int = 256 * MIB
     """Decoded samples that wait for the consumer."""
-    lanes: int = 64
-    """Independent sequences of episodes that a shuffled order goes round; a power of two."""
-    pool_episodes: int = 64
-    """Episodes that frames are drawn from at a time, over all lanes; at least one a lane."""
+    pool_segments: int = 64
+    """Segments that a rank draws frames from at a time."""
     group_frames: int | None = None
     """Neighbouring frames of an episode that a shuffled order takes in a row as far as the episode goes, so that they
     are decoded together. None means a group of pictures as the dataset states it (``video.g``, or LeRobot's default of
@@ -61,8 +64,8 @@ class StreamConfig:
     or worker that gets no good sample of those that several share gets none at all with "skip"; with "replace", which
     promises it as many as there are, it raises DatasetError. A host that is down always raises, and so do a transform's
     own errors."""
-    prefetch_episodes: int = 8
-    """Episodes fetched ahead of the pool."""
+    prefetch_segments: int = 8
+    """Segments fetched ahead of the pool."""
     decode_threads: int | None = None
     """Threads that decode; None means one a core this process may use, divided among the loader workers, but at least
     one each."""
@@ -87,16 +90,10 @@ class StreamConfig:
         require(self.disk_cache_dir != "", "disk_cache_dir must name a directory, or be None for no disk cache")
         require(self.disk_cache_max_bytes > 0, "disk_cache_max_bytes must be positive")
         require(self.decoded_max_bytes > 0, "decoded_max_bytes must be positive")
-        require(
-            self.lanes >= 1 and self.lanes & (self.lanes - 1) == 0,
-            f"lanes must be a power of two, not {self.lanes}",
-        )
-        require(
-            self.pool_episodes >= self.lanes,
-            f"pool_episodes={self.pool_episodes} must be at least one a lane: lower lanes={self.lanes} too",
-        )
+        require(self.pool_segments >= 1, f"pool_segments must be at least 1, not {self.pool_segments}")
+        require(self.keep_shares in ("auto", "node", None), f'keep_shares must be "node" or None, not {self.keep_shares!r}')
         require(self.group_frames is None or self.group_frames >= 1, "group_frames must be at least 1, or None")
-        require(self.prefetch_episodes >= 0, "prefetch_episodes must not be negative")
+        require(self.prefetch_segments >= 0, "prefetch_segments must not be negative")
         require(self.tolerance_seconds > 0, "tolerance_seconds must be positive")
         require(self.decode_threads is None or self.decode_threads >= 1, "decode_threads must be at least 1")
         require(
@@ -146,7 +143,7 @@ def config_share(rank: StreamConfig, workers: int) -> StreamConfig:
         ),
         max_bytes=max(1, rank.max_bytes // workers),
         decoded_max_bytes=max(1, rank.decoded_max_bytes // workers),
-        prefetch_episodes=-(-rank.prefetch_episodes // workers),
+        prefetch_segments=-(-rank.prefetch_segments // workers),
         decode_threads=(
             max(1, usable_cpus() // workers)
             if rank.decode_threads is None

@@ -220,7 +220,7 @@ class EpisodeReader:
         self._prefetches = Prefetches(self._load)
         self._episodes = EpisodeCache(
             engine,
-            engine.join(config.pool_episodes * len(metadata.cameras)),
+            engine.join(config.pool_segments * len(metadata.cameras)),
             metadata=metadata,
             backend=config.decoder,
             tolerance_seconds=config.tolerance_seconds,

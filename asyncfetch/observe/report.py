@@ -311,13 +311,13 @@ class _Judge:
             evidence += f"(p99 {fetch.first_byte.p99_seconds * 1e3:.0f} ms)"
         if host is None:
             return Diagnosis(binds=cause.key, evidence=evidence)
-        if host.peak_in_flight * 2 >= host.limit or config.prefetch_episodes >= 64:
+        if host.peak_in_flight * 2 >= host.limit or config.prefetch_segments >= 64:
             return Diagnosis(binds=cause.key, evidence=evidence, advice="no setting helps: more requests aren't faster")
-        more = max(2, 2 * config.prefetch_episodes)
+        more = max(2, 2 * config.prefetch_segments)
         return Diagnosis(
             binds=cause.key,
             evidence=f"{evidence}; at most {host.peak_in_flight} of {host.limit} possible requests ran at a time",
-            setting={"prefetch_episodes": more},
+            setting={"prefetch_segments": more},
             gain=self._gain(network, 2),
         )
 
@@ -332,7 +332,7 @@ class _Judge:
             evidence=f"{_share(waits.longest_wait_seconds, waits):.0%} of the whole time went into waiting for episode "
             f"{waits.longest_wait_episode}, which has {waits.largest_bytes / MIB:.0f} MiB; others have "
             f"{waits.other_bytes / MIB:.1f}",
-            advice="split it, or leave it out with episodes=; more prefetch_episodes start it earlier",
+            advice="split it, or leave it out with episodes=; more prefetch_segments start it earlier",
         )
 
     def _of_loop(self, told: str, loop: float) -> Diagnosis:
@@ -372,7 +372,7 @@ class _Judge:
     def _of_room(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         config, waits = self._config, self._waits
         most_bytes = config.max_bytes
-        needed = waits.mean_bytes * (config.pool_episodes + config.prefetch_episodes) * 1.25 + waits.largest_bytes
+        needed = waits.mean_bytes * (config.pool_segments + config.prefetch_segments) * 1.25 + waits.largest_bytes
         value = max(2 * most_bytes, ceil(needed * 8 / 5))  # clips have five eighths of it
         # What is fetched ahead is waited for no longer: neither its index nor its first byte.
         hidden = self._seconds.get(Cause.OPENING, 0.0) + self._seconds.get(Cause.FIRST_BYTE, 0.0)
@@ -382,12 +382,12 @@ class _Judge:
             fetch, episodes = self._seen.fetch, self._seen.episodes
             episode_seconds = 2 * fetch.first_byte.p50_seconds + fetch.body.p50_seconds
             episodes_per_second = (episodes.misses - episodes.kept) / max(self._wall_seconds, 1e-9)
-            at_a_time = config.pool_episodes + config.prefetch_episodes
+            at_a_time = config.pool_segments + config.prefetch_segments
             gain = max(1.0, min(gain, at_a_time / max(episode_seconds * episodes_per_second, 1e-9)))
         return Diagnosis(
             binds=cause.key,
-            evidence=f"{share}: the clips of {config.pool_episodes} episodes in the pool and "
-            f"{config.prefetch_episodes} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit in "
+            evidence=f"{share}: the clips of {config.pool_segments} episodes in the pool and "
+            f"{config.prefetch_segments} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit in "
             f"max_bytes={most_bytes / MIB:.0f} MiB",
             setting={"max_bytes": value},
             gain=gain,

@@ -1,31 +1,28 @@
-"""Samples in order: what comes when, what is fetched ahead, who takes which part.
+"""Samples in the order that the room ``order`` says: fetched ahead, decoded and delivered.
 
-order.py        the order of an epoch, a pure function
-remaining.py    what is left of it, and who takes which part; state.py: the same as JSON
+datasets.py     what a pass reads: one dataset or a mixture's, open over one engine; pool.py: a pool that fits the bound
+ranks.py        which rank of how many this process is
 traffic.py      what an epoch fetches over all ranks, told before it is read
-plan.py, decode_jobs.py  what one pass reads, and what of it is decoded together
-placement.py    which part of it this process takes
 epochs.py       which epoch comes next
-prefetcher.py   episodes held and fetched ahead, within a bound
+decode_jobs.py  what is decoded together
+prefetcher.py   pieces held and fetched ahead, within a bound
 samples.py      one pass: what was decoded, delivered in order; batch.py: in batches
 decode_ahead.py what is decoded ahead of it; job_builder.py: what its threads do
-figures.py      what a pass counts, also for another process; pool.py: a pool that fits the bound
+figures.py      what a pass counts, also for another process
 quarantine.py   bad data
-passes.py       opening a pass, on a loop of the caller's or in a thread, with a dataset that stays open there
-protocols.py    what a pass reads, and where an episode of it comes from
-source.py       what streams and mixtures have in common
-stream.py       Stream, which brings them together
-mixing.py       whose turn it is in a mixture, a pure function
-mixed.py        a mixture's order, and reading by it; members' samples made to go together
-mixture.py      Mixture, of several streams
+passes.py       opening a pass, on a loop of the caller's or in a thread, with datasets that stay open there
+source.py       what a stream or a mixture reads, and where it is gone on with
+stream.py       Stream, of one dataset
+mixture.py      Mixture, of several streams; shapes.py: their samples made to go together
 serving/        a stream read in another process
 """
 
 from __future__ import annotations
 
+from asyncfetch.order.placement import Placement
 from asyncfetch.stream.mixture import Mixture
 from asyncfetch.stream.passes import DatasetSession, Samples, StreamIterator
-from asyncfetch.stream.placement import Placement
+
 from asyncfetch.stream.samples import PassStatistics, SamplePass
 from asyncfetch.stream.serving import ServedBatches, serve_samples
 from asyncfetch.stream.source import SampleSource, source_of

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import Field, Sample
     from asyncfetch.runtime.memory_pool import MemoryPool
     from asyncfetch.stream.decode_jobs import DecodeJob
-    from asyncfetch.stream.order import Step
-    from asyncfetch.stream.plan import PassPlan
+    from asyncfetch.order.plan import PassPlan, Step
 
 __all__ = [
     "MIB",

@@ -17,7 +17,7 @@ from asyncfetch.observe.waits import WaitStep
 from asyncfetch.runtime.concurrently import kept
 from asyncfetch.stream.decode_jobs import Sizes, micro_batches
 from asyncfetch.stream.job_builder import FailedSample
-from asyncfetch.stream.prefetcher import EpisodePrefetcher
+from asyncfetch.stream.prefetcher import Prefetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from asyncfetch.stream.batch import BatchRow, Rows
     from asyncfetch.stream.decode_jobs import DecodeJob, MicroBatch
     from asyncfetch.stream.job_builder import Builder
-    from asyncfetch.stream.order import Step
-    from asyncfetch.stream.plan import PassPlan
-    from asyncfetch.stream.protocols import Origin, Readable
+    from asyncfetch.order.line import Piece
+    from asyncfetch.order.plan import PassPlan, Step
+    from asyncfetch.stream.datasets import OpenDatasets
 
 __all__ = ["DecodeAhead"]
 
-COMING_EPISODES = 64
+COMING_PIECES = 64
 """Episodes on their way at a time, for jobs that are started ahead; the pool's own may be more. A job of short ones
 takes dozens. Where a thousand are asked for at once, the first of them is as late as the last."""
 
@@ -58,8 +58,8 @@ class _Decoding:
         self.ready_at = 0.0
         self.results: list[Any] = []
         """One result for each step; empty ones once they were delivered."""
-        self.waits_for: int | None = None
-        """The episode whose arrival it waits for."""
+        self.waits_for: Piece | None = None
+        """The piece whose arrival it waits for."""
         self.path: list[WaitStep] = []
         """The steps that it waited for."""
 
@@ -96,21 +96,20 @@ class DecodeAhead:
     Bound to the loop of its pass. What it starts runs in ``group``: cancel that before ``close``.
 
     Args:
-        reader: What to read from, open.
+        opened: What to read from.
         plan: What to read, in which order.
         group: Owner of its tasks.
         builder: Makes the samples of a job, in a decode thread.
         sizes: How much is decoded at a time.
         rows: Where in which batch each sample goes, for a consumer of batches.
         max_samples: Decoded, or being decoded, that weren't taken yet.
-        max_episodes: That the order draws from at a time, and that are fetched ahead.
-        prefetch_episodes: Those of them that are fetched ahead.
-        origin: Where an episode comes from.
+        max_pieces: That the order draws from at a time, and that are fetched ahead.
+        prefetch_segments: Those of them that are fetched ahead.
     """
 
     def __init__(
         self,
-        reader: Readable,
+        opened: OpenDatasets,
         plan: PassPlan,
         group: TaskGroup,
         *,
@@ -118,35 +117,32 @@ class DecodeAhead:
         sizes: Sizes,
         rows: Rows | None,
         max_samples: int,
-        max_episodes: int,
-        prefetch_episodes: int,
-        origin: Callable[[int], Origin],
+        max_pieces: int,
+        prefetch_segments: int,
     ) -> None:
-        self._reader = reader
+        self._opened = opened
         self._plan = plan
-        self._selection = plan.selection
         self._group = group
         self._builder = builder
         self._sizes = sizes
         self._rows = rows
         self._max_samples = max_samples
-        self._max_coming = max(COMING_EPISODES, max_episodes)
+        self._max_coming = max(COMING_PIECES, max_pieces)
         self._queue: deque[_PendingMicroBatch] = deque()
         self._queued = anyio.Event()
         self._undone: dict[_Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
-        self._first_turn = reader.decode_pool.turn
+        self._first_turn = opened.decode_pool.turn
         self._taken = 0  # samples of the order that were delivered or left out, what is empty counted in
         self._freed = anyio.Event()
         self._is_waiting_for_room = self._produced_all = False
         self._left = threading.Event()  # decode threads keep what they are given: they get this, and not the pass
         self._awaited: tuple[_PendingMicroBatch, float] | None = None  # and since when that was known
-        self.prefetcher = EpisodePrefetcher(
-            reader,
-            origin,
+        self.prefetcher = Prefetcher(
+            opened,
             plan.first_uses(),
             group,
-            prefetch_episodes=prefetch_episodes,
+            prefetch_segments=prefetch_segments,
             pool=plan.pool,
             on_full=self._fail_if_stuck,
             on_arrival=self._wake_producer,
@@ -188,7 +184,7 @@ class DecodeAhead:
         self._fail_if_stuck()
         for step, decoding in zip(pending.micro_batch.steps, pending.decodings, strict=True):
             if not decoding.is_ready:
-                self.prefetcher.raise_priority(self._selection[step.episode])
+                self.prefetcher.raise_priority(step.piece)
         for decoding in pending.decodings:
             if not decoding.is_ready:
                 await decoding.ready.wait()
@@ -220,8 +216,8 @@ class DecodeAhead:
         steps = [WaitStep(known_at, {otherwise: 1.0})]
         for decoding in dict.fromkeys(pending.decodings):
             if not decoding.is_ready:
-                episode = decoding.waits_for
-                late = [] if episode is None else self.prefetcher.steps(episode, now)
+                piece = decoding.waits_for
+                late = [] if piece is None else self.prefetcher.steps(piece, now)
                 return (*steps, *decoding.path, *late, WaitStep(now, self._builder.weights))
             if decoding.ready_at > since:
                 steps += decoding.path
@@ -239,8 +235,8 @@ class DecodeAhead:
                 decodings[job] = self._start(job)
             self._queue.append(_PendingMicroBatch(micro_batch, [decodings[job] for job, _ in micro_batch.takes]))
             for step in micro_batch.steps:
-                for episode in step.finished:
-                    self.prefetcher.finish(self._selection[episode])
+                for piece in step.finished:
+                    self.prefetcher.finish(piece)
             self._queued.set()
             self._queued = anyio.Event()
         self.prefetcher.finish_all()
@@ -270,7 +266,7 @@ class DecodeAhead:
     def _start(self, job: DecodeJob) -> _Decoding:
         decoding = _Decoding(job, None if self._rows is None else self._rows.of(job))
         for step in job.steps:
-            self.prefetcher.use(self._selection[step.episode])
+            self.prefetcher.use(step.piece)
         self._undelivered += len(job.steps)
         self._undone[decoding] = None
         self._group.start_soon(self._decode, decoding, name="decode samples")
@@ -278,15 +274,15 @@ class DecodeAhead:
 
     async def _decode(self, decoding: _Decoding) -> None:
         try:
-            episodes = await self._gather(decoding)
+            pieces = await self._gather(decoding)
             build, is_left = self._builder.build, self._left.is_set
             if running() is not None:
                 build = partial(_traced, build)
-            pool = self._reader.decode_pool
+            pool = self._opened.decode_pool
             # One that stood still for long goes before the others by what it decodes ahead, and no further.
             self._first_turn = max(self._first_turn, pool.turn - self._max_samples - decoding.number)
             turn = self._first_turn + decoding.number
-            results = await pool.run(build, decoding.steps, episodes, is_left, decoding.rows, turn=turn)
+            results = await pool.run(build, decoding.steps, pieces, is_left, decoding.rows, turn=turn)
             if self._rows is not None and decoding.rows and any(type(result) is dict for result in results):
                 self._rows.stop()
             decoding.end(results, self._builder.weights)
@@ -294,28 +290,28 @@ class DecodeAhead:
             decoding.end([FailedSample(kept(error))] * len(decoding.steps))
         finally:
             for step in decoding.steps:
-                self.prefetcher.done(self._selection[step.episode])
+                self.prefetcher.done(step.piece)
             self._undone.pop(decoding, None)
             self.prefetcher.end_head_start()
         self._fail_if_stuck()
 
-    async def _gather(self, decoding: _Decoding) -> dict[int, HeldEpisode | Exception]:
-        """The episodes that the job reads, or why one can't be had."""
-        episodes: dict[int, HeldEpisode | Exception] = {}
+    async def _gather(self, decoding: _Decoding) -> dict[Piece, HeldEpisode | Exception]:
+        """The pieces that the job reads, or why one can't be had."""
+        pieces: dict[Piece, HeldEpisode | Exception] = {}
         try:
-            for episode in dict.fromkeys(step.episode for step in decoding.steps):
-                decoding.waits_for = self._selection[episode]
+            for piece in dict.fromkeys(step.piece for step in decoding.steps):
+                decoding.waits_for = piece
                 self._fail_if_stuck()
                 try:
                     is_late = not self.prefetcher.has(decoding.waits_for)
-                    episodes[episode] = await self.prefetcher.get(decoding.waits_for)
+                    pieces[piece] = await self.prefetcher.get(decoding.waits_for)
                     if is_late:
                         decoding.path += self.prefetcher.steps(decoding.waits_for, time.perf_counter())
                 except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
-                    episodes[episode] = kept(error)
+                    pieces[piece] = kept(error)
         finally:
             decoding.waits_for = None
-        return episodes
+        return pieces
 
     def _fail_if_stuck(self) -> None:
         """Fail the pass where it would wait for ever: the consumer for an episode, and that for room nobody returns.
@@ -346,5 +342,5 @@ def _traced(build: Callable[..., list[Any]], steps: Sequence[Step], *rest: Any) 
     finally:
         if (tracer := running()) is not None:
             lane, name = threading.get_native_id(), threading.current_thread().name
-            episodes = sorted({step.episode for step in steps})
+            episodes = sorted({step.piece.episode for step in steps})
             tracer.span("decode", since, time.perf_counter(), lane, name, episodes=episodes, frames=len(steps))

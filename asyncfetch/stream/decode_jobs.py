@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from asyncfetch.stream.order import Step
+    from asyncfetch.order.line import Piece
+    from asyncfetch.order.plan import Step
 
 __all__ = ["DecodeJob", "MicroBatch", "Sizes", "micro_batches"]
 
@@ -34,7 +35,7 @@ class Sizes:
     """The most of them that one call decodes together: the more, the more of them wait for their turn."""
     job_samples: int
     """Decoded by one call; it takes whole runs, so it may be a few more. And delivered together."""
-    open_episodes: int
+    open_pieces: int
     """That the order goes round: as many steps lie between two frames of a run."""
     readers: int = 1
     """Readers of an episode that jobs in a row take in turns, where they decode whole groups."""
@@ -47,7 +48,7 @@ class Sizes:
     @property
     def waiting_samples(self) -> int:
         """Decoded ahead of their turn, because their run was, at most."""
-        return (self.run_frames - 1) * self.open_episodes
+        return (self.run_frames - 1) * self.open_pieces
 
     @classmethod
     def within(
@@ -55,7 +56,7 @@ class Sizes:
         max_samples: int,
         *,
         group_frames: int,
-        open_episodes: int,
+        open_pieces: int,
         jobs: int,
         max_job_samples: int,
         readers: int = 1,
@@ -70,11 +71,11 @@ class Sizes:
         would make a state of a large machine worthless on a small one, and ranks of unequal memory would give frames
         twice.
         """
-        longest = 1 + max(0, max_samples - jobs) // (open_episodes + jobs)
+        longest = 1 + max(0, max_samples - jobs) // (open_pieces + jobs)
         run_frames = -(-group_frames // -(-group_frames // longest))
-        job_samples = (max_samples - (run_frames - 1) * open_episodes) // jobs
+        job_samples = (max_samples - (run_frames - 1) * open_pieces) // jobs
         job_samples = max(run_frames, min(job_samples, max_job_samples))
-        return cls(group_frames, run_frames, job_samples, open_episodes, readers)
+        return cls(group_frames, run_frames, job_samples, open_pieces, readers)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -114,7 +115,7 @@ class _Run:
 def micro_batches(steps: Iterable[Step], sizes: Sizes) -> Iterator[MicroBatch]:
     """Cut an order into micro-batches and jobs.
 
-    Neither goes past a step after which an episode isn't used any more: what comes then may need that one's memory.
+    Neither goes past a step after which a piece isn't used any more: what comes then may need that one's memory.
     The first one is one sample, and the job that it takes from one run; those that follow are twice as large each,
     up to their size. So the first sample waits for its own episode alone.
     """
@@ -145,10 +146,10 @@ class _JobsAhead:
         self._entries: deque[tuple[Step, _Run, int]] = deque()
         self._read = 0
         self._empty = 0  # of the steps read
-        self._open: dict[tuple[int, int, int], _Run] = {}
+        self._open: dict[tuple[Piece, int], _Run] = {}
         self._runs: deque[_Run] = deque()  # without a job, in the order of their first steps
-        self._latest: tuple[set[int], int] = set(), 0  # episodes and reader of the latest job
-        self._ends: deque[int] = deque()  # numbers of the steps behind which an episode isn't used any more
+        self._latest: tuple[set[Piece], int] = set(), 0  # pieces and reader of the latest job
+        self._ends: deque[int] = deque()  # numbers of the steps after which a piece isn't used any more
 
     def __iter__(self) -> Iterator[tuple[Step, _Run, int]]:
         while True:
@@ -179,18 +180,16 @@ class _JobsAhead:
         return job
 
     def _take_reader(self, job: DecodeJob) -> None:
-        episodes, (latest_episodes, latest) = {step.episode for step in job.steps}, self._latest
-        reader = 0 if episodes.isdisjoint(latest_episodes) else (latest + 1) % self._sizes.readers
+        pieces, (latest_pieces, latest) = {step.piece for step in job.steps}, self._latest
+        reader = 0 if pieces.isdisjoint(latest_pieces) else (latest + 1) % self._sizes.readers
         if reader:
             job.steps = [step._replace(reader=reader) for step in job.steps]
-        self._latest = episodes, reader
+        self._latest = pieces, reader
 
     def _read_one(self) -> bool:
         step = next(self._steps, None)
         if step is None:
             return False
-        if step.reader and self._sizes.are_whole_groups:
-            step = step._replace(reader=0)
         key = self._key(step)
         run = self._open.get(key)
         if run is None or len(run.steps) >= self._sizes.run_frames:
@@ -205,5 +204,5 @@ class _JobsAhead:
         self._read += 1
         return True
 
-    def _key(self, step: Step) -> tuple[int, int, int]:
-        return step.episode, step.reader, step.frame // self._sizes.group_frames
+    def _key(self, step: Step) -> tuple[Piece, int]:
+        return step.piece, step.frame // self._sizes.group_frames

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.order.state import MAX_EPOCH, MAX_WORKERS
 from asyncfetch.ranges import is_whole_number
 
 if TYPE_CHECKING:
@@ -29,12 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MAX_EPOCH", "MAX_WORKERS", "EpochCounter", "Turn", "check_epoch", "child_number"]
+__all__ = ["EpochCounter", "Turn", "check_epoch", "child_number"]
 
-MAX_EPOCH = 2**63 - 2
-"""They are counted in 64 bits, and so is the one after the last."""
-MAX_WORKERS = 1024
-"""Loader workers of one rank that epochs are counted for."""
 
 _SETTINGS = 5
 _PLACES = 4 * MAX_WORKERS

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from asyncfetch.lerobot import Asked, HeldEpisode, Sample, SampleBuilder
-    from asyncfetch.stream.order import Step
+    from asyncfetch.order.line import Piece
+    from asyncfetch.order.plan import Step
 
 __all__ = ["PADDING", "Builder", "FailedSample", "JobBuilder", "Transform", "are_one", "mark_padding", "transformed"]
 
@@ -71,7 +72,7 @@ class Builder(Protocol):
     def build(
         self,
         steps: Sequence[Step],
-        episodes: Mapping[int, HeldEpisode | Exception],
+        episodes: Mapping[Piece, HeldEpisode | Exception],
         is_given_up: Callable[[], bool],
         rows: Sequence[BatchRow] | None = None,
     ) -> list[Any]:
@@ -122,7 +123,7 @@ class JobBuilder:
     def build(
         self,
         steps: Sequence[Step],
-        episodes: Mapping[int, HeldEpisode | Exception],
+        episodes: Mapping[Piece, HeldEpisode | Exception],
         is_given_up: Callable[[], bool],
         rows: Sequence[BatchRow] | None = None,
     ) -> list[Any]:
@@ -138,7 +139,7 @@ class JobBuilder:
         asked: list[Asked] = []
         into: list[BatchRow] = []
         for place, step in enumerate(steps):
-            episode = episodes[step.episode]
+            episode = episodes[step.piece]
             if not isinstance(episode, Exception):
                 asked.append((episode, step.frame, step.reader))
                 into += [] if rows is None else [rows[place]]
@@ -150,7 +151,7 @@ class JobBuilder:
             for step in steps:
                 if is_given_up():
                     return [{} for _ in steps]
-                episode = episodes[step.episode]
+                episode = episodes[step.piece]
                 results.append(
                     self._finish(step, FailedSample(episode) if isinstance(episode, Exception) else read.popleft())
                 )

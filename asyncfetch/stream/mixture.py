@@ -2,64 +2,47 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import StreamConfig
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError
-from asyncfetch.lerobot import LeRobotDataset, reader_of
+from asyncfetch.order.deal import Left, Leg
+from asyncfetch.order.mixing import Mixing, StopOn
+from asyncfetch.order.runs import Runs
+from asyncfetch.order.state import MAX_EPOCH, MIXTURE_VERSION, State, identity_of, is_beginning, place_of, run_of
 from asyncfetch.ranges import is_whole_number
-from asyncfetch.stream.epochs import MAX_EPOCH
 from asyncfetch.stream.job_builder import JobBuilder, are_one
-from asyncfetch.stream.mixed import AsNamed, Missing, MixedBuilder, MixedOrder, OpenMixture, Shape, shapes
-from asyncfetch.stream.mixing import Batching, MixedEpoch, MixedRemaining, Mixing, StopOn, left_of_members
-from asyncfetch.stream.plan import PassPlan
-from asyncfetch.stream.pool import Drawn, Pool, fit
-from asyncfetch.stream.remaining import Remaining
+from asyncfetch.stream.shapes import Missing, MixedBuilder, Shape, shapes
 from asyncfetch.stream.source import EpochStream, SampleSource, source_of
-from asyncfetch.stream.state import (
-    MIXTURE_VERSION,
-    EpochProgress,
-    State,
-    identity_of,
-    is_beginning,
-    place_of,
-    resharded,
-    resharded_in,
-    run_of,
-)
-from asyncfetch.stream.stream import Stream, StreamSource
+from asyncfetch.stream.stream import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from asyncfetch.lerobot import DatasetEngine
+    from asyncfetch.order.placement import Placement
+    from asyncfetch.order.plan import PassPlan
+    from asyncfetch.stream.datasets import Member, OpenDatasets
     from asyncfetch.stream.job_builder import Transform
-    from asyncfetch.stream.placement import Placement
-    from asyncfetch.stream.protocols import Origin
 
 __all__ = ["Mixture", "MixtureSource"]
 
 Schedule = tuple[tuple[int, tuple[float, ...]], ...]
+_OF_ORDER = ("pool_segments", "segment_seconds", "group_frames")
+"""Settings of a stream's own that hold for its samples in a mixture, too."""
 
 
-class MixtureSource(SampleSource[OpenMixture]):
+class MixtureSource(SampleSource):
     """What a ``Mixture`` reads; its arguments are that one's, the members as their sources."""
 
     def __init__(
         self,
-        streams: Sequence[StreamSource],
+        streams: Sequence[SampleSource],
         weights: Sequence[float] | Mapping[int, Sequence[float]] | Sequence[tuple[int, Sequence[float]]],
         *,
         stop_on: StopOn,
@@ -70,7 +53,6 @@ class MixtureSource(SampleSource[OpenMixture]):
         block_samples: int | None,
         config: StreamConfig | None,
     ) -> None:
-        super().__init__(seed, transform)
         self.schedule = _schedule(weights, len(streams))
         if stop_on not in ("first", "all") and not _is_count(stop_on):
             message = f'stop_on must be "first", "all" or a number of samples from 1, below 2**63 - 1, not {stop_on!r}'
@@ -83,128 +65,56 @@ class MixtureSource(SampleSource[OpenMixture]):
         self.keys = _renames(keys, len(streams))
         self.missing: Missing = missing
         self.block_samples = None if block_samples is None else int(block_samples)
-        self.config = config or _common_config(streams)
-        self.streams = _members(streams, self.config, self.schedule)
-        """The members, with the configurations that they are read with."""
+        given = [stream.members[0] for stream in streams]
+        config = config or _common_config(given)
+        super().__init__(_members(given, config, self.schedule), config, seed=seed, transform=transform)
+        self._streams = tuple(streams)
+        """As they were given: none of them may have a state of its own."""
 
     def go_on(self, state: State, epoch: int) -> None:
         """See SampleSource."""
         super().go_on(state, epoch)
         self.known_identity = identity_of(state)
 
-    def shared_by(self, workers: int, readers_name: str | None = None) -> Self:
+    def plan(self, opened: OpenDatasets, placement: Placement, epoch: int) -> PassPlan:
         """See SampleSource."""
-        twin = super().shared_by(workers, readers_name)
-        twin.streams = tuple(stream.shared_by(workers) for stream in self.streams)
-        return twin
-
-    def opener(self) -> Callable[[], AbstractAsyncContextManager[OpenMixture]]:
-        """See SampleSource."""
-        opened = self._opened
-        if opened is not None:
-            return lambda: nullcontext(opened)
-        members = [partial(_dataset, stream) for stream in self.streams]
-        pools = [(stream.pool, stream.episodes) for stream in self.streams]
-        return partial(OpenMixture, self.config, members, partial(_fit, pools))
-
-    def plan(self, opened: OpenMixture, placement: Placement, epoch: int) -> PassPlan:
-        """See SampleSource."""
-        for member, stream in enumerate(self.streams):
+        for member, stream in enumerate(self._streams):
             if stream.has_unused_state:
                 raise ConfigError(
                     f"a state was loaded into member {member} of this mixture, which reads no member's own state: load "
                     "a state of the mixture into the mixture, and make it of streams that none was loaded into"
                 )
-        identity, mixed = self._epoch(opened, placement, epoch)
-        batching, ends = self._batching(opened, placement), self.config.uneven_ends
-        progress = EpochProgress(identity, epoch, mixed.total, Remaining(), placement, ends)
-        loaded = self._loaded_of(epoch)
-        if loaded is not None:
-            progress.check(loaded)
-        if loaded is None or is_beginning(loaded):
-            return self._plan(opened, mixed, progress, batching)
-        known: MixedEpoch | MixedRemaining = mixed
-        dealt = resharded_in(loaded, mixed.taken, mixed.ends()[-1])
-        if dealt is not None:
-            known, identity = self._reshard(identity, mixed, *dealt)
-        order = self._order(opened, known)
-        progress = EpochProgress(identity, epoch, known.total, Remaining(), placement, ends).resumed(loaded, order)
-        needed = batching
-        if needed is None and isinstance(known, MixedRemaining) and progress.is_known_of_all(loaded):
-            # What others left out of it, and the empty positions of their batches, are no matter of single samples.
-            needed = Batching(1, placement.world_size, drop_last=False, ends=ends)
-        if needed is None or (known.suits(needed) and progress.goes_on_between_batches(loaded)):
-            return self._plan(opened, known, progress, batching)
-        rests = left_of_members(known, progress.left_of(loaded, order))
-        rest, identity = self._reshard(identity, mixed, rests, needed)
-        return self._plan(
-            opened, rest, EpochProgress(identity, epoch, rest.total, Remaining(), placement, ends), batching
-        )
+        return super().plan(opened, placement, epoch)
 
-    def _reshard(
-        self, identity: Mapping[str, Any], mixed: MixedEpoch, rests: Sequence[Remaining], batching: Batching
-    ) -> tuple[MixedRemaining, dict[str, Any]]:
-        """Return what is left of an epoch in blocks that suit these batches, and its identity."""
-        order = identity["order"] | resharded(rests, batching)
-        return MixedRemaining(mixed, rests, batching, self.seed), {**identity, "order": order}
-
-    def _plan(
-        self,
-        opened: OpenMixture,
-        mixed: MixedEpoch | MixedRemaining,
-        progress: EpochProgress,
-        batching: Batching | None,
-    ) -> PassPlan:
-        return PassPlan(
-            self._order(opened, mixed),
-            AsNamed(),
-            progress,
-            parts_batches=batching is not None,
-            empty_at=mixed.empty_at if isinstance(mixed, MixedRemaining) else None,
-        )
-
-    def _order(self, opened: OpenMixture, mixed: MixedEpoch | MixedRemaining) -> MixedOrder:
-        members = zip(self.streams, opened.datasets, strict=True)
-        orders = [partial(stream.order, dataset) for stream, dataset in members]
-        return MixedOrder(mixed, self._lengths(opened), orders)
-
-    def whole(
-        self, opened: OpenMixture, layout: Placement
-    ) -> tuple[MixedOrder, list[tuple[LeRobotDataset, Sequence[int]]]]:
+    def leg(self, opened: OpenDatasets, placement: Placement) -> Leg:
         """See SampleSource."""
-        members = zip(self.streams, opened.datasets, strict=True)
-        selections = [(dataset, stream.order(dataset, 0)[1]) for stream, dataset in members]
-        return self._order(opened, self._epoch(opened, layout, self.epoch)[1]), selections
+        size, ends = placement.batch_size, self.config.uneven_ends
+        if size is None or self._shapes(opened)[1]:
+            block = (self.block_samples or 1) // placement.world_size
+            return Leg(placement.world_size, opened.pools, ends, max(1, block))
+        return Leg(placement.world_size, opened.pools, ends, size, "whole" if placement.drop_last else "one")
 
-    def builder(self, opened: OpenMixture) -> MixedBuilder:
+    def builder(self, opened: OpenDatasets) -> MixedBuilder:
         """See SampleSource."""
         return MixedBuilder(
             [
-                JobBuilder(reader_of(dataset).sample_builder(stream.windows), stream.transform, marks_padding=False)
-                for stream, dataset in zip(self.streams, opened.datasets, strict=True)
+                JobBuilder(one.builder(dataset), one.transform, marks_padding=False)
+                for one, dataset in zip(self.members, opened.datasets, strict=True)
             ],
             self._shapes(opened)[0],
             self.transform,
             marks_padding=self.config.uneven_ends == "pad",
         )
 
-    @staticmethod
-    def reader(opened: OpenMixture) -> OpenMixture:
+    def epoch_of(
+        self, opened: OpenDatasets, placement: Placement, number: int, nodes: int
+    ) -> tuple[dict[str, Any], Left]:
         """See SampleSource."""
-        return opened
-
-    @staticmethod
-    def origin(opened: OpenMixture, episode: int) -> Origin:
-        """See SampleSource."""
-        return opened.origin(episode)
-
-    def _total(self, opened: OpenMixture, placement: Placement, epoch: int) -> int:
-        return self._epoch(opened, placement, epoch)[1].total
-
-    def _epoch(self, opened: OpenMixture, placement: Placement, number: int) -> tuple[dict[str, Any], MixedEpoch]:
-        """An epoch, and its identity: see EpochProgress."""
-        members = zip(self.streams, opened.datasets, strict=True)
-        orders = [[dataset.fingerprint, stream.identity(stream.order(dataset, 0)[0])] for stream, dataset in members]
+        lines = opened.lines(nodes)
+        orders = [
+            [dataset.fingerprint, self.order_identity(opened, member)]
+            for member, dataset in enumerate(opened.datasets)
+        ]
         mix = {
             "version": MIXTURE_VERSION,
             "members": len(orders),
@@ -216,8 +126,8 @@ class MixtureSource(SampleSource[OpenMixture]):
         loaded = self._loaded_of(number)
         known = self.known_identity if loaded is None else identity_of(loaded)
         place = place_of(known) if run_of(known) == run else None
-        batching = self._batching(opened, placement)
-        whole = 1 if batching is None else batching.round_samples
+        leg = self.leg(opened, placement)
+        whole = 1 if leg.batches == "any" else leg.block_samples * leg.world_size
         block = self.block_samples or whole
         if block % whole:
             raise ConfigError(
@@ -228,36 +138,31 @@ class MixtureSource(SampleSource[OpenMixture]):
             )
         if place is not None and loaded is not None and not is_beginning(loaded):
             block = place.block_samples
-        epoch = Mixing(self._lengths(opened), self.schedule, self.stop_on, block, self.seed).epoch(number, place)
+        lengths = tuple(line.total for line in lines)
+        epoch = Mixing(lengths, self.schedule, self.stop_on, block, self.seed).epoch(number, place)
         here = {"epoch": number, "block_samples": block, "taken": list(epoch.taken)}
-        return {**run, "order": mix | here}, epoch
+        cells = epoch.cells()
+        runs = [
+            Runs.whole(line, before, before + count)
+            for line, before, count in zip(lines, epoch.taken, cells.sum(axis=0).tolist(), strict=True)
+        ]
+        return {**run, "order": mix | here}, Left(tuple(runs), cells)
 
-    def _lengths(self, opened: OpenMixture) -> tuple[int, ...]:
-        return tuple(
-            int(stream.lengths(dataset).sum()) for stream, dataset in zip(self.streams, opened.datasets, strict=True)
-        )
-
-    def _batching(self, opened: OpenMixture, placement: Placement) -> Batching | None:
-        """Return that of batches that we make, where samples of two members can't be stacked."""
-        size = placement.batch_size
-        if size is None or self._shapes(opened)[1]:
-            return None
-        return Batching(size, placement.world_size, placement.drop_last, self.config.uneven_ends)
-
-    def _shapes(self, opened: OpenMixture) -> tuple[list[Shape], bool]:
+    def _shapes(self, opened: OpenDatasets) -> tuple[list[Shape], bool]:
         layouts = [
-            reader_of(dataset).sample_builder(stream.windows).layout()
-            for stream, dataset in zip(self.streams, opened.datasets, strict=True)
+            one.builder(dataset).layout() for one, dataset in zip(self.members, opened.datasets, strict=True)
         ]
         found, are_alike = shapes(layouts, self.keys, self.missing)
         # What a transform makes isn't known: those of one are taken to be as alike as what it is given.
-        return found, are_alike and all(are_one(self.streams[0].transform, each.transform) for each in self.streams)
+        return found, are_alike and all(are_one(self.members[0].transform, each.transform) for each in self.members)
 
     def __repr__(self) -> str:
-        return f"Mixture({len(self.streams)} streams, stop_on={self.stop_on!r}, seed={self.seed}, epoch={self.epoch})"
+        return f"Mixture({len(self.members)} streams, stop_on={self.stop_on!r}, seed={self.seed}, epoch={self.epoch})"
 
 
-class Mixture(EpochStream[MixtureSource]):
+class Mixture(EpochStream):
+    _source: MixtureSource
+
     """The samples of several datasets in turns, by weight, epoch after epoch; cameras and shapes may differ.
 
     Used as a ``Stream`` is: iterated, by ``samples()``, in ``StreamDataset`` and ``serve_samples``, with the same
@@ -295,8 +200,9 @@ class Mixture(EpochStream[MixtureSource]):
             with; where batches of one member each don't come out even by that, it is dealt out anew, as many samples as
             that in a row.
         config: Bounds, limits and threads of all members together, for one rank. None means that of the streams that
-            have one, which must then agree. A stream's own configuration is used for its order alone: ``lanes``,
-            ``pool_episodes`` and ``group_frames``; one without gets a part of the mixture's pool, by weight.
+            have one, which must then agree. A stream's own configuration is used for its order alone:
+            ``pool_segments``, ``segment_seconds`` and ``group_frames``; one without gets a part of the mixture's pool,
+            by weight.
 
     Raises:
         ConfigError: Something doesn't fit; where that is a matter of the datasets, when they are opened.
@@ -342,27 +248,11 @@ class Mixture(EpochStream[MixtureSource]):
         ]
 
 
-def _dataset(stream: StreamSource, engine: DatasetEngine) -> LeRobotDataset:
-    assert isinstance(stream.source, str)
-    return LeRobotDataset(
-        stream.source,
-        features=stream.chosen_features,
-        image_dtype=stream.image_dtype,
-        depth_unit=stream.depth_unit,
-        config=stream.config,
-        engine=engine,
-    )
-
-
-async def _fit(pools: Sequence[tuple[Pool, tuple[int, ...] | None]], datasets: Sequence[LeRobotDataset]) -> None:
-    await fit([Drawn(pool, dataset, chosen) for (pool, chosen), dataset in zip(pools, datasets, strict=True)])
-
-
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _members_of(streams: Sequence[Stream]) -> list[StreamSource]:
+def _members_of(streams: Sequence[Stream]) -> list[SampleSource]:
     if not isinstance(streams, Sequence) or not streams:  # type: ignore[redundant-expr]
         raise ConfigError("a mixture needs at least one stream, in a list")
     for member, stream in enumerate(streams):
@@ -428,14 +318,14 @@ def _renames(
     return tuple(these or {} for these in keys)
 
 
-def _common_config(streams: Sequence[StreamSource]) -> StreamConfig:
+def _common_config(members: Sequence[Member]) -> StreamConfig:
     """Return what the streams say apart from their order."""
     default = StreamConfig()
-    order = {name: getattr(default, name) for name in ("lanes", "pool_episodes", "group_frames")}
+    order = {name: getattr(default, name) for name in _OF_ORDER}
     common = None
-    for member, stream in enumerate(streams):
-        if stream.has_config:
-            config = replace(stream.config, **order)
+    for member, one in enumerate(members):
+        if one.has_config:
+            config = replace(one.config, **order)
             if common is not None and config != common:
                 raise ConfigError(
                     f"the configuration of stream {member} differs from that of one before it: give "
@@ -445,19 +335,13 @@ def _common_config(streams: Sequence[StreamSource]) -> StreamConfig:
     return common or default
 
 
-def _members(streams: Sequence[StreamSource], config: StreamConfig, schedule: Schedule) -> tuple[StreamSource, ...]:
+def _members(members: Sequence[Member], config: StreamConfig, schedule: Schedule) -> list[Member]:
     """The streams with the mixture's configuration, and a pool each."""
-    most = [max(weights[member] / sum(weights) for _, weights in schedule) for member in range(len(streams))]
-    members = []
-    for stream, weight in zip(streams, most, strict=True):
-        twin = copy.copy(stream)
-        if stream.has_config:
-            own = stream.config
-            lanes, pool, group_frames = own.lanes, own.pool_episodes, own.group_frames
-        else:
-            pool = max(1, int(config.pool_episodes * weight / sum(most)))
-            lanes, group_frames = min(config.lanes, 1 << (pool.bit_length() - 1)), config.group_frames
-        twin.config = replace(config, lanes=lanes, pool_episodes=pool, group_frames=group_frames)
-        twin.pool = Pool(twin.config, is_shuffled=twin.shuffle)
-        members.append(twin)
-    return tuple(members)
+    most = [max(weights[member] / sum(weights) for _, weights in schedule) for member in range(len(members))]
+    found = []
+    for one, weight in zip(members, most, strict=True):
+        own = {name: getattr(one.config if one.has_config else config, name) for name in _OF_ORDER}
+        if not one.has_config:
+            own["pool_segments"] = max(1, int(config.pool_segments * weight / sum(most)))
+        found.append(replace(one, config=replace(config, **own)))
+    return found

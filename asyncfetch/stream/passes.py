@@ -21,7 +21,6 @@ from asyncfetch.runtime.threads import ThreadClock
 from asyncfetch.stream.batch import Rows
 from asyncfetch.stream.decode_ahead import DecodeAhead
 from asyncfetch.stream.decode_jobs import Sizes
-from asyncfetch.stream.order import Order
 from asyncfetch.stream.samples import DeliveredSample, PassFigures, RunningPass, SampleDelivery, SamplePass
 
 if TYPE_CHECKING:
@@ -32,20 +31,28 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import DatasetStatistics, Sample
     from asyncfetch.observe.report import Report
+    from asyncfetch.order.placement import Placement
+    from asyncfetch.order.plan import PassPlan
+    from asyncfetch.order.state import State
     from asyncfetch.stream.batch import BatchMemory
+    from asyncfetch.stream.datasets import OpenDatasets
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.job_builder import Builder
-    from asyncfetch.stream.placement import Placement
-    from asyncfetch.stream.plan import PassPlan
-    from asyncfetch.stream.protocols import Opened, Origin, Readable
     from asyncfetch.stream.quarantine import Quarantine
-    from asyncfetch.stream.state import State
 
 __all__ = ["DatasetSession"]
 
 _log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound="Opened")
+
+
+class Opened(Protocol):
+    """What is open: a dataset, or those of a stream."""
+
+    def statistics(self) -> DatasetStatistics:
+        """A snapshot."""
+        ...
 
 
 class DatasetSession(Generic[R]):
@@ -102,8 +109,6 @@ WITH_SAMPLES = "`async with stream.samples() as samples:`, and in it `async for 
 
 __all__ = ["HANDED_OVER_MICRO_BATCHES", "WITH_SAMPLES", "Samples", "StreamIterator"]
 
-ReadT = TypeVar("ReadT", bound="Opened", contravariant=True)
-
 JOB_BYTES = 16 * 1024 * 1024
 """Decoded by one call in a thread: about eight samples of two 640x480 cameras, some 40 ms. Enough that what a job costs
 on the loop (0.3 ms) doesn't count."""
@@ -123,7 +128,7 @@ room for two turns of the pool: with five micro-batches threads were idle for a 
 hundredth. One of pictures takes 40 ms to decode, so one wake-up for each is no matter."""
 
 
-class EpochSource(Protocol[ReadT]):
+class EpochSource(Protocol):
     """A stream or mixture, as a pass over it sees it; see SampleSource for all of it."""
 
     quarantine: Quarantine
@@ -133,27 +138,19 @@ class EpochSource(Protocol[ReadT]):
         """Epoch of the next pass that isn't told another one."""
         ...
 
-    def plan(self, opened: ReadT, placement: Placement, epoch: int) -> PassPlan:
+    def plan(self, opened: OpenDatasets, placement: Placement, epoch: int) -> PassPlan:
         """Part of the epoch that one consumer reads."""
         ...
 
-    def reader(self, opened: ReadT) -> Readable:
-        """Return what reads its episodes."""
-        ...
-
-    def builder(self, opened: ReadT) -> Builder:
+    def builder(self, opened: OpenDatasets) -> Builder:
         """Maker of samples, in decode threads."""
-        ...
-
-    def origin(self, opened: ReadT, episode: int) -> Origin:
-        """Dataset that an episode comes from. A pass keeps it, and must not keep the source."""
         ...
 
     def take_turn(self, epoch: int | None = None) -> Turn:
         """Return the epoch that a pass begins now."""
         ...
 
-    def begin(self, opened: ReadT, placement: Placement, turn: Turn) -> PassPlan:
+    def begin(self, opened: OpenDatasets, placement: Placement, turn: Turn) -> PassPlan:
         """Return what the pass that has this turn reads."""
         ...
 
@@ -166,13 +163,13 @@ class EpochSource(Protocol[ReadT]):
         ...
 
 
-class Samples(AsyncOnly, Generic[R]):
+class Samples(AsyncOnly):
     """A pass that isn't open yet; entering it gives the ``SamplePass``."""
 
     def __init__(
         self,
-        stream: EpochSource[R],
-        opener: Callable[[], AbstractAsyncContextManager[R]],
+        stream: EpochSource,
+        opener: Callable[[], AbstractAsyncContextManager[OpenDatasets]],
         *,
         epoch: int | None,
         placement: Placement,
@@ -225,7 +222,7 @@ class Samples(AsyncOnly, Generic[R]):
         self._figures.account.end(now, [WaitStep(now, {Cause.OPENING: 1.0})])
         self._figures.close()
 
-    def _start(self, opened: R) -> RunningPass:
+    def _start(self, opened: OpenDatasets) -> RunningPass:
         stream = self._stream
         turn = stream.take_turn(self._epoch)
         plan = stream.begin(opened, self._placement, turn)
@@ -234,33 +231,31 @@ class Samples(AsyncOnly, Generic[R]):
 
 
 def _pass_maker(
-    stream: EpochSource[R], opened: R, plan: PassPlan, *, is_followed: bool, memory: BatchMemory | None
+    stream: EpochSource, opened: OpenDatasets, plan: PassPlan, *, is_followed: bool, memory: BatchMemory | None
 ) -> Callable[..., RunningPass]:
     """Return what makes the pass, on its loop.
 
     It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
     """
-    reader, placement = stream.reader(opened), plan.progress.placement
-    config = reader.config
-    _warn_of_parted_groups(plan)
-    builder = stream.builder(opened)
+    config = opened.config
+    _warn_of_parted_groups(plan, is_shuffled=opened.members[0].shuffle)
+    placement, builder = plan.progress.placement, stream.builder(opened)
     decoded_samples = config.decoded_max_bytes // builder.sample_bytes
-    open_episodes = plan.order.open_episodes(placement)
+    open_pieces = plan.own_pieces
     handed_over = _handed_over(builder, memory)
     sizes = Sizes.within(
         decoded_samples,
-        group_frames=plan.order.largest_group(),
-        open_episodes=open_episodes,
-        jobs=2 * reader.decode_pool.threads + handed_over,  # so that every thread has work
+        group_frames=plan.group_frames,
+        open_pieces=open_pieces,
+        jobs=2 * opened.decode_pool.threads + handed_over,  # so that every thread has work
         max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
-        readers=min(READERS_IN_TURNS, reader.decode_pool.threads),
+        readers=min(READERS_IN_TURNS, opened.decode_pool.threads),
     )
     rows = None if memory is None else Rows(plan, builder.layout, memory)
-    origin = partial(stream.origin, opened)
-    max_episodes = open_episodes + config.prefetch_episodes
+    max_pieces = open_pieces + config.prefetch_segments
     decode_ahead = partial(
         DecodeAhead,
-        reader,
+        opened,
         plan,
         builder=builder,
         sizes=sizes,
@@ -269,33 +264,34 @@ def _pass_maker(
             decoded_samples - handed_over * sizes.job_samples,
             sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples,
         ),
-        max_episodes=max_episodes,
-        prefetch_episodes=config.prefetch_episodes,
-        origin=origin,
+        max_pieces=max_pieces,
+        prefetch_segments=config.prefetch_segments,
     )
     return partial(
         RunningPass,
-        reader,
+        opened,
         plan,
         decode_ahead=decode_ahead,
-        delivery=SampleDelivery(plan, rows=rows, on_error=config.on_error, quarantine=stream.quarantine, origin=origin),
-        max_episodes=max_episodes,
+        delivery=SampleDelivery(
+            plan, rows=rows, on_error=config.on_error, quarantine=stream.quarantine, origin=opened.origin
+        ),
+        max_pieces=max_pieces,
         beyond=stream.plan(opened, placement, plan.progress.epoch + 1) if is_followed else None,
     )
 
 
-def _warn_of_parted_groups(plan: PassPlan) -> None:
+def _warn_of_parted_groups(plan: PassPlan, *, is_shuffled: bool) -> None:
     """Say so where the next frame of a group of pictures is mostly another worker's: then several decode the group."""
-    order, placement = plan.order, plan.progress.placement
-    if placement.worker or not isinstance(order, Order) or order.largest_group() == 1:
+    placement, pieces = plan.progress.placement, plan.open_pieces
+    if placement.worker or plan.group_frames == 1 or len(plan.progress.leg.pools) > 1:
         return
-    if len(order.lengths) < order.slots:  # a small dataset, which no pool helps
+    if is_shuffled and pieces < plan.progress.leg.pools[0]:  # a small dataset, which no pool helps
         return
-    distance = order.open_episodes(replace(placement, workers=1, block_samples=1))
+    distance = pieces if is_shuffled else 1
     if placement.share_parted(distance) <= 1 / 2:
         return
-    in_a_row = placement.workers * placement.block_samples * placement.world_size
-    remedy = f"pool_episodes={lcm(in_a_row, order.lanes)}" if order.shuffle else "StreamDataset(batch_size=...)"
+    in_a_row = placement.workers * placement.turn_samples
+    remedy = f"pool_segments={lcm(in_a_row, pieces)}" if is_shuffled else "StreamDataset(batch_size=...)"
     _log.warning(
         "num_workers=%d with batches of %d: the next frame of a group of pictures comes %d samples later, mostly in "
         "another worker, so several decode the same group. With num_workers=1 (decoding runs in threads), "
@@ -313,14 +309,14 @@ def _handed_over(builder: Builder, memory: BatchMemory | None) -> int:
     return HANDED_OVER_MICRO_BATCHES if memory is None or not are_large else HANDED_OVER_TO_BATCHES
 
 
-class StreamIterator(Generic[R]):
+class StreamIterator:
     """The samples of one pass, driven by a loop in a thread. Closed, collected or at its end, it stops everything."""
 
     def __init__(
         self,
-        stream: EpochSource[R],
-        session: DatasetSession[R],
-        opened: R,
+        stream: EpochSource,
+        session: DatasetSession,
+        opened: OpenDatasets,
         placement: Placement,
         begin: Callable[[], Turn],
         figures: PassFigures,
@@ -387,9 +383,9 @@ class StreamIterator(Generic[R]):
 
 
 def _deliver(
-    stream: EpochSource[R],
-    session: DatasetSession[R],
-    opened: R,
+    stream: EpochSource,
+    session: DatasetSession,
+    opened: OpenDatasets,
     placement: Placement,
     begin: Callable[[], Turn],
     plans: list[PassPlan],

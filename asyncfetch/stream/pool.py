@@ -1,8 +1,8 @@
-"""The number of episodes that an order draws from at a time: as many as were asked for, or as memory has room for.
+"""The number of segments that a rank draws from at a time: as many as were asked for, or as memory has room for.
 
-That is told before the first sample, from the sizes of the dataset's files as its metadata say them or, where those
-don't rule out that it is too many, of the clips themselves. It depends on nothing that differs between the ranks and
-workers of a run, since the order is the same for all of them.
+That is known before the first sample, from the sizes of the dataset's files as its metadata say them or, where those
+don't rule out that it is too many, of clips. It depends on nothing that differs between the ranks and workers of a run,
+since all of them must know each other's order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,20 +18,19 @@ import numpy as np
 
 from asyncfetch.config import rank_config
 from asyncfetch.errors import AsyncFetchError, CacheError, redact_url
-from asyncfetch.lerobot import pool_bytes, reader_of
+from asyncfetch.lerobot import Stretch, pool_bytes, reader_of
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
+from asyncfetch.order.line import Line, count_segments
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import TracebackType
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import LeRobotDataset
 
-__all__ = ["Drawn", "Fitted", "Pool", "fit", "pools_that_fit"]
+__all__ = ["fit", "pools_that_fit"]
 
 _log = logging.getLogger("asyncfetch")
 
@@ -39,77 +38,72 @@ _WEIGHED_FILES = 64
 """Files of each camera, whose indexes are fetched before the first sample where the pool may not fit."""
 _WEIGHED_EPISODES = 1024
 _MARGIN = 1.25
-"""The factor by which an episode that wasn't weighed may be larger than its frames say."""
-
-
-class Pool:
-    """The pool of a stream's order. It is what the configuration says, until a dataset was opened."""
-
-    def __init__(self, config: StreamConfig, *, is_shuffled: bool) -> None:
-        self.lanes, self.episodes = config.lanes, config.pool_episodes
-        self._lanes = config.lanes
-        self.asked_for: int = config.pool_episodes if is_shuffled else 1
-        """Episodes that it is to have. An order that isn't shuffled has one at a time."""
-
-    def resize(self, episodes: int) -> None:
-        """Let it have so many, no more than were asked for."""
-        if self.asked_for > 1:
-            self.lanes = self._lanes if episodes == self.asked_for else min(self._lanes, episodes & -episodes)
-            self.episodes = episodes
+"""The factor by which a segment that wasn't weighed may be larger than its frames say."""
 
 
 class Drawn:
-    """The episodes of an open dataset that a pool draws from: all, or those that are chosen.
+    """The segments of an open dataset that a pool draws from."""
 
-    Raises:
-        EpisodeNotFound: One of them isn't there.
-    """
-
-    def __init__(self, pool: Pool, dataset: LeRobotDataset, chosen: Sequence[int] | None) -> None:
+    def __init__(self, dataset: LeRobotDataset, chosen: Sequence[int], line: Line) -> None:
         table = dataset.episodes
-        indices = table.indices if chosen is None else chosen
-        places = table.positions(indices)
-        self.pool, self.dataset = pool, dataset
-        self.episodes: NDArray[np.int64] = np.array(indices, np.int64)
-        self.lengths: NDArray[np.int64] = table.lengths[places].astype(np.int64)
+        places = table.positions(chosen)
+        self.dataset, self.line = dataset, line
+        self.asked_for: int = dataset.config.pool_segments if line.shuffle else 1
+        """Segments that it is to have. An order that isn't shuffled has one at a time."""
+        self.episodes: NDArray[np.int64] = np.array(chosen, np.int64)
+        self.segments: NDArray[np.int64] = count_segments(line.lengths, line.segment_frames, line.coded_frames)
+        """The number of segments of each episode."""
+        self.frames: NDArray[np.int64] = np.zeros(len(places), np.int64)
+        """Frames of the longest segment of each."""
+        self.frames[line.lengths > 0] = line.segment_sizes()
         self.files: list[NDArray[np.int64]] = [table.video_files(camera)[places] for camera in dataset.cameras]
         """The file of each, for each camera."""
 
     def most_bytes(self) -> NDArray[np.float64]:
-        """Bytes of each one's clips at most: a file isn't larger than info.json says, but for one episode that is."""
-        sizes = np.zeros(len(self.lengths))
+        """Bytes of the clips of each one's segments at most: a file isn't larger than info.json says, but for one
+        episode that is."""
+        sizes = np.zeros(len(self.frames))
         for each in self.files:
             _, numbers = np.unique(each, return_inverse=True)
-            in_file = np.bincount(numbers, weights=self.lengths)
-            sizes += self.lengths / np.maximum(1, in_file[numbers]) * self.dataset.metadata.info.video_file_bytes
+            in_file = np.bincount(numbers, weights=self.line.lengths)
+            sizes += self.frames / np.maximum(1, in_file[numbers]) * self.dataset.metadata.info.video_file_bytes
         return sizes
 
+    def largest(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what none, one, two ... of its largest segments take, by those of each episode."""
+        most = self.asked_for + 1
+        order = np.argsort(sizes, kind="stable")[::-1][:most]
+        found = np.repeat(sizes[order], np.minimum(self.segments[order], most))[:most]
+        return np.concatenate([[0.0], np.cumsum(found)])
 
-async def fit(drawn: Sequence[Drawn]) -> None:
-    """Make pools that are read by one engine as large as memory lets them be, with one warning where that is less.
 
-    They shrink alike, each to one episode at least.
+async def fit(datasets: Sequence[tuple[LeRobotDataset, Sequence[int], Line]]) -> tuple[int, ...]:
+    """Return how many segments each pool has: as asked for, or as many as memory lets them have, with one warning.
+
+    The pools are read by one engine. They shrink alike, each to one segment at least.
+
+    Args:
+        datasets: Each with the episodes that are read of it, and their line.
 
     Raises:
-        CacheError: Not even one episode of each has room, whichever it is.
+        CacheError: Not even one segment of each has room, whichever it is.
     """
+    drawn = [Drawn(*each) for each in datasets]
     config = rank_config(drawn[0].dataset.config)
     max_bytes = pool_bytes(config)
-    asked_for = [one.pool.asked_for for one in drawn]
-    sizes = [one.most_bytes() for one in drawn]
-    fits = pools_that_fit(sizes, asked_for, max_bytes)
+    asked_for = [one.asked_for for one in drawn]
+    sums = [one.largest(one.most_bytes()) for one in drawn]
+    fits = pools_that_fit(sums, asked_for, max_bytes)
     if fits != asked_for:
         most_files = max(1, _WEIGHED_FILES // len(drawn))
         weighed = await gather(*(partial(_weigh, one, most_files) for one in drawn))
         _check_one_of_each(drawn, weighed)
-        sizes = [one.sizes for one in weighed]
-        fits = pools_that_fit(sizes, asked_for, max_bytes)
-    for one, episodes in zip(drawn, fits, strict=True):
-        one.pool.resize(episodes)
+        sums = [one.largest(its.sizes) for one, its in zip(drawn, weighed, strict=True)]
+        fits = pools_that_fit(sums, asked_for, max_bytes)
     if fits != asked_for and any(reader_of(one.dataset).fetches for one in drawn):
-        enough = config.max_bytes * _needed_bytes(_summed(sizes), asked_for) // max_bytes + 8
+        enough = config.max_bytes * _needed_bytes(sums, asked_for) // max_bytes + 8
         _log.warning(
-            "max_bytes=%d has room for the clips of %d episodes of %s at a time, not for pool_episodes=%d: frames "
+            "max_bytes=%d has room for the clips of %d segments of %s at a time, not for pool_segments=%d: frames "
             "are drawn from %d, so no more are mixed in a batch. With max_bytes=%d it is as asked for",
             config.max_bytes,
             sum(fits),
@@ -118,61 +112,28 @@ async def fit(drawn: Sequence[Drawn]) -> None:
             sum(fits),
             enough,
         )
+    return tuple(fits)
 
 
-class Fitted(AbstractAsyncContextManager["LeRobotDataset"]):
-    """A dataset to be opened, with the pool that fits its episodes, or those of them that are chosen."""
+def pools_that_fit(sums: Sequence[NDArray[np.float64]], pools: Sequence[int], max_bytes: int) -> list[int]:
+    """Return how many segments of each pool fit at a time, whichever they are, beside one that is needed next.
 
-    # No generator: one that is left open at the interpreter's exit is closed by another task, and complains.
-
-    def __init__(
-        self,
-        pool: Pool,
-        opener: Callable[[], AbstractAsyncContextManager[LeRobotDataset]],
-        episodes: tuple[int, ...] | None,
-    ) -> None:
-        self._pool, self._opener, self._episodes = pool, opener, episodes
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> LeRobotDataset:
-        async with AsyncExitStack() as stack:
-            dataset = await stack.enter_async_context(self._opener())
-            await fit([Drawn(self._pool, dataset, self._episodes)])
-            self._stack = stack.pop_all()
-        return dataset
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self._stack.__aexit__(kind, error, at)
-
-
-def pools_that_fit(sizes: Sequence[NDArray[np.float64]], pools: Sequence[int], max_bytes: int) -> list[int]:
-    """Return how many episodes of each pool fit at a time, whichever they are, beside one that is needed next.
-
-    The pools where those fit; else the same part of each, at least 1, above 8 a multiple of 4, so that it has lanes.
+    The pools where those fit; else the same part of each, at least 1. ``sums`` are what the largest segments take.
     """
-    sums = _summed(sizes)
     if _needed_bytes(sums, pools) <= max_bytes:
         return list(pools)
     largest = max(pools)
 
     def part(of_largest: int) -> list[int]:
-        parts = [pool * of_largest // largest for pool in pools]
-        return [part - part % 4 if part > 8 else max(1, part) for part in parts]
+        return [max(1, pool * of_largest // largest) for pool in pools]
 
     parts = range(1, largest + 1)
     fitting = bisect_left(parts, True, key=lambda some: _needed_bytes(sums, part(some)) > max_bytes)
     return part(max(1, fitting))
 
 
-def _summed(sizes: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """Return for each pool what none, one, two ... of its largest episodes take."""
-    return [np.concatenate([[0.0], np.cumsum(np.sort(each)[::-1])]) for each in sizes]
-
-
 def _needed_bytes(sums: Sequence[NDArray[np.float64]], pools: Sequence[int]) -> int:
-    """Return the bytes of the largest episodes of each pool, and of one that is needed next."""
+    """Return the bytes of the largest segments of each pool, and of one that is needed next."""
     held = [float(each[min(pool, len(each) - 1)]) for each, pool in zip(sums, pools, strict=True)]
     following = [float(each[min(pool + 1, len(each) - 1)]) for each, pool in zip(sums, pools, strict=True)]
     return int(sum(held) + max(more - these for more, these in zip(following, held, strict=True)))
@@ -180,11 +141,11 @@ def _needed_bytes(sums: Sequence[NDArray[np.float64]], pools: Sequence[int]) -> 
 
 class _Weighed(NamedTuple):
     sizes: NDArray[np.float64]
-    """Bytes of each episode's clips; where there are many files, of most by their frames."""
+    """Bytes of the clips of each episode's segments; where there are many files, of most by their frames."""
     largest_bytes: int
     """The largest of those that were weighed."""
     largest: int
-    """Its index."""
+    """Its episode."""
 
 
 def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed]) -> None:
@@ -194,9 +155,9 @@ def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed]) -> N
     if needed_bytes <= most_bytes:
         return
     if len(drawn) == 1:
-        whose = f"the clips of episode {weighed[0].largest} of {redact_url(drawn[0].dataset.url)} take"
+        whose = f"the clips of a segment of episode {weighed[0].largest} of {redact_url(drawn[0].dataset.url)} take"
     else:
-        whose = f"a mixture draws from each of its {len(drawn)} datasets, and the clips of their largest episodes take"
+        whose = f"a mixture draws from each of its {len(drawn)} datasets, and the clips of their largest segments take"
     max_bytes = rank_config(config).max_bytes
     raise CacheError(
         f"{whose} {needed_bytes} bytes, but {max_bytes=} leaves {most_bytes} for clips: set "
@@ -206,7 +167,7 @@ def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed]) -> N
 
 
 async def _weigh(drawn: Drawn, most_files: int) -> _Weighed:
-    lengths = drawn.lengths
+    lengths = drawn.frames
     chosen = lengths > 0
     for each in drawn.files:
         distinct = np.unique(each[lengths > 0])
@@ -217,7 +178,8 @@ async def _weigh(drawn: Drawn, most_files: int) -> _Weighed:
 
     async def weigh(place: int) -> None:
         with suppress(AsyncFetchError):  # raised, or left out, at the episode's place in the order
-            found[place] = await reader_of(drawn.dataset).clip_bytes(int(drawn.episodes[place]))
+            stretch = Stretch(int(drawn.episodes[place]), 0, int(lengths[place]))
+            found[place] = await reader_of(drawn.dataset).clip_bytes(stretch)
 
     await gather(*(partial(weigh, int(place)) for place in there))
     places, bytes_there = list(found), np.array(list(found.values()), np.float64)

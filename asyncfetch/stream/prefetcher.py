@@ -1,8 +1,8 @@
-"""The episodes that a pass draws from and those it needs next, in memory within a bound.
+"""The pieces that a pass draws from and those it needs next, in memory within a bound.
 
 Episodes are admitted in the order of their first use. Each is weighed first (its video indexes tell how long its clips
-are) and paid for before it is fetched, strictly in order: an episode needed later never takes the room of one needed
-earlier, which is why a pass can't lock itself up. The room comes back when the order has no further use for an episode
+are) and paid for before it is fetched, strictly in order: a piece needed later never takes the room of one needed
+earlier, which is why a pass can't lock itself up. The room comes back when the order has no further use for a piece
 and no decoding reads it any more.
 """
 
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncfetch.lerobot import HeldEpisode
-    from asyncfetch.stream.protocols import Origin, Readable
+    from asyncfetch.order.line import Piece
+    from asyncfetch.stream.datasets import OpenDatasets, Origin
 
-__all__ = ["EpisodePrefetcher"]
+__all__ = ["Prefetcher"]
 
 HEAD_START_SECONDS = 0.1
-"""That the first episode, and decoding what is first of it, has alone, at most: where the episodes of a pool fill the
+"""That the first piece, and decoding what is first of it, has alone, at most: where the pieces of a pool fill the
 link or the processor together, the first sample would wait for the last of them. Where each stream is slow that is a
 hundredth of the first ten seconds."""
 
@@ -43,23 +44,23 @@ EARLY_EPISODES = 64
 hundreds of members' at once would hold the loop for seconds, and the first sample with it."""
 
 
-class _NoMoreEpisodes:
-    """A mark after the last episode."""
+class _NoMorePieces:
+    """A mark after the last piece."""
 
 
-_END = _NoMoreEpisodes()
+_END = _NoMorePieces()
 
 
 class _Slot:
-    """An admitted episode, from its weighing to its last use."""
+    """An admitted piece, from its weighing to its last use."""
 
     __slots__ = (
-        "begun_at", "caller", "done", "done_at", "episode", "error", "finished", "granted", "granted_at", "held",
-        "is_ahead", "is_short_of_room", "meter", "size_bytes", "users", "weighed_at",
+        "begun_at", "caller", "done", "done_at", "error", "finished", "granted", "granted_at", "held",
+        "is_ahead", "is_short_of_room", "meter", "origin", "piece", "size_bytes", "users", "weighed_at",
     )  # fmt: skip
 
-    def __init__(self, episode: int, behind: Caller) -> None:
-        self.episode = episode
+    def __init__(self, piece: Piece, origin: Origin, behind: Caller) -> None:
+        self.piece, self.origin = piece, origin
         self.meter = Meter()
         self.caller = Caller(urgent=False, behind=behind)
         self.begun_at = time.perf_counter()
@@ -86,49 +87,46 @@ class _Slot:
         rest = max(0.0, end - self.begun_at - room_seconds)
         weights = self.meter.share(rest, now if self.done_at is None else None, otherwise=Cause.OPENING)
         weights[Cause.ROOM] = weights.get(Cause.ROOM, 0.0) + room_seconds
-        return WaitStep(end, weights, self.episode)
+        return WaitStep(end, weights, self.origin.episode)
 
 
-class EpisodePrefetcher:
-    """Fetches the episodes of one pass ahead of their use. Loop-bound; its tasks belong to the group it is given.
+class Prefetcher:
+    """Fetches the pieces of one pass ahead of their use. Loop-bound; its tasks belong to the group it is given.
 
     Args:
-        reader: What to read from, open.
-        origin: Where an episode comes from.
-        episodes: Episode indices, each once, in the order of their first use; None now and then where they are far
-            apart, to let others have their turn.
+        opened: What to read from.
+        pieces: Each once, in the order of their first use; None now and then where they are far apart, to let others
+            have their turn.
         group: Owner of the fetching tasks; cancel it before ``close``.
-        prefetch_episodes: Admitted ahead of the announcement of their first use. Those that come long after it would
+        prefetch_segments: Admitted ahead of the announcement of their first use. Those that come long after it would
             only take the network and the processor from the first ones.
-        pool: Of the order: see EpisodeOrder.
-        on_full: Called when the next episode has to wait for room.
+        pool: Of the plan: see PassPlan.
+        on_full: Called when the next piece has to wait for room.
         on_arrival: Called when one has come, or failed.
     """
 
     def __init__(
         self,
-        reader: Readable,
-        origin: Callable[[int], Origin],
-        episodes: Iterable[int | None],
+        opened: OpenDatasets,
+        pieces: Iterable[Piece | None],
         group: TaskGroup,
         *,
-        prefetch_episodes: int,
+        prefetch_segments: int,
         pool: Callable[[], tuple[int, int]],
         on_full: Callable[[], None],
         on_arrival: Callable[[], None],
     ) -> None:
-        self._reader = reader
-        self._origin = origin
-        self._episodes = iter(episodes)
+        self._opened = opened
+        self._pieces = iter(pieces)
         self._group = group
-        self._prefetch_episodes = prefetch_episodes
+        self._prefetch_segments = prefetch_segments
         self._pool = functools.cache(pool)
         self._on_full, self._on_arrival = on_full, on_arrival
         self.coming = 0
-        """Episodes admitted that aren't here yet."""
+        """Pieces admitted that aren't here yet."""
         self._weighed = self._weighed_bytes = self._weighed_frames = self._largest_bytes = self._largest = 0
-        self._paid = reader.clip_budget.share(self._grant)
-        self._slots: dict[int, _Slot] = {}
+        self._paid = opened.clip_budget.share(self._grant)
+        self._slots: dict[Piece, _Slot] = {}
         self._ahead = 0  # of these
         self._unpaid: deque[_Slot] = deque()
         self._first: _Slot | None = None
@@ -137,36 +135,36 @@ class EpisodePrefetcher:
         self._exhausted = False
         self._caller = Caller(urgent=False)
         self._freed = anyio.Event()
-        group.start_soon(self._admit_ahead, name="admit episodes")
+        group.start_soon(self._admit_ahead, name="admit pieces")
 
-    def __contains__(self, episode: int) -> bool:
-        """Return whether the episode is admitted and not yet let go of."""
-        return episode in self._slots
+    def __contains__(self, piece: Piece) -> bool:
+        """Return whether the piece is admitted and not yet let go of."""
+        return piece in self._slots
 
     @property
-    def open_episodes(self) -> int:
+    def open_pieces(self) -> int:
         """Episodes admitted and not yet let go of."""
         return len(self._slots)
 
     def end_head_start(self) -> None:
-        """What is first of the first episode is decoded: the others may have the link and the processor, too."""
+        """What is first of the first piece is decoded: the others may have the link and the processor, too."""
         self._head_start_over.set()
 
-    def use(self, episode: int) -> None:
-        """Announce a use of an episode; ``get`` it, then ``done`` with it. Admits it now if it isn't yet."""
-        while episode not in self._slots and not self._exhausted:
+    def use(self, piece: Piece) -> None:
+        """Announce a use of a piece; ``get`` it, then ``done`` with it. Admits it now if it isn't yet."""
+        while piece not in self._slots and not self._exhausted:
             self._admit_next()
-        slot = self._slots[episode]
+        slot = self._slots[piece]
         slot.users += 1
         if slot.is_ahead:
             slot.is_ahead = False
             self._ahead -= 1
             self._wake()
 
-    async def get(self, episode: int) -> HeldEpisode:
-        """The episode that ``use`` announced, as soon as it is in memory; or the error that its fetch ended with."""
-        slot = self._slots[episode]
-        if not slot.done.is_set():  # else it would still give the loop a turn, for each episode of a job
+    async def get(self, piece: Piece) -> HeldEpisode:
+        """The piece that ``use`` announced, as soon as it is in memory; or the error that its fetch ended with."""
+        slot = self._slots[piece]
+        if not slot.done.is_set():  # else it would still give the loop a turn, for each piece of a job
             await slot.done.wait()
         if slot.error is not None:
             raise copied(slot.error)
@@ -175,77 +173,78 @@ class EpisodePrefetcher:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """The number of episodes that were weighed, what they weigh together and the heaviest does, and which it is."""
+        """The number of pieces that were weighed, what they weigh together and the heaviest does, and its episode."""
         return self._weighed, self._weighed_bytes, self._largest_bytes, self._largest
 
-    def has(self, episode: int) -> bool:
-        """Return whether ``get`` of the episode, which ``use`` announced, needs no wait."""
-        return self._slots[episode].done.is_set()
+    def has(self, piece: Piece) -> bool:
+        """Return whether ``get`` of the piece, which ``use`` announced, needs no wait."""
+        return self._slots[piece].done.is_set()
 
-    def steps(self, episode: int, now: float) -> list[WaitStep]:
-        """Return what who waits for an episode waited for, or waits for. It may be called in any thread."""
-        slot = self._slots.get(episode)
+    def steps(self, piece: Piece, now: float) -> list[WaitStep]:
+        """Return what who waits for a piece waited for, or waits for. It may be called in any thread."""
+        slot = self._slots.get(piece)
         return [] if slot is None else [slot.step(now)]
 
-    def raise_priority(self, episode: int) -> None:
-        """Somebody waits for the episode, which ``use`` announced: it is fetched before those that are read ahead."""
-        slot = self._slots.get(episode)
+    def raise_priority(self, piece: Piece) -> None:
+        """Somebody waits for the piece, which ``use`` announced: it is fetched before those that are read ahead."""
+        slot = self._slots.get(piece)
         if slot is not None and not slot.done.is_set():
             slot.caller.raise_priority()
-            self._reader.raise_priority(episode)
+            slot.origin.reader.raise_priority(slot.origin.stretch)
 
-    def done(self, episode: int) -> None:
+    def done(self, piece: Piece) -> None:
         """The use announced by ``use`` is over."""
-        slot = self._slots[episode]
+        slot = self._slots[piece]
         slot.users -= 1
         self._let_go(slot)
 
-    def finish(self, episode: int) -> None:
-        """The order has no use for the episode after those announced."""
-        slot = self._slots.get(episode)
+    def finish(self, piece: Piece) -> None:
+        """The order has no use for the piece after those announced."""
+        slot = self._slots.get(piece)
         if slot is not None:
             slot.finished = True
             self._let_go(slot)
 
     def finish_all(self) -> None:
-        """The order is through: it has no use for any episode after those announced."""
+        """The order is through: it has no use for any piece after those announced."""
         self._exhausted = True
         self._wake()
-        for episode in tuple(self._slots):
-            self.finish(episode)
+        for piece in tuple(self._slots):
+            self.finish(piece)
 
-    async def drained_to(self, episodes: int) -> None:
+    async def drained_to(self, pieces: int) -> None:
         """Wait until the last episode is admitted and no more than so many are left."""
-        while not self._exhausted or len(self._slots) > episodes:
+        while not self._exhausted or len(self._slots) > pieces:
             await self._freed.wait()
 
-    def lacks_room_for(self, episode: int) -> CacheError | None:
-        """Return why the episode waits, if it waits for room: an error to raise where nothing will give any back."""
-        slot = self._slots[episode]
+    def lacks_room_for(self, piece: Piece) -> CacheError | None:
+        """Return why the piece waits, if it waits for room: an error to raise where nothing will give any back."""
+        slot = self._slots[piece]
         if slot.granted.is_set() or slot.error is not None or not self._unpaid:
             return None
         first = self._unpaid[0]
         if first.size_bytes is None or self._paid.fits(first.size_bytes):
             return None
-        return self._no_room(first.episode, first.size_bytes)
+        return self._no_room(first.origin, first.size_bytes)
 
-    def _no_room(self, episode: int, size_bytes: int) -> CacheError:
+    def _no_room(self, origin: Origin, size_bytes: int) -> CacheError:
         budget, in_use = self._paid.budget, sum(1 for slot in self._slots.values() if slot.held is not None)
         others_bytes = budget.used_bytes - self._paid.used_bytes
         needed_bytes = budget.used_bytes + size_bytes
-        max_bytes, origin = self._reader.config.max_bytes, self._origin(episode)
+        max_bytes = self._opened.config.max_bytes
         # Clips have a fixed part of max_bytes. The longest may have more bytes a frame than those weighed so far, and
         # beside a full pool one may be needed before another is through: so a quarter more, and the largest again.
-        pool_episodes, pool_frames = self._pool()
+        pool_segments, pool_frames = self._pool()
         pool_bytes = pool_frames * self._weighed_bytes * 5 // (4 * self._weighed_frames) + self._largest_bytes
         least_bytes = math.ceil(max(needed_bytes, others_bytes + pool_bytes) * max_bytes / budget.max_bytes)
         return CacheError(
-            f"the clips of {in_use} episodes in the pool take {self._paid.used_bytes} bytes, "
+            f"the clips of {in_use} segments in the pool take {self._paid.used_bytes} bytes, "
             + (f"other passes over this dataset hold {others_bytes}, " if others_bytes else "")
-            + f"and episode {origin.episode} of {redact_url(origin.dataset.url)} needs {size_bytes} more: "
+            + f"and frames [{origin.stretch.start}, {origin.stretch.stop}) of episode {origin.episode} of "
+            f"{redact_url(origin.dataset.url)} need {size_bytes} more: "
             f"{needed_bytes} in all, but {max_bytes=} leaves {budget.max_bytes} for clips. By the {self._weighed} "
-            f"episodes seen so far, a pool of {pool_episodes} needs about StreamConfig(max_bytes={least_bytes}), "
-            "times the number of loader workers; or lower pool_episodes and lanes"
+            f"segments seen so far, a pool of {pool_segments} needs about StreamConfig(max_bytes={least_bytes}), "
+            "times the number of loader workers; or lower pool_segments or segment_seconds"
         )
 
     def close(self) -> None:
@@ -259,26 +258,26 @@ class EpisodePrefetcher:
 
     async def _admit_ahead(self) -> None:
         while not self._exhausted:
-            if self._ahead >= self._prefetch_episodes:
+            if self._ahead >= self._prefetch_segments:
                 await self._freed.wait()
             elif not self._admit_next():
-                await anyio.lowlevel.checkpoint()  # others' turn: between two episodes there may be many steps
+                await anyio.lowlevel.checkpoint()  # others' turn: between two pieces there may be many steps
 
     def _admit_next(self) -> bool:
-        """Admit an episode, or go a stretch towards it."""
-        episode = next(self._episodes, _END)
-        if episode is None:
+        """Admit a piece, or go a stretch towards it."""
+        piece = next(self._pieces, _END)
+        if piece is None:
             return False
-        if isinstance(episode, _NoMoreEpisodes):
+        if isinstance(piece, _NoMorePieces):
             self._exhausted = True
             self._wake()
             return True
-        slot = self._slots[episode] = _Slot(episode, self._caller)
+        slot = self._slots[piece] = _Slot(piece, self._opened.origin(piece), self._caller)
         self._first = self._first or slot
         self._ahead += 1
         self.coming += 1
         self._unpaid.append(slot)
-        self._group.start_soon(self._load, slot, name=f"load episode {episode}")
+        self._group.start_soon(self._load, slot, name=f"load a piece of episode {slot.origin.episode}")
         return True
 
     async def _load(self, slot: _Slot) -> None:
@@ -293,9 +292,9 @@ class EpisodePrefetcher:
             with calling(slot.caller), metered(slot.meter):
                 await gather(
                     functools.partial(self._hold, slot),
-                    functools.partial(self._reader.locate_rows, slot.episode),
+                    functools.partial(slot.origin.reader.locate_rows, slot.origin.stretch),
                 )
-        except Exception as error:  # noqa: BLE001  raised by get(), at the episode's place in the order
+        except Exception as error:  # noqa: BLE001  raised by get(), at the piece's place in the order
             slot.error = kept(error)
             if not slot.granted.is_set():
                 slot.size_bytes = 0
@@ -304,38 +303,38 @@ class EpisodePrefetcher:
         if slot is self._first and slot.error is not None:
             self.end_head_start()
         if (tracer := running()) is not None:
-            tracer.episode(slot.episode, slot.begun_at, slot.done_at, slot.step(slot.done_at).weights)
+            tracer.episode(slot.origin.episode, slot.begun_at, slot.done_at, slot.step(slot.done_at).weights)
         self.coming -= 1
         slot.done.set()
         self._on_arrival()
         self._let_go(slot)
 
     async def _hold(self, slot: _Slot) -> None:
-        size_bytes = await self._reader.clip_bytes(slot.episode)
-        slot.held = await self._reader.hold_common(slot.episode)
+        reader, stretch = slot.origin.reader, slot.origin.stretch
+        size_bytes = await reader.clip_bytes(stretch)
+        slot.held = await reader.hold_common(stretch)
         if slot.held is not None:  # the rank's workers have room for it, which they count together
             slot.size_bytes = 0
             slot.granted.set()
             self._unpaid.remove(slot)
             self._grant()
             return
-        self._weigh(slot.episode, size_bytes)
+        self._weigh(slot.origin, size_bytes)
         slot.weighed_at = time.perf_counter()
         slot.size_bytes = size_bytes
         self._grant()
         await slot.granted.wait()
         slot.granted_at = time.perf_counter()
-        slot.held = await self._reader.hold(slot.episode)
+        slot.held = await reader.hold(stretch)
 
-    def _weigh(self, episode: int, size_bytes: int) -> None:
-        origin = self._origin(episode)
+    def _weigh(self, origin: Origin, size_bytes: int) -> None:
         self._weighed += 1
         self._weighed_bytes += size_bytes
-        self._weighed_frames += origin.dataset.episodes[origin.episode].length
+        self._weighed_frames += origin.stretch.stop - origin.stretch.start
         if size_bytes > self._largest_bytes:
-            self._largest_bytes, self._largest = size_bytes, episode
+            self._largest_bytes, self._largest = size_bytes, origin.episode
         if size_bytes > self._paid.budget.max_bytes:
-            raise self._no_room(episode, size_bytes)
+            raise self._no_room(origin, size_bytes)
 
     def _grant(self) -> None:
         while self._unpaid and (first := self._unpaid[0]).size_bytes is not None:
@@ -353,7 +352,7 @@ class EpisodePrefetcher:
             return
         if slot.held is not None:
             slot.held.release()
-        del self._slots[slot.episode]
+        del self._slots[slot.piece]
         self._ahead -= slot.is_ahead
         if slot.granted.is_set():
             self._paid.give(slot.size_bytes or 0)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import OnError
     from asyncfetch.lerobot import LeRobotDataset
-    from asyncfetch.stream.placement import Placement
-    from asyncfetch.stream.protocols import Origin
+    from asyncfetch.order.placement import Placement
+    from asyncfetch.stream.datasets import Origin
 
 __all__ = ["BAD_DATA", "BOARD_BYTES", "Board", "Quarantine", "Quarantined", "Substitutes", "raise_where_none_is_good"]
 

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from asyncfetch.stream.batch import Rows
     from asyncfetch.stream.decode_ahead import DecodeAhead
     from asyncfetch.stream.figures import FiguresPage
-    from asyncfetch.stream.order import Step
-    from asyncfetch.stream.plan import PassPlan
-    from asyncfetch.stream.protocols import Origin, Readable
-    from asyncfetch.stream.state import State
+    from asyncfetch.order.line import Piece
+    from asyncfetch.order.plan import PassPlan, Step
+    from asyncfetch.order.state import State
+    from asyncfetch.stream.datasets import OpenDatasets, Origin
 
 __all__ = [
     "DeliveredSample",
@@ -74,7 +74,7 @@ class DeliveredSample(NamedTuple):
 class PassStatistics(Figures):
     """A snapshot of one pass."""
 
-    _telling = ("samples", "waited_seconds", "first_sample_seconds", "open_episodes")
+    _telling = ("samples", "waited_seconds", "first_sample_seconds", "open_segments")
 
     samples: int
     """Delivered."""
@@ -86,8 +86,8 @@ class PassStatistics(Figures):
     """Time from the end of their decoding, or the consumer's call if that was later, until the consumer had them."""
     first_sample_seconds: float | None
     """Time from the start of the pass to its first sample; None before that."""
-    open_episodes: int
-    """Episodes in memory or on their way."""
+    open_segments: int
+    """Segments, or parts of them, in memory or on their way."""
     waits: Waits = field(default_factory=Waits)
     """The consumer's time, by what it went to."""
 
@@ -281,7 +281,7 @@ class SampleDelivery:
         rows: Where in which batch each sample goes, for a consumer of batches.
         on_error: As in StreamConfig.
         quarantine: Where to note what is left out or replaced.
-        origin: Where an episode comes from.
+        origin: Where a piece comes from.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class SampleDelivery:
         rows: Rows | None,
         on_error: OnError,
         quarantine: Quarantine,
-        origin: Callable[[int], Origin],
+        origin: Callable[[Piece], Origin],
     ) -> None:
         self._plan = plan
         self._rows = rows
@@ -351,19 +351,19 @@ class SampleDelivery:
         return []
 
     def _origin_of(self, step: Step) -> Origin:
-        return self._origin(self._plan.selection[step.episode])
+        return self._origin(step.piece)
 
 
 class RunningPass:
     """A pass at work: what a ``SamplePass`` gives, and what only those ask for who make batches of it.
 
     Args:
-        reader: What to read from, open.
+        opened: What to read from.
         plan: What to read, in which order.
         decode_ahead: Starts decoding in a task group.
         delivery: Turns what was decoded into what the consumer gets.
-        max_episodes: That the order draws from at a time, and that are fetched ahead.
-        beyond: Of the pass that will follow on the same dataset, if one will: its first episodes are prefetched while
+        max_pieces: That the order draws from at a time, and that are fetched ahead.
+        beyond: Of the pass that will follow on the same dataset, if one will: its first pieces are prefetched while
             the last ones of this pass are used.
         check: Called before a sample is given to who iterates this itself; what it raises comes in its place.
         on_end: Called when the consumer has come to the end.
@@ -373,23 +373,23 @@ class RunningPass:
 
     def __init__(
         self,
-        reader: Readable,
+        opened: OpenDatasets,
         plan: PassPlan,
         *,
         decode_ahead: Callable[[TaskGroup], DecodeAhead],
         delivery: SampleDelivery,
-        max_episodes: int,
+        max_pieces: int,
         beyond: PassPlan | None,
         check: Callable[[], None],
         on_end: Callable[[], None],
         figures: PassFigures,
         hands_over: bool = False,
     ) -> None:
-        self._reader = reader
+        self._opened = opened
         self._plan = plan
         self._decode_ahead = decode_ahead
         self._delivery = delivery
-        self._max_episodes = max_episodes
+        self._max_pieces = max_pieces
         self._beyond = beyond
         self._check_given = check
         self._on_end = on_end
@@ -424,8 +424,8 @@ class RunningPass:
             self._account.end(time.perf_counter())
             self._clock.close()
             raise
-        self._figures.begin(self._reader.statistics, self.path)
-        self._reader.pass_report = self._figures.report
+        self._figures.begin(self._opened.statistics, self.path)
+        self._opened.pass_report = self._figures.report
         if self._account is self._figures.account:
             self._figures.opened()
         self._account.give(time.perf_counter(), _opening())
@@ -438,7 +438,7 @@ class RunningPass:
         self._account.end(time.perf_counter(), self.path())
         if self._account is self._figures.account:
             self._figures.leave_lane()
-        self._figures.end(self._reader.statistics())
+        self._figures.end(self._opened.statistics())
         try:
             await end_tasks(self._group)
         finally:
@@ -535,22 +535,23 @@ class RunningPass:
             raise ClosedError("this pass was left: iterate inside of `async with stream.samples() as samples`")
 
     async def _look_beyond(self, beyond: PassPlan) -> None:
-        """Fetch as many episodes of the next epoch as this one's leave room for: its start then finds them here."""
+        """Fetch as many pieces of the next epoch as this one's leave room for: its start then finds them here."""
         if beyond.is_far:
             await anyio.to_thread.run_sync(beyond.find)
         prefetched = 0
-        for episode in beyond.first_uses():
-            if prefetched == self._max_episodes:
+        for piece in beyond.first_uses():
+            if prefetched == self._max_pieces:
                 return
-            if episode is None:
+            if piece is None:
                 await anyio.lowlevel.checkpoint()
                 continue
-            await self._ahead.prefetcher.drained_to(self._max_episodes - prefetched - 1)
+            await self._ahead.prefetcher.drained_to(self._max_pieces - prefetched - 1)
             prefetched += 1
-            if episode in self._ahead.prefetcher:
+            if piece in self._ahead.prefetcher:
                 continue  # it will be in memory behind this pass, too
             with suppress(DatasetError, CacheError):  # the next pass will find it, at its place
-                self._reader.prefetch(episode)
+                origin = self._opened.origin(piece)
+                origin.reader.prefetch(origin.stretch)
 
     def path(self) -> tuple[WaitStep, ...]:
         """Return what the consumer waits for, and waited for since it asked; it may be called in any thread."""
@@ -576,7 +577,7 @@ class RunningPass:
             wait=wait,
             hand_over=self._hand_overs.snapshot(),
             first_sample_seconds=self._first_sample_seconds,
-            open_episodes=self._ahead.prefetcher.open_episodes,
+            open_segments=self._ahead.prefetcher.open_pieces,
             waits=self._account.snapshot(time.perf_counter(), self.path()),
         )
 

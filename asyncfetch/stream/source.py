@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from contextlib import suppress
+import hashlib
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from asyncfetch.config import WorkerConfig
 from asyncfetch.config.secrets import goes_to_own_child
 from asyncfetch.decode.backends import choose_backend
 from asyncfetch.errors import AsyncFetchError, ConfigError, NotFound, UsageError
+from asyncfetch.lerobot import LeRobotDataset, reader_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream.batch import MemoryPlan
-from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
-from asyncfetch.stream.passes import WITH_SAMPLES, DatasetSession, Samples, StreamIterator
-from asyncfetch.stream.placement import Placement, found_placement
-from asyncfetch.stream.protocols import Opened, Readable
-from asyncfetch.stream.quarantine import Quarantine
-from asyncfetch.stream.remaining import Remaining
-from asyncfetch.stream.samples import PassFigures
-from asyncfetch.stream.state import (
+from asyncfetch.order.deal import Deal, Left, Leg
+from asyncfetch.order.placement import Placement
+from asyncfetch.order.plan import PassPlan
+from asyncfetch.order.runs import Runs
+from asyncfetch.order.state import (
     EpochProgress,
     State,
     beginning,
@@ -36,7 +36,15 @@ from asyncfetch.stream.state import (
     is_beginning,
     is_finished,
 )
-from asyncfetch.stream.traffic import TrafficPlan, traffic, weigh
+from asyncfetch.stream.batch import MemoryPlan
+from asyncfetch.stream.datasets import Member, OpenDatasets
+from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
+from asyncfetch.stream.job_builder import JobBuilder
+from asyncfetch.stream.passes import WITH_SAMPLES, DatasetSession, Samples, StreamIterator
+from asyncfetch.stream.quarantine import Quarantine
+from asyncfetch.stream.ranks import find_nodes, found_placement
+from asyncfetch.stream.samples import PassFigures
+from asyncfetch.stream.traffic import TrafficPlan, traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,39 +52,38 @@ if TYPE_CHECKING:
     from typing import Never
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DatasetStatistics, LeRobotDataset
+    from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.stream.batch import BatchMemory
+    from asyncfetch.stream.datasets import Origin
     from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.job_builder import Builder, Transform
-    from asyncfetch.stream.plan import PassPlan
-    from asyncfetch.stream.protocols import Origin
-    from asyncfetch.stream.traffic import NamedOrder
 
 __all__ = ["EpochStream", "SampleSource", "source_of"]
 
+ORDER_VERSION = 4
+"""The version of the order of a shuffled dataset: a state of another one is refused. Up to the third, all ranks drew
+from one pool of episodes."""
 
-R = TypeVar("R", bound=Opened)
 
-
-class SampleSource(ABC, Generic[R]):
-    """Epochs of samples in a seeded order, and where they are gone on with; what is read is the subclass's.
+class SampleSource:
+    """Epochs of samples of one dataset or several, in a seeded order, and where they are gone on with.
 
     Pickles, as what to read; connections and caches stay behind. Not thread-safe: one thread at a time.
     """
 
-    config: StreamConfig
-
-    def __init__(self, seed: int, transform: Transform | None) -> None:
-        if not is_whole_number(seed):
-            raise ConfigError(f"seed must be a whole number, not {seed!r}")
-        if transform is not None and not callable(transform):
-            raise ConfigError(f"transform must be a function of a sample, or None, not {transform!r}")
-        self.seed: int = int(seed)
-        self.transform: Transform | None = transform
+    def __init__(
+        self, members: Sequence[Member], config: StreamConfig, *, seed: int, transform: Transform | None = None
+    ) -> None:
+        self.members: tuple[Member, ...] = tuple(members)
+        """What is read."""
+        self.config = config
+        """Settings of all together."""
+        self.seed = whole_seed(seed)
+        self.transform: Transform | None = checked_transform(transform)
         self._epochs: EpochCounter = EpochCounter()
-        self._opened: R | None = None
+        self._opened: OpenDatasets | None = None
         """The source, if it is open already; else each pass, or the session of all synchronous ones, opens it."""
-        self._session: DatasetSession[R] | None = None
+        self._session: DatasetSession | None = None
         self._loaded: dict[int, State] = {}
         """The state that was loaded, by epoch: it tells where it was taken, and of which dataset it is."""
         self._loads: int = 0
@@ -96,7 +103,7 @@ class SampleSource(ABC, Generic[R]):
         """The latest pass of one consumer, until it is counted."""
         self.latest_plan: PassPlan | None = None
         """Plan of the latest pass of one consumer that counts, after its end too, until an epoch is set or loaded."""
-        self._waiting: tuple[R, Placement] | None = None
+        self._waiting: tuple[OpenDatasets, Placement] | None = None
         """The source that the latest synchronous pass will read, and as whom, until it takes its epoch."""
         self.quarantine: Quarantine = Quarantine()
         """Samples that ``on_error`` left out or replaced, in this process and in those that read for it."""
@@ -104,49 +111,71 @@ class SampleSource(ABC, Generic[R]):
         """Memory in which a loader's workers share epochs and quarantine, where there is a torch dataset of this."""
         self._passes: int = 0
 
-    # What a subclass says.
+    # What is read. A mixture says more of it.
 
-    @abstractmethod
-    def opener(self) -> Callable[[], AbstractAsyncContextManager[R]]:
+    def opener(self) -> Callable[[], AbstractAsyncContextManager[OpenDatasets]]:
         """Return what gives what is read, to be entered. It doesn't refer to this, which would never be collected."""
+        opened = self._opened
+        if opened is not None:
+            return lambda: nullcontext(opened)
+        return partial(OpenDatasets, self.members, self.config)
 
-    @abstractmethod
-    def plan(self, opened: R, placement: Placement, epoch: int) -> PassPlan:
+    def plan(self, opened: OpenDatasets, placement: Placement, epoch: int) -> PassPlan:
         """Return what one consumer reads in this epoch; the rest of it, where a state of it was loaded.
 
         Raises:
             EpisodeNotFound: ``episodes`` names one that isn't there.
             StateMismatch: The state is of another dataset or order.
         """
+        loaded = self._loaded_of(epoch)
+        nodes = self._nodes(placement)
+        if loaded is not None and not is_beginning(loaded):
+            nodes = loaded["nodes"]
+        identity, whole = self.epoch_of(opened, placement, epoch, nodes)
+        progress = EpochProgress(identity, epoch, whole.total, self.leg(opened, placement), placement, nodes)
+        return PassPlan(whole, progress if loaded is None else progress.resumed(loaded), self.seed)
 
-    @staticmethod
-    @abstractmethod
-    def reader(opened: R) -> Readable:
-        """Return what reads its episodes. A pass keeps it, and must not keep this."""
+    def _nodes(self, placement: Placement) -> int:
+        """Return among how many machines segments are divided in the same way in each epoch."""
+        keeps = self.config.keep_shares
+        if keeps == "auto":
+            keeps = None if self.config.disk_cache_dir is None else "node"
+        return 1 if keeps is None or len(self.members) > 1 else placement.nodes
 
-    @abstractmethod
-    def builder(self, opened: R) -> Builder:
-        """Makes its samples, in decode threads."""
+    def leg(self, opened: OpenDatasets, placement: Placement) -> Leg:
+        """Return how ranks share an epoch."""
+        return Leg(placement.world_size, opened.pools, self.config.uneven_ends)
 
-    @staticmethod
-    @abstractmethod
-    def origin(opened: R, episode: int) -> Origin:
-        """Return where an episode comes from. A pass keeps it, and must not keep this."""
+    def epoch_of(
+        self, opened: OpenDatasets, placement: Placement, number: int, nodes: int
+    ) -> tuple[dict[str, Any], Left]:
+        """Return an epoch's identity (see EpochProgress), and all of it."""
+        line = opened.lines(nodes)[0]
+        identity = {"dataset": opened.datasets[0].fingerprint, "order": self.order_identity(opened, 0)}
+        first = number * line.total
+        return identity, Left((Runs.whole(line, first, first + line.total),), np.array([[line.total]]))
 
-    @abstractmethod
-    def _total(self, opened: R, placement: Placement, epoch: int) -> int:
-        """Samples of an epoch."""
+    def order_identity(self, opened: OpenDatasets, member: int) -> dict[str, Any]:
+        """Return what a member's order depends on beside the dataset and the epoch, as JSON."""
+        one, line = self.members[member], opened.lines(1)[member]
+        chosen = None if one.episodes is None else hashlib.sha256(str(one.episodes).encode()).hexdigest()
+        order: dict[str, Any] = {"episodes": chosen, "shuffle": one.shuffle}
+        if one.shuffle:
+            frames = {"segment_frames": line.segment_frames, "group_frames": line.group_frames}
+            order |= {"version": ORDER_VERSION, "seed": one.seed, **frames}
+        return order
 
-    @abstractmethod
-    def whole(self, opened: R, layout: Placement) -> tuple[NamedOrder, Sequence[tuple[LeRobotDataset, Sequence[int]]]]:
-        """Return the order of the whole next epoch, and the datasets and episodes that it speaks of."""
+    def builder(self, opened: OpenDatasets) -> Builder:
+        """Return what makes its samples, in decode threads."""
+        samples = self.members[0].builder(opened.datasets[0])
+        return JobBuilder(samples, self.members[0].transform, marks_padding=self.config.uneven_ends == "pad")
 
     @property
     def is_open(self) -> bool:
-        """True if it reads what is open on somebody's loop already, and so can't follow into another process."""
-        return self._opened is not None
+        """True if it reads what is open on a user's loop already, and so can't follow into another process."""
+        return self._opened is not None or any(isinstance(one.source, LeRobotDataset) for one in self.members)
 
-    def over(self, opened: R) -> Self:
+    def over(self, opened: OpenDatasets) -> Self:
         """The same, of what is open already; it counts the same epochs."""
         twin = self._unread()
         twin._opened = opened
@@ -178,7 +207,7 @@ class SampleSource(ABC, Generic[R]):
         self.epochs.set(epoch)
         self._latest = self._progress = self.latest_plan = None
 
-    def checked_samples(self, placement: Placement, epoch: int | None) -> Samples[R]:
+    def checked_samples(self, placement: Placement, epoch: int | None) -> Samples:
         """``samples_of``; ConfigError where an epoch that a user gave passes over a state that was loaded."""
         if epoch is not None:
             epoch = check_epoch(epoch)
@@ -193,7 +222,7 @@ class SampleSource(ABC, Generic[R]):
         epoch: int | None = None,
         memory: BatchMemory | None = None,
         figures: PassFigures | None = None,
-    ) -> Samples[R]:
+    ) -> Samples:
         """Return what ``samples`` does, for one consumer of many.
 
         Args:
@@ -219,7 +248,7 @@ class SampleSource(ABC, Generic[R]):
         epoch: int | None = None,
         loader: int | None = None,
         memory: BatchMemory | None = None,
-    ) -> StreamIterator[R]:
+    ) -> StreamIterator:
         """Iterate for one consumer of many.
 
         Args:
@@ -271,7 +300,7 @@ class SampleSource(ABC, Generic[R]):
         self._count_latest()
         return self.epochs.begin(epoch)
 
-    def begin(self, opened: R, placement: Placement, turn: Turn) -> PassPlan:
+    def begin(self, opened: OpenDatasets, placement: Placement, turn: Turn) -> PassPlan:
         """``plan`` of the pass that ``state_dict`` speaks of from now on."""
         self.epochs.check_loads(self._loads)
         self._note_use(turn.epoch)
@@ -299,10 +328,12 @@ class SampleSource(ABC, Generic[R]):
 
     def count(self, placement: Placement) -> int:
         """Return how many samples a consumer takes of the whole next epoch. Opens what is read where no pass has."""
-        total = self._total(self.session().opened(), placement, self.epoch)
-        return Remaining().shared(total, placement, self.config.uneven_ends)[0]
+        opened = self.session().opened()
+        _, whole = self.epoch_of(opened, placement, self.epoch, 1)
+        order = Deal(whole, self.leg(opened, placement), self.seed).rank(placement.rank)
+        return placement.count_of(order.total)
 
-    def opened(self) -> R:
+    def opened(self) -> OpenDatasets:
         """Return what the synchronous iteration reads, to ask for what its metadata says."""
         return self.session().opened()
 
@@ -329,7 +360,7 @@ class SampleSource(ABC, Generic[R]):
 
     def is_over(self, state: State, least_samples: int) -> bool:
         """Return whether the pass that it was taken in gives nothing more; see ``Placement.least_samples``."""
-        return has_given_all(state, self.config.uneven_ends, least_samples)
+        return has_given_all(state, least_samples)
 
     def start_of(self, epoch: int) -> State:
         """Return where a pass that begins has to: where a loaded state of this epoch was taken, or at the beginning."""
@@ -381,7 +412,7 @@ class SampleSource(ABC, Generic[R]):
     def load(self, state: Mapping[str, Any], least_samples: int = 1) -> None:
         """``load_state_dict`` where fewer samples are given to nobody: see ``Placement.least_samples``."""
         state = check_state(state)
-        self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends, least_samples))
+        self.go_on(state, state["epoch"] + is_finished(state, least_samples))
         # What workers of earlier loaders are still doing doesn't count any more.
         self.epochs.load(self.epoch, state["epoch"])
         self.epochs.note_load()
@@ -395,7 +426,7 @@ class SampleSource(ABC, Generic[R]):
         self._loaded = {epoch: beginning(epoch, identity), state["epoch"]: state} if identity else {}
         self._progress = self._waiting = self._latest = self.latest_plan = None
 
-    def session(self) -> DatasetSession[R]:
+    def session(self) -> DatasetSession:
         """Return the thread of the synchronous iteration, with what it reads opening on it."""
         if self.is_open:
             raise ConfigError("an open dataset lives on its own loop: `async with stream.samples()` there")
@@ -414,8 +445,10 @@ class SampleSource(ABC, Generic[R]):
         if self.figures is not None:
             self.figures.leave_page()
             before = self.figures.handed_on()
-        if self._opened is not None:
-            is_open, report = True, self.reader(self._opened).pass_report
+        if self.is_open:
+            source = self.members[0].source
+            reader = reader_of(source) if isinstance(source, LeRobotDataset) else self._opened
+            is_open, report = True, None if reader is None else reader.pass_report
             before = Waits() if report is None else report().all_waits, ()  # whichever stream's they were
         self.figures = PassFigures(self.config, self.page, before=before, is_open=is_open, begun_at=begun_at)
         return self.figures
@@ -447,6 +480,7 @@ class SampleSource(ABC, Generic[R]):
         """
         twin = self._unread()
         twin.config = WorkerConfig.of(self.config, workers, readers_name)
+        twin.members = tuple(replace(one, config=WorkerConfig.of(one.config, workers, None)) for one in self.members)
         return twin
 
     def _unread(self) -> Self:
@@ -456,8 +490,11 @@ class SampleSource(ABC, Generic[R]):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.transform is not None and goes_to_own_child():
-            _check_goes_along(self.transform)
+        if self.is_open:
+            raise UsageError("a stream of an open dataset can't be pickled: make it of the dataset's URL")
+        for transform in (self.transform, *(one.transform for one in self.members)):
+            if transform is not None and goes_to_own_child():
+                _check_goes_along(transform)
         return self._unread().__dict__ | {"workers_memory": None, "page": None}
 
     def __copy__(self) -> Self:
@@ -466,16 +503,13 @@ class SampleSource(ABC, Generic[R]):
         return twin
 
 
-SourceT = TypeVar("SourceT", bound=SampleSource[Any])
-
-
-class EpochStream(Generic[SourceT]):
+class EpochStream:
     """The samples of a Stream or Mixture, epoch after epoch; iterated, or read by ``samples`` on a loop of your own.
 
     Pickles, as what to read; connections and caches stay behind. Not thread-safe: one thread at a time.
     """
 
-    _source: SourceT
+    _source: SampleSource
     """All that it does; the rooms above take it by ``source_of``."""
 
     @property
@@ -507,7 +541,7 @@ class EpochStream(Generic[SourceT]):
 
     def samples(
         self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
-    ) -> Samples[Any]:
+    ) -> Samples:
         """One pass, on the running loop: ``async with stream.samples() as samples: async for sample in samples``.
 
         Args:
@@ -525,7 +559,7 @@ class EpochStream(Generic[SourceT]):
         """
         return self._source.checked_samples(found_placement(rank, world_size), epoch)
 
-    def __iter__(self) -> StreamIterator[Any]:
+    def __iter__(self) -> StreamIterator:
         """One pass, driven by a loop in a thread of its own, which stays for the next pass with its connections."""
         return self._source.iterate(found_placement())
 
@@ -589,8 +623,8 @@ class EpochStream(Generic[SourceT]):
         session = self._source.session()
         opened = session.opened()
         choose_backend(self._source.config.decoder)
-        episodes = list(self._source.plan(opened, found_placement(), self.epoch).first_episodes())
-        session.thread.run(_warm_up, self._source.reader(opened), episodes, clips)
+        pieces = list(self._source.plan(opened, found_placement(), self.epoch).first_pieces())
+        session.thread.run(_warm_up, [opened.origin(piece) for piece in pieces], clips)
 
     def statistics(self) -> DatasetStatistics | None:
         """Return what the synchronous iteration's engine and caches have done in this process; None before the first.
@@ -638,11 +672,13 @@ class EpochStream(Generic[SourceT]):
             ConfigError: There can't be so many.
             FetchError, FormatError, DatasetError: The dataset, or an index, can't be read.
         """
-        layout = Placement(0, world_size, workers=max(1, num_workers)).in_batches(batch_size, drop_last=False)
-        session = self._source.session()
-        order, datasets = self._source.whole(session.opened(), layout)
-        weighed = [session.thread.run(weigh, dataset, selection) for dataset, selection in datasets]
-        return TrafficPlan(world_size, num_workers, batch_size, *traffic(order, layout, weighed))
+        nodes = find_nodes(world_size)
+        layout = Placement(0, world_size, workers=max(1, num_workers), nodes=nodes, batch_size=batch_size)
+        session, source = self._source.session(), self._source
+        opened = session.opened()
+        _, whole = source.epoch_of(opened, layout, self.epoch, source._nodes(layout))
+        deal = Deal(whole, source.leg(opened, layout), source.seed)
+        return session.thread.run(traffic, opened, deal, layout)
 
     def close(self) -> None:
         """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""
@@ -657,19 +693,34 @@ class EpochStream(Generic[SourceT]):
         return repr(self._source)
 
 
-def source_of(stream: EpochStream[SourceT]) -> SourceT:
+def source_of(stream: EpochStream) -> SampleSource:
     """What is read of a user's stream, for the rooms above."""
     return stream._source
 
 
-async def _warm_up(reader: Readable, episodes: Sequence[int], clips: bool) -> None:
-    async def bring(episode: int) -> None:
+async def _warm_up(origins: Sequence[Origin], clips: bool) -> None:
+    async def bring(origin: Origin) -> None:
         with suppress(AsyncFetchError):  # the pass meets it again, at the episode's place
-            await gather(partial(reader.clip_bytes, episode), partial(reader.locate_rows, episode))
+            reader, stretch = origin.reader, origin.stretch
+            await gather(partial(reader.clip_bytes, stretch), partial(reader.locate_rows, stretch))
             if clips:
-                await reader.ready(episode)
+                await reader.ready(stretch)
 
-    await gather(*(partial(bring, episode) for episode in episodes))
+    await gather(*(partial(bring, origin) for origin in origins))
+
+
+def whole_seed(seed: Any) -> int:  # noqa: ANN401 - what a user gave
+    """Return a seed; ConfigError where it is none."""
+    if not is_whole_number(seed):
+        raise ConfigError(f"seed must be a whole number, not {seed!r}")
+    return int(seed)
+
+
+def checked_transform(transform: Transform | None) -> Transform | None:
+    """Return a transform; ConfigError where it is none."""
+    if transform is not None and not callable(transform):
+        raise ConfigError(f"transform must be a function of a sample, or None, not {transform!r}")
+    return transform
 
 
 def _check_goes_along(transform: Transform) -> None:

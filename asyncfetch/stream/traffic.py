@@ -1,4 +1,4 @@
-"""The cost of an epoch before it is paid: which rank reads which episodes, from lengths alone, and their bytes.
+"""The cost of an epoch before it is paid: which rank reads which pieces, from lengths alone, and their bytes.
 
 Loader workers add nothing to it: those of a rank read as one.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from asyncfetch.lerobot import reader_of
+from asyncfetch.lerobot import Stretch, reader_of
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream.remaining import AffinityWalk, Deal, Remaining, SharedOrder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,15 +20,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot import LeRobotDataset
-    from asyncfetch.stream.placement import Placement
+    from asyncfetch.order.deal import Deal
+    from asyncfetch.order.placement import Placement
+    from asyncfetch.stream.datasets import OpenDatasets
 
-__all__ = ["EpisodeWeights", "NamedOrder", "Readers", "TrafficPlan", "readers", "traffic", "weigh"]
+__all__ = ["TrafficPlan", "frames_fetched", "traffic"]
 
 _WEIGHED = 1024
 """Episodes whose bytes are asked for, spread over the dataset; those of the others go by their frames."""
-
-_AT_ONCE = 1 << 18
-"""Samples that are looked at together: 10 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,103 +40,79 @@ class TrafficPlan:
     least_bytes: int
     """Bytes of all clips of the epoch, each once."""
     fetched_bytes: int
-    """Bytes that all ranks and their workers fetch."""
+    """Bytes that all ranks and their workers fetch. From the second epoch on, with a disk cache that is large enough,
+    a rank finds on its machine what that read before: all of it where shares are kept (``keep_shares``)."""
     largest_rank_bytes: int
     """Bytes of the rank that fetches most."""
     requests: int
     """Requests for clips and rows of episodes, and for the indexes of videos."""
+    distinct_segments: int
+    """Segments that the samples of a rank's batch come from, at most; where no batch is known, of 32 samples."""
 
 
-class Readers(NamedTuple):
-    """Each pair of a rank and an episode of which it reads something."""
+class Read(NamedTuple):
+    """What all ranks read of one member in an epoch, a piece in each place."""
 
     ranks: NDArray[np.int64]
     episodes: NDArray[np.int64]
-    """Positions in the selection that the order was made for; of a mixture's see ``MixedOrder.slots``."""
+    frames: NDArray[np.int64]
+    """Frames of the groups of pictures that the piece lies in."""
 
 
-class NamedWalk(AffinityWalk, Protocol):
-    """A walk that tells of episodes, too."""
-
-    def episodes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those at these positions, which ascend."""
-        ...
-
-
-class NamedOrder(SharedOrder, Protocol):
-    """An order that tells of episodes where it tells of affinities."""
-
-    def __len__(self) -> int: ...
-
-    def affinities(self, assignment: Any, ranks: int) -> NamedWalk:  # noqa: ANN401
-        """See SharedOrder."""
-        ...
+def frames_fetched(deal: Deal, member: int) -> Read:
+    """Return who reads what of a member. Takes some microseconds a piece."""
+    rows: list[tuple[int, int, int]] = []
+    line = deal.left.members[member].line
+    size = line.coded_frames
+    for rank in range(deal.leg.world_size):
+        lanes = deal.lanes(rank, member) if deal.real[rank, member] else None
+        for lane in range(0 if lanes is None else len(lanes)):
+            for first, stop, _, _ in lanes.pieces(lane).pieces():
+                piece = line.piece(first, stop)
+                last = min(-(-piece.stop // size) * size, int(line.lengths[piece.episode]))
+                rows.append((rank, piece.episode, last - piece.start // size * size))
+    found = np.array(rows, np.int64).reshape(-1, 3)
+    return Read(found[:, 0], found[:, 1], found[:, 2])
 
 
-def readers(order: NamedOrder, layout: Placement) -> Readers:
-    """Return who reads which episode in a whole epoch. Takes a second for 5 million samples and few ranks.
-
-    Args:
-        order: Of the epoch.
-        layout: That all ranks have, whichever of them it is.
-    """
-    deal = Deal(Remaining(), len(order), layout, order)
-    affinities = order.affinities(order.assignment(0), layout.world_size)
-    step_samples = deal.step_samples * layout.world_size
-    found = [np.zeros(0, np.int64)]
-    together: list[NDArray[np.int64]] = []
-    for step in range(-(-len(order) // step_samples)):
-        ranks, _ = deal.shares(step)
-        start = step * step_samples
-        episodes = affinities.episodes(np.arange(start, start + len(ranks)))
-        together.append(episodes * layout.world_size + ranks)
-        if len(together) * step_samples >= _AT_ONCE:
-            found.append(np.unique(np.concatenate(together)))
-            together = []
-    pairs = np.unique(np.concatenate([*found, *together]))
-    episodes, ranks = np.divmod(pairs, layout.world_size)
-    return Readers(ranks, episodes)
-
-
-class EpisodeWeights(NamedTuple):
-    """The episodes of one dataset."""
-
-    sizes: NDArray[np.float64]
-    """Bytes of each one's clips."""
-    files: list[NDArray[np.int64]]
-    """Of each camera, a number for the file that an episode is in."""
-
-
-async def weigh(dataset: LeRobotDataset, selection: Sequence[int]) -> EpisodeWeights:
-    """Weigh the selected ones; of more than 1,024, most by their frames. Fetches indexes of videos."""
-    reader, places = reader_of(dataset), dataset.episodes.positions(selection)
-    lengths = dataset.episodes.lengths[places].astype(np.int64)
+async def _weigh(dataset: LeRobotDataset, chosen: Sequence[int]) -> NDArray[np.float64]:
+    """Return bytes a frame of each episode's clips; of more than 1,024, of most the mean. Fetches indexes of videos."""
+    reader, lengths = reader_of(dataset), dataset.episodes.lengths[dataset.episodes.positions(chosen)].astype(np.int64)
     there = np.flatnonzero(lengths)
-    chosen = there[np.linspace(0, len(there) - 1, min(len(there), _WEIGHED)).astype(np.int64)]
-    found = await gather(*(partial(reader.range_bytes, int(selection[place])) for place in chosen.tolist()))
-    sizes = np.array(found, np.float64)
-    estimated: NDArray[np.float64] = lengths * (sizes.sum() / max(1, lengths[chosen].sum()))
-    estimated[chosen] = sizes
-    return EpisodeWeights(estimated, [dataset.episodes.video_files(camera)[places] for camera in dataset.cameras])
+    weighed = there[np.linspace(0, len(there) - 1, min(len(there), _WEIGHED)).astype(np.int64)]
+    stretches = [Stretch(int(chosen[place]), 0, int(lengths[place])) for place in weighed.tolist()]
+    sizes = np.array(await gather(*(partial(reader.range_bytes, each) for each in stretches)), np.float64)
+    found = np.full(len(lengths), sizes.sum() / max(1, lengths[weighed].sum()))
+    found[weighed] = sizes / lengths[weighed]
+    return found
 
 
-def traffic(order: NamedOrder, layout: Placement, datasets: Sequence[EpisodeWeights]) -> tuple[int, int, int, int]:
-    """Bytes of what an epoch holds, each once; those fetched, those of the rank that fetches most, and requests.
-
-    Args:
-        order: Of the epoch.
-        layout: Of all ranks.
-        datasets: Those that it is of.
-    """
-    read = readers(order, layout)
-    sizes = np.concatenate([each.sizes for each in datasets])
-    found = read.episodes % max(1, len(sizes))  # a mixture's member may come to more than one of its epochs
-    by_rank = np.bincount(read.ranks, weights=sizes[found], minlength=1)
-    requests = start = 0
-    for each in datasets:
-        theirs = (found >= start) & (found < start + len(each.sizes))
-        ranks, places = read.ranks[theirs], found[theirs] - start
-        indexes = sum(len(np.unique(np.stack([ranks, files[places]]), axis=1).T) for files in each.files)
-        requests += len(places) * (len(each.files) + 1) + indexes
-        start += len(each.sizes)
-    return round(sizes[np.unique(found)].sum()), round(by_rank.sum()), round(by_rank.max()), requests
+async def traffic(opened: OpenDatasets, deal: Deal, layout: Placement) -> TrafficPlan:
+    """Return what an epoch fetches, told from lengths and indexes alone."""
+    by_rank = np.zeros(layout.world_size)
+    least = requests = 0.0
+    for number, (member, dataset) in enumerate(zip(opened.members, opened.datasets, strict=True)):
+        read = frames_fetched(deal, number)
+        chosen = member.chosen(dataset)
+        frame_bytes = await _weigh(dataset, chosen)
+        by_rank += np.bincount(read.ranks, read.frames * frame_bytes[read.episodes], layout.world_size)
+        runs = deal.left.members[number]
+        epochs = runs.total / max(1, runs.line.total)  # a mixture's member may come to more than one of its epochs
+        least += float((runs.line.lengths * frame_bytes).sum()) * epochs
+        files = [dataset.episodes.video_files(camera)[dataset.episodes.positions(chosen)] for camera in dataset.cameras]
+        requests += len(read.ranks) * len(files)
+        requests += len(np.unique(np.stack([read.ranks, read.episodes]), axis=1).T)
+        for each in files:
+            requests += len(np.unique(np.stack([read.ranks, each[read.episodes]]), axis=1).T)
+    batch = layout.batch_size or 32
+    distinct = min(batch, sum(len(deal.lanes(0, member)) for member in range(len(opened.members))))
+    return TrafficPlan(
+        layout.world_size,
+        layout.workers if layout.workers > 1 else 0,
+        layout.batch_size,
+        round(least),
+        round(by_rank.sum()),
+        round(by_rank.max()),
+        round(requests),
+        distinct,
+    )

@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise MissingDependency(f"asyncfetch.torch needs torch: {install_command('lerobot')}") from error
 
-from asyncfetch.stream.state import merge_states
+from asyncfetch.order.state import merge_states
 from asyncfetch.torch.bridge import AsyncIterableDataset
 from asyncfetch.torch.dataset import FrameDataset, StreamDataset, collate
 

@@ -24,17 +24,17 @@ from asyncfetch.lerobot import DatasetStatistics, chosen_features, open_dataset
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
+from asyncfetch.order.state import MAX_WORKERS, State, check_state, merge_shares
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.stream import DatasetSession, Placement
 from asyncfetch.stream.batch import PinnedMemory, PooledMemory, batch_of, samples_of
-from asyncfetch.stream.epochs import MAX_WORKERS, child_number
-from asyncfetch.stream.placement import found_placement
+from asyncfetch.stream.epochs import child_number
 from asyncfetch.stream.quarantine import Quarantine
+from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
 from asyncfetch.stream.source import EpochStream, source_of
-from asyncfetch.stream.state import State, check_state, merge_shares
 from asyncfetch.stream.stream import distinct_episodes
 from asyncfetch.torch.handing_over import can_hand_over, handed_over
 from asyncfetch.torch.memory import WorkersMemory
@@ -116,7 +116,7 @@ class StreamDataset(IterableDataset[Any]):
             ``batch_size=None`` then. The batches, and their order, are the same for every number of workers, where
             nothing is left out or replaced: each worker has samples of its own before a bad one. None gives single
             samples, for the loader to put into batches: then each worker makes batches of its own share. Frames of a
-            group of pictures come ``pool_episodes`` samples apart: unless that is a multiple of the batch size times
+            group of pictures come ``pool_segments`` samples apart: unless that is a multiple of the batch size times
             the workers, several of them decode the same groups, and a warning says so.
         drop_last: Whether smaller batches are left out: a last one, and of a mixture whose members disagree those at
             the end of a rest that was dealt out anew, one of each member at most, and those that lack what ``on_error``
@@ -144,7 +144,7 @@ class StreamDataset(IterableDataset[Any]):
     @explains_keywords
     def __init__(
         self,
-        stream: EpochStream[Any],
+        stream: EpochStream,
         batch_size: int | None = None,
         *,
         drop_last: bool = False,
@@ -166,14 +166,14 @@ class StreamDataset(IterableDataset[Any]):
         self.pin_memory = pin_memory
         self._memory = WorkersMemory.of(source_of(stream))
         self._token = os.urandom(16).hex()
-        self._workers_stream: SampleSource[Any] | None = None
+        self._workers_stream: SampleSource | None = None
         self._batches_memory: tuple[int, BatchMemory] | None = None
         """A process's id and its memory for batches, from pass to pass. A forked child gets memory of its own."""
         self._sent_rank: tuple[int, Placement] | None = None
         """The process's id and its rank, in a spawned worker, which knows nothing of torch.distributed."""
 
     @property
-    def _source(self) -> SampleSource[Any]:
+    def _source(self) -> SampleSource:
         return source_of(self.stream)
 
     def set_epoch(self, epoch: int) -> None:
@@ -232,10 +232,10 @@ class StreamDataset(IterableDataset[Any]):
 
     def _placement(self, worker: int, workers: int) -> Placement:
         rank = self._rank()
-        return self._in_batches(Placement(rank.rank, rank.world_size, worker, workers, self.batch_size or 1))
+        return self._in_batches(replace(rank, worker=worker, workers=workers, block_samples=self.batch_size or 1))
 
     def _in_batches(self, placement: Placement) -> Placement:
-        return placement.in_batches(self.batch_size, drop_last=self.drop_last)
+        return replace(placement, batch_size=self.batch_size, drop_last=self.drop_last)
 
     def __len__(self) -> int:
         samples = self._source.count(self._placement(0, 1))
@@ -325,7 +325,6 @@ class StreamDataset(IterableDataset[Any]):
         states = []
         for plan, placement, count in zip(plans, placements, given, strict=True):
             delivered = plan.begun + count * size if count * size < len(plan) else plan.end
-            placement = replace(placement, step_samples=plan.progress.placement.step_samples)
             states.append(replace(plan.progress, placement=placement, delivered=delivered).state())
         return merge_shares(states)
 
@@ -416,7 +415,7 @@ _END = object()
 
 
 def _batches(
-    samples: StreamIterator[Any], size: int, together: Callable[[list[Any]], Any], *, drop_last: bool
+    samples: StreamIterator, size: int, together: Callable[[list[Any]], Any], *, drop_last: bool
 ) -> Iterator[Any]:
     _warn_of_second_batching(size, sys._getframe(1))
     for first in samples:
@@ -451,7 +450,7 @@ def _together(batch: list[Any], memory: BatchMemory | None) -> Any:  # noqa: ANN
     return handed_over(whole, rows, memory) if isinstance(memory, SlotMemory) else whole.rows(rows)
 
 
-def _batch(samples: StreamIterator[Any], first: Any, size: int) -> list[Any]:  # noqa: ANN401
+def _batch(samples: StreamIterator, first: Any, size: int) -> list[Any]:  # noqa: ANN401
     """The samples that go into a batch with the first one, which came last."""
     batch = [first]
     number, following = samples.batches

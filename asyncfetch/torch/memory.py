@@ -47,7 +47,7 @@ class WorkersMemory:
         _live.add(self)
 
     @classmethod
-    def of(cls, stream: SampleSource[Any]) -> WorkersMemory:
+    def of(cls, stream: SampleSource) -> WorkersMemory:
         """The stream's, made where it has none."""
         if stream.workers_memory is None:
             board, pages = (torch.from_numpy(np.zeros(size, np.uint8)) for size in (BOARD_BYTES, FIGURES_BYTES))
@@ -65,7 +65,7 @@ class WorkersMemory:
         """The board to which workers write what they do."""
         return FiguresBoard(self._figures.numpy().data)
 
-    def attach(self, stream: SampleSource[Any]) -> None:
+    def attach(self, stream: SampleSource) -> None:
         """Have the stream count here."""
         stream.workers_memory = None  # it would keep apart what a worker shares, which doesn't know yet that it is one
         self._users = stream.epochs, stream.quarantine

@@ -25,7 +25,7 @@ EPISODES, LENGTH = 3, 40
 def test_a_row_is_measured(tmp_path: Path) -> None:
     truth = write_dataset(tmp_path, episodes=EPISODES, length=LENGTH, width=64, height=64, codec="h264")
     with RangeServer(truth.root) as server:
-        config = af.StreamConfig(fetch=af.FetchConfig(ca_file=server.ca_file), lanes=2, pool_episodes=2)
+        config = af.StreamConfig(fetch=af.FetchConfig(ca_file=server.ca_file), pool_segments=2)
         setting = Setting(server.url, server.ca_file, 60.0, config)  # the epoch ends long before
         cameras, (header_milliseconds, plan_milliseconds), by_file = anyio.run(look, setting, 0.0)
         assert (cameras, by_file) == (len(truth.cameras), 0.0)

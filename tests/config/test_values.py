@@ -102,4 +102,4 @@ def test_numbers_of_numpy_and_paths_are_as_good() -> None:
 @pytest.mark.parametrize("lanes", [0, 3, 48])
 def test_lanes_are_a_power_of_two(lanes: int) -> None:
     with pytest.raises(af.ConfigError, match=f"lanes must be a power of two, not {lanes}"):
-        af.StreamConfig(lanes=lanes, pool_episodes=64)
+        af.StreamConfig(lanes=lanes, pool_segments=64)

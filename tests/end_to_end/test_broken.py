@@ -165,12 +165,12 @@ def test_a_transforms_own_error(served: Served, read: Read) -> None:
 
 @directly
 def test_a_pool_larger_than_its_room(served: Served, read: Read, caplog: pytest.LogCaptureFixture) -> None:
-    samples = read(served.stream(config=served.config(max_bytes=16_000, lanes=64, pool_episodes=64)))
+    samples = read(served.stream(config=served.config(max_bytes=16_000, pool_segments=64)))
     assert len(samples) == served.truth.num_frames
-    assert [record.levelname for record in caplog.records if "pool_episodes=64" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "pool_segments=64" in record.message] == ["WARNING"]
 
 
 @directly
 def test_an_episode_larger_than_all_room(served: Served, read: Read) -> None:
     with pytest.raises(af.CacheError, match=r"StreamConfig\(max_bytes=\d+\)"):
-        read(served.stream(config=served.config(max_bytes=1_000, lanes=1, pool_episodes=1)))
+        read(served.stream(config=served.config(max_bytes=1_000, pool_segments=1)))

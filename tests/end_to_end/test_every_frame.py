@@ -150,7 +150,7 @@ def test_two_ranks_with_two_workers_each(served: Served, monkeypatch: pytest.Mon
     ("chosen", "workers"), [(None, 3), ([1, 3], 5)], ids=["three workers, 64 lanes", "more workers than episodes"]
 )
 def test_workers_that_divide_nothing_evenly(served: Served, chosen: list[int] | None, workers: int) -> None:
-    config = served.config(lanes=64, pool_episodes=64)
+    config = served.config(pool_segments=64)
     dataset = af.torch.StreamDataset(served.stream(config=config, episodes=chosen))
     loader = DataLoader(dataset, batch_size=4, num_workers=workers, multiprocessing_context="fork")
     expected = [key for key in served.keys if chosen is None or key[0] in chosen]

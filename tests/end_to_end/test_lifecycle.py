@@ -39,7 +39,7 @@ from torch.utils.data._utils import worker
 worker.MP_STATUS_CHECK_INTERVAL = 0.5  # of looking whether its trainer is alive, instead of 5 s
 warnings.filterwarnings("ignore", message=".*use of fork")
 url, ca_file = sys.argv[1:]
-config = af.StreamConfig(fetch=af.FetchConfig(ca_file=ca_file), lanes=4, pool_episodes=4)
+config = af.StreamConfig(fetch=af.FetchConfig(ca_file=ca_file), pool_segments=4)
 
 def make(**options):
     return af.Stream(url, config=config, **options)

@@ -62,7 +62,7 @@ class Measuring(af.torch.StreamDataset):
 if __name__ == "__main__":
     url, ca_file, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
     config = af.StreamConfig(
-        fetch=af.FetchConfig(ca_file=ca_file), lanes=8, pool_episodes=8, prefetch_episodes=8,
+        fetch=af.FetchConfig(ca_file=ca_file), pool_segments=8, prefetch_segments=8,
         max_bytes={MAX_BYTES}, decoded_max_bytes={DECODED_MAX_BYTES})
     stream = af.Stream(url, config=config)
     loader = DataLoader(Measuring(stream), batch_size=None, num_workers=workers, collate_fn=lambda item: item,

@@ -48,7 +48,7 @@ warnings.filterwarnings("ignore")  # torch's and torchdata's about each other
 import torch.distributed, asyncfetch as af
 from torch.utils.data import DataLoader
 url, ca_file, folder, *arguments = sys.argv[1:]
-config = af.StreamConfig(fetch=af.FetchConfig(ca_file=ca_file), lanes=4, pool_episodes=4)
+config = af.StreamConfig(fetch=af.FetchConfig(ca_file=ca_file), pool_segments=4)
 dataset = af.torch.StreamDataset(af.Stream(url, features=[], config=config))
 streams = [af.Stream(url, features=[], seed=seed) for seed in range(2)]
 mixture = af.torch.StreamDataset(af.Mixture(streams, [2, 1], stop_on=97, config=config))

@@ -35,7 +35,7 @@ class Recorded:
 
     def stream(self, shuffle: bool) -> af.Stream:
         fetch = af.FetchConfig(ca_file=self.server.ca_file)
-        config = af.StreamConfig(lanes=4, pool_episodes=4, prefetch_episodes=2, fetch=fetch)
+        config = af.StreamConfig(pool_segments=4, prefetch_segments=2, fetch=fetch)
         return af.Stream(self.server.url, shuffle=shuffle, seed=3, config=config)
 
     def check(self, sample: dict[str, Any]) -> int:

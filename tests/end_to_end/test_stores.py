@@ -64,7 +64,7 @@ def store(
 
 @pytest.fixture
 def stream(served: Served, store: tuple[str, af.FetchConfig]) -> Iterator[af.Stream]:
-    config = af.StreamConfig(fetch=store[1], lanes=4, pool_episodes=4, prefetch_episodes=4)
+    config = af.StreamConfig(fetch=store[1], pool_segments=4, prefetch_segments=4)
     stream = af.Stream(store[0], config=config)
     yield stream
     stream.close()
@@ -114,7 +114,7 @@ async def test_videos_and_tables_come_of_the_revision_that_was_opened(
     """Though its name means another one from the middle of the pass on."""
     hub.push("datasets/org/name", files_of(served.truth), "mine")
     hub.push("datasets/org/name", files_of(deep), "main")
-    config = af.StreamConfig(fetch=af.FetchConfig(ca_file=hub.ca_file), lanes=1, pool_episodes=1, prefetch_episodes=1)
+    config = af.StreamConfig(fetch=af.FetchConfig(ca_file=hub.ca_file), pool_segments=1, prefetch_segments=1)
     async with af.Stream("hf://datasets/org/name@mine", config=config).samples() as samples:
         keys = served.check([await anext(samples)])
         hub.push("datasets/org/name", files_of(deep), "mine")

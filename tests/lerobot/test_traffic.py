@@ -84,9 +84,9 @@ async def test_an_epoch_of_more_than_fits_in_memory_fetches_little_more_than_it_
         config = StreamConfig(
             fetch=FetchConfig(ca_file=server.ca_file, trust_env=False),
             max_bytes=max_bytes,
-            lanes=2,
-            pool_episodes=2,
-            prefetch_episodes=1,
+           ,
+            pool_segments=2,
+            prefetch_segments=1,
         )
         async with open_dataset(server.url, config=config) as dataset, Stream(dataset).samples(epoch=0) as samples:
             indices = {int(sample["index"]) async for sample in samples}

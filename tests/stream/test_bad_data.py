@@ -44,8 +44,8 @@ def broken(truth: DatasetTruth, tmp_path: Path) -> str:
 def make(source: str, on_error: str, **options: Any) -> af.Stream:  # noqa: ANN401
     # PyAV, because torchcodec takes seconds to import, and each spawned process imports it.
     config = af.StreamConfig(
-        lanes=2,
-        pool_episodes=2,
+       ,
+        pool_segments=2,
         decode_threads=2,
         decoder="pyav",
         on_error=on_error,  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def test_a_host_that_goes_down_is_no_bad_data(truth: DatasetTruth) -> None:
     with RangeServer(truth.root) as server:
         fetch = af.FetchConfig(ca_file=server.ca_file, retry=af.RetryConfig(attempts=1))
         config = af.StreamConfig(
-            lanes=1, pool_episodes=1, prefetch_episodes=0, decoded_max_bytes=1, on_error="skip", fetch=fetch
+           , pool_segments=1, prefetch_segments=0, decoded_max_bytes=1, on_error="skip", fetch=fetch
         )
         stream = af.Stream(server.url, config=config, shuffle=False)
         samples = iter(stream)
@@ -323,7 +323,7 @@ def test_an_unknown_policy_is_refused() -> None:
 
 
 async def test_the_next_epoch_finds_its_first_episodes(truth: DatasetTruth) -> None:
-    config = af.StreamConfig(lanes=2, pool_episodes=2, prefetch_episodes=1)
+    config = af.StreamConfig(pool_segments=2, prefetch_segments=1)
     async with af.open_dataset(str(truth.root), config=config) as dataset:
         source = af.Stream(dataset, episodes=[0, 1, 3, 5])
         async with source.samples() as samples:
@@ -365,7 +365,7 @@ async def test_episodes_that_end_together_leave_their_room_to_the_next_epoch(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(af.lerobot.EpisodeReader, "prefetch", lambda _, episode: asked.append(episode))
-    config = af.StreamConfig(lanes=4, pool_episodes=4, prefetch_episodes=0)
+    config = af.StreamConfig(pool_segments=4, prefetch_segments=0)
     async with (
         af.open_dataset(str(truth.root), config=config) as dataset,
         af.Stream(dataset, episodes=[0, 1, 3, 4]).samples() as samples,
@@ -374,7 +374,7 @@ async def test_episodes_that_end_together_leave_their_room_to_the_next_epoch(
         with anyio.fail_after(10):
             while any(task.get_name() == "prefetch the next epoch" for task in asyncio.all_tasks()):
                 await anyio.lowlevel.checkpoint()
-        assert samples.statistics().open_episodes == 0
+        assert samples.statistics().open_segments == 0
     assert asked  # the others were in memory yet, and aren't asked for
     assert set(asked) <= {0, 1, 3, 4}
 

@@ -20,7 +20,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Step], Sizes]:
     lanes = draw(st.sampled_from([1, 2, 4]))
     group = draw(st.integers(1, 6))
     lengths = np.array(draw(st.lists(st.integers(0, 30), max_size=12)), dtype=np.int64)
-    order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=lanes, pool_episodes=lanes, group_frames=group)
+    order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=lanes, pool_segments=lanes, group_frames=group)
     consumers = draw(st.integers(1, 3))
     steps = list(order.steps(range(0, len(order), consumers)))
     run_frames = draw(st.integers(1, group))
@@ -41,7 +41,7 @@ def test_micro_batches_are_the_order_and_jobs_hold_each_step_once(case: tuple[li
 
 def test_the_first_sample_waits_for_its_own_run_alone() -> None:
     """And those that follow for few, until micro-batches and jobs are as large as they get."""
-    order = Order(np.full(100, 50), shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
+    order = Order(np.full(100, 50), shuffle=True, seed=0, epoch=0, pool_segments=64, group_frames=2)
     cut = list(itertools.islice(micro_batches(order.steps(range(len(order))), Sizes(2, 2, 16, 64)), 8))
     assert [len(micro_batch.steps) for micro_batch in cut] == [1, 2, 4, 8, 16, 16, 16, 16]
     assert {step.episode for job in cut[0].starts for step in job.steps} == {cut[0].steps[0].episode}
@@ -86,7 +86,7 @@ def test_nothing_is_decoded_with_what_may_need_the_memory_of_its_episode(case: t
 
 def test_no_run_is_cut_short_by_where_the_look_ahead_ends() -> None:
     lengths = np.full(8, 240)
-    order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=8, pool_episodes=8, group_frames=6)
+    order = Order(lengths, shuffle=True, seed=0, epoch=0, pool_segments=8, group_frames=6)
     steps = list(order.steps(range(len(order))))
     for micro_batch in micro_batches(steps, Sizes(6, 3, 7, 8)):
         for job in micro_batch.starts:
@@ -96,7 +96,7 @@ def test_no_run_is_cut_short_by_where_the_look_ahead_ends() -> None:
 
 def test_frames_of_a_group_are_decoded_by_one_job() -> None:
     lengths = np.full(64, 30)
-    order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=8, pool_episodes=8, group_frames=5)
+    order = Order(lengths, shuffle=True, seed=0, epoch=0, pool_segments=8, group_frames=5)
     steps = list(order.steps(range(400)))[:200]
     job_of = {
         (job.steps[place].episode, job.steps[place].frame): job
@@ -113,7 +113,7 @@ def test_frames_of_a_group_are_decoded_by_one_job() -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_jobs_in_a_row_that_share_an_episode_take_its_readers_in_turns(shuffle: bool) -> None:
     lengths = np.full(4, 90)
-    order = Order(lengths, shuffle=shuffle, seed=0, epoch=0, lanes=2, pool_episodes=2, group_frames=5)
+    order = Order(lengths, shuffle=shuffle, seed=0, epoch=0, pool_segments=2, group_frames=5)
     cut = micro_batches(order.steps(range(len(order))), Sizes(5, 5, 10, 2 if shuffle else 1, readers=2))
     jobs = [job.steps for micro_batch in cut for job in micro_batch.starts]
     assert all(len({step.reader for step in steps}) == 1 for steps in jobs)
@@ -124,13 +124,13 @@ def test_jobs_in_a_row_that_share_an_episode_take_its_readers_in_turns(shuffle: 
 
 
 def test_parts_of_a_group_stay_with_the_decoder_that_goes_on_with_it() -> None:
-    order = Order(np.full(4, 90), shuffle=False, seed=0, epoch=0, lanes=1, pool_episodes=1, group_frames=30)
+    order = Order(np.full(4, 90), shuffle=False, seed=0, epoch=0, pool_segments=1, group_frames=30)
     cut = micro_batches(order.steps(range(len(order))), Sizes(30, 10, 10, 1, readers=2))
     assert {step.reader for micro_batch in cut for job in micro_batch.starts for step in job.steps} == {0}
 
 
 @pytest.mark.parametrize(
-    ("max_samples", "group", "open_episodes", "jobs", "run_frames", "job_samples"),
+    ("max_samples", "group", "open_segments", "jobs", "run_frames", "job_samples"),
     [
         (145, 2, 64, 7, 2, 8),  # two 640x480 cameras in 256 MiB, 2 threads
         (145, 2, 64, 35, 2, 2),  # 16 threads
@@ -142,23 +142,23 @@ def test_parts_of_a_group_stay_with_the_decoder_that_goes_on_with_it() -> None:
     ],
 )
 def test_sizes_keep_groups_together_as_far_as_memory_goes(
-    max_samples: int, group: int, open_episodes: int, jobs: int, run_frames: int, job_samples: int
+    max_samples: int, group: int, open_segments: int, jobs: int, run_frames: int, job_samples: int
 ) -> None:
-    sizes = Sizes.within(max_samples, group_frames=group, open_episodes=open_episodes, jobs=jobs, max_job_samples=8)
+    sizes = Sizes.within(max_samples, group_frames=group, open_segments=open_segments, jobs=jobs, max_job_samples=8)
     assert (sizes.run_frames, sizes.job_samples) == (run_frames, job_samples)
 
 
-@given(max_samples=st.integers(1, 2**70), group=st.integers(1, 10**400), open_episodes=st.integers(1, 100))
-def test_groups_of_any_size_divide_exactly(max_samples: int, group: int, open_episodes: int) -> None:
-    sizes = Sizes.within(max_samples, group_frames=group, open_episodes=open_episodes, jobs=4, max_job_samples=8)
-    longest = 1 + max(0, max_samples - 4) // (open_episodes + 4)
+@given(max_samples=st.integers(1, 2**70), group=st.integers(1, 10**400), open_segments=st.integers(1, 100))
+def test_groups_of_any_size_divide_exactly(max_samples: int, group: int, open_segments: int) -> None:
+    sizes = Sizes.within(max_samples, group_frames=group, open_segments=open_segments, jobs=4, max_job_samples=8)
+    longest = 1 + max(0, max_samples - 4) // (open_segments + 4)
     assert 1 <= sizes.run_frames <= min(group, longest)
     assert -(-group // sizes.run_frames) == -(-group // longest)
 
 
 def test_a_group_is_no_larger_than_the_longest_episode() -> None:
     def largest(lengths: list[int], group: int) -> int:
-        order = Order(np.array(lengths, np.int64), shuffle=True, seed=0, epoch=0, lanes=1, pool_episodes=1)
+        order = Order(np.array(lengths, np.int64), shuffle=True, seed=0, epoch=0, pool_segments=1)
         return replace(order, group_frames=group).largest_group()
 
     assert [largest([3, 0, 9, 5], group) for group in (1, 8, 9, 10, 10**30)] == [1, 8, 9, 9, 9]

@@ -25,7 +25,7 @@ def order_of(member: int) -> Callable[[int], tuple[Order, Sequence[int]]]:
     lengths = np.array(EPISODES[member])
 
     def order(epoch: int) -> tuple[Order, Sequence[int]]:
-        return Order(lengths, shuffle=True, seed=member, epoch=epoch, lanes=2, pool_episodes=2), range(len(lengths))
+        return Order(lengths, shuffle=True, seed=member, epoch=epoch, pool_segments=2), range(len(lengths))
 
     return order
 
@@ -101,7 +101,7 @@ def test_each_rank_draws_from_every_member_and_stays_with_its_episodes() -> None
     lengths = [np.full(episodes, 50) for episodes in (96, 48)]
     orders = [
         lambda epoch, each=each, member=member: (
-            Order(each, shuffle=True, seed=member, epoch=epoch, lanes=16, pool_episodes=16),
+            Order(each, shuffle=True, seed=member, epoch=epoch, pool_segments=16),
             range(len(each)),
         )
         for member, each in enumerate(lengths)

@@ -42,7 +42,7 @@ any_moment = settings(suppress_health_check=[HealthCheck.function_scoped_fixture
 
 
 def member(source: str, **options: Any) -> af.Stream:  # noqa: ANN401
-    return af.Stream(source, **{"config": af.StreamConfig(lanes=2, pool_episodes=2, decode_threads=2), **options})
+    return af.Stream(source, **{"config": af.StreamConfig(pool_segments=2, decode_threads=2), **options})
 
 
 def mixture(truths: list[DatasetTruth], *, features: list[str] | None = None, **options: Any) -> af.Mixture:  # noqa: ANN401
@@ -91,7 +91,7 @@ def host(truths: list[DatasetTruth], tmp_path_factory: pytest.TempPathFactory) -
 
 def test_the_members_own_orders_in_turns_over_the_network(truths: list[DatasetTruth], host: RangeServer) -> None:
     """Pictures and all: every frame is the right one, and each member's come in its own order, epoch behind epoch."""
-    config = af.StreamConfig(lanes=2, pool_episodes=2, fetch=af.FetchConfig(ca_file=str(host.ca_file)))
+    config = af.StreamConfig(pool_segments=2, fetch=af.FetchConfig(ca_file=str(host.ca_file)))
     streams = [member(f"{host.url}/{number}", seed=number, config=config) for number in range(3)]
     mixed = af.Mixture(streams, WEIGHTS, stop_on="all", seed=5)
     seen: list[Key] = []
@@ -531,7 +531,7 @@ async def test_members_and_their_configurations(truths: list[DatasetTruth]) -> N
         with pytest.raises(ConfigError, match=r"member 1 .* Stream of a URL"):
             af.Mixture([af.Stream(root), af.Stream(dataset)], [1, 1])
     shared = af.Mixture([af.Stream(root), member(root), af.Stream(root)], [6, 1, 3])
-    pools = [(stream.config.lanes, stream.config.pool_episodes) for stream in source_of(shared).streams]
+    pools = [(stream.config.lanes, stream.config.pool_segments) for stream in source_of(shared).streams]
     assert pools == [(32, 38), (2, 2), (16, 19)]
 
 

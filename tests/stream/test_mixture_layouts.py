@@ -112,7 +112,7 @@ def test_all_ranks_make_the_same_batches_of_a_rest_however_many_they_are(
     drop_last: bool,
 ) -> None:
     """Of one member each, in one epoch that is stopped again and again and gone on with by other ranks and batches."""
-    mixed = parted(truths, config=af.StreamConfig(uneven_ends=ends, lanes=4, pool_episodes=8))
+    mixed = parted(truths, config=af.StreamConfig(uneven_ends=ends, pool_segments=8))
     given = Counter[Any]()
     state = beginning(0)
     layouts = st.tuples(st.integers(1, 3), st.sampled_from([1, 2, 4, 5]), st.integers(1, 6))

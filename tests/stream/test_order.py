@@ -53,7 +53,7 @@ def order(
         seed=seed,
         epoch=epoch,
         lanes=lanes,
-        pool_episodes=pool,
+        pool_segments=pool,
         group_frames=group,
     )
 
@@ -169,20 +169,20 @@ def test_whole_lanes_go_to_one_consumer_while_consumers_divide_the_lanes(lanes: 
     pairs, lent = whole.slots // 2, whole.slots // 4
     several = pairs if pairs % consumers else lent if lent % consumers else 0
     assert sum(len(owning) > 1 for owning in owners.values()) <= several
-    assert whole.open_episodes(Placement(0, consumers)) == pool // consumers
+    assert whole.open_segments(Placement(0, consumers)) == pool // consumers
 
 
 def test_who_takes_blocks_keeps_whole_lanes_where_these_divide_the_lanes() -> None:
     whole = order([30] * 64, lanes=8, pool=8)
-    assert whole.open_episodes(Placement(0, 1, 0, 2, block_samples=4)) == 4
-    assert whole.open_episodes(Placement(0, 1, 0, 2, block_samples=8)) == 8
-    assert whole.open_episodes(Placement(0, 3)) == 8
+    assert whole.open_segments(Placement(0, 1, 0, 2, block_samples=4)) == 4
+    assert whole.open_segments(Placement(0, 1, 0, 2, block_samples=8)) == 8
+    assert whole.open_segments(Placement(0, 3)) == 8
 
 
 def test_no_more_episodes_are_open_than_there_are() -> None:
     whole = order([30] * 6, lanes=8, pool=2**20)
-    assert whole.open_episodes(Placement()) == 6
-    assert whole.open_episodes(Placement(0, 3)) == 6
+    assert whole.open_segments(Placement()) == 6
+    assert whole.open_segments(Placement(0, 3)) == 6
     assert whole.pool(Placement()) == (6, 180)
 
 
@@ -336,7 +336,7 @@ def test_how_many_frames_of_a_group_come_to_another_worker_is_known(batch: int, 
     share = sum(len(those) > 1 for those in of_group.values()) / len(of_group)
     rank = Placement()
     shared = Placement(workers=workers, block_samples=batch)
-    assert shared.share_parted(whole.open_episodes(rank)) == pytest.approx(parted)
+    assert shared.share_parted(whole.open_segments(rank)) == pytest.approx(parted)
     assert share == pytest.approx(parted, abs=0.05)
 
 
@@ -401,7 +401,7 @@ def test_ten_million_episodes_take_no_memory_of_their_own() -> None:
     far = 20_000 * 150
     tracemalloc.start()
     try:
-        whole = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
+        whole = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=64, pool_segments=64, group_frames=2)
         seen = set()
         for start, assignment in ((0, None), (far, whole.assignment(far))):
             for step in itertools.islice(whole.steps(range(start, len(whole)), assignment), 1000):
@@ -415,7 +415,7 @@ def test_ten_million_episodes_take_no_memory_of_their_own() -> None:
 
 @pytest.mark.parametrize(("lanes", "pool"), [(0, 1), (4, 3)])
 def test_a_pool_smaller_than_the_lanes_is_refused(lanes: int, pool: int) -> None:
-    with pytest.raises(ConfigError, match="pool_episodes"):
+    with pytest.raises(ConfigError, match="pool_segments"):
         order([1], lanes=lanes, pool=pool)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from asyncfetch.testing import DatasetTruth
 
 TOP = "observation.images.top"
-CONFIG = af.StreamConfig(lanes=2, pool_episodes=2, prefetch_episodes=1, decode_threads=2)
+CONFIG = af.StreamConfig(pool_segments=2, prefetch_segments=1, decode_threads=2)
 
 
 def stream_of(truth: DatasetTruth, **options: Any) -> af.Stream:  # noqa: ANN401
@@ -69,7 +69,7 @@ async def test_an_epoch_opens_each_decoder_once(tmp_path: Path) -> None:
         codec="h264",
         episodes_per_video_file=32,
     )
-    config = af.StreamConfig(lanes=slots, pool_episodes=slots, decoded_max_bytes=4 << 20)
+    config = af.StreamConfig(lanes=slots, pool_segments=slots, decoded_max_bytes=4 << 20)
     async with af.open_dataset(str(truth.root), config=config) as dataset:
         stream = af.Stream(dataset)
         steps = source_of(stream).plan(dataset, Placement(), epoch=0).steps()
@@ -508,5 +508,5 @@ async def test_short_episodes_are_not_asked_for_by_the_thousand(
         async with af.Stream(dataset).samples() as samples, anyio.create_task_group() as group:
             group.start_soon(anext, samples)
             await anyio.wait_all_tasks_blocked()
-            assert samples.statistics().open_episodes <= 64 + 64
+            assert samples.statistics().open_segments <= 64 + 64
             may_come.set()

@@ -39,7 +39,7 @@ def orders(draw: st.DrawFn) -> Order:
         seed=draw(st.integers(0, 1 << 40)),
         epoch=0,
         lanes=lanes,
-        pool_episodes=lanes * draw(st.integers(1, 3)),
+        pool_segments=lanes * draw(st.integers(1, 3)),
         group_frames=draw(st.integers(1, 4)),
     )
 
@@ -173,7 +173,7 @@ def test_a_rank_stays_with_its_episodes(ranks: int, batch: int, most: float) -> 
     Fewer than lanes + ranks - their greatest common divisor pairs of a lane and a rank there can't be.
     """
     lengths = np.random.default_rng(0).integers(130, 171, 960)
-    order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
+    order = Order(lengths, shuffle=True, seed=0, epoch=0, pool_segments=64, group_frames=2)
     read = readers(order, ranks, batch)
     assert len(read) == 960
     assert (64 + ranks - math.gcd(64, ranks)) / 64 < read.total() / 960 <= most
@@ -197,7 +197,7 @@ def test_a_step_is_of_whole_batches_or_a_batch_of_whole_steps(batch: int | None,
 
 
 def test_any_number_of_ranks_takes_no_room() -> None:
-    order = Order(np.full(10, 5), shuffle=True, seed=0, epoch=0, lanes=4, pool_episodes=4)
+    order = Order(np.full(10, 5), shuffle=True, seed=0, epoch=0, pool_segments=4)
     assert len(list(Remaining().positions(50, Placement(7, 10**15, step_samples=10**15), "uneven", order))) == 1
 
 
@@ -213,7 +213,7 @@ def test_a_slow_consumer_takes_one_run_of_the_state() -> None:
 
 @pytest.mark.parametrize(("ranks", "batch", "most"), [(8, 32, 33), (3, 32, 70)])
 def test_a_slow_rank_that_stays_with_its_lanes_takes_few_runs_of_the_state(ranks: int, batch: int, most: int) -> None:
-    order = Order(np.full(5000, 150), shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
+    order = Order(np.full(5000, 150), shuffle=True, seed=0, epoch=0, pool_segments=64, group_frames=2)
     placements = [Placement(rank, ranks).in_batches(batch, drop_last=False) for rank in range(ranks)]
     delivered = {one: 64_000 - 32_000 * (one.rank == 1) for one in placements}
     rest = Remaining().after(delivered, len(order), order)

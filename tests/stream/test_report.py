@@ -37,7 +37,7 @@ FETCH = af.FetchConfig(trust_env=False)
 
 
 def config(**options: Any) -> af.StreamConfig:  # noqa: ANN401 - StreamConfig's own
-    return af.StreamConfig(fetch=FETCH, pool_episodes=2, lanes=2, prefetch_episodes=1, **options)
+    return af.StreamConfig(fetch=FETCH, pool_segments=2, prefetch_segments=1, **options)
 
 
 @pytest.fixture(autouse=True, scope="module")

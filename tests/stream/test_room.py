@@ -72,8 +72,8 @@ async def test_a_pass_gets_every_frame_or_an_error_and_never_hangs(
     chosen = config(
         room,
         lanes=lanes,
-        pool_episodes=lanes * data.draw(st.integers(1, 2)),
-        prefetch_episodes=data.draw(st.integers(0, 4)),
+        pool_segments=lanes * data.draw(st.integers(1, 2)),
+        prefetch_segments=data.draw(st.integers(0, 4)),
         decoded_max_bytes=data.draw(st.sampled_from([1, 100_000, 64 << 20])),
     )
     with anyio.fail_after(20), suppress(af.CacheError):
@@ -83,13 +83,13 @@ async def test_a_pass_gets_every_frame_or_an_error_and_never_hangs(
             assert sorted(indices) == list(range(truth.num_frames))
 
 
-@pytest.mark.parametrize("prefetch_episodes", [0, 1, 8])
+@pytest.mark.parametrize("prefetch_segments", [0, 1, 8])
 @pytest.mark.parametrize("decoded_max_bytes", [1, 64 << 20])
 async def test_in_sequence_room_for_the_largest_episode_is_enough_and_a_byte_less_is_not(
-    truth: DatasetTruth, clip_bytes: list[int], prefetch_episodes: int, decoded_max_bytes: int
+    truth: DatasetTruth, clip_bytes: list[int], prefetch_segments: int, decoded_max_bytes: int
 ) -> None:
     needed = max(clip_bytes)
-    options = {"prefetch_episodes": prefetch_episodes, "decoded_max_bytes": decoded_max_bytes}
+    options = {"prefetch_segments": prefetch_segments, "decoded_max_bytes": decoded_max_bytes}
     enough = af.Stream(str(truth.root), shuffle=False, config=config(needed, **options))
     short = af.Stream(str(truth.root), shuffle=False, config=config(needed - 1, **options))
     with anyio.fail_after(10):
@@ -98,12 +98,12 @@ async def test_in_sequence_room_for_the_largest_episode_is_enough_and_a_byte_les
             await read(short)
 
 
-@pytest.mark.parametrize("prefetch_episodes", [0, 8])
+@pytest.mark.parametrize("prefetch_segments", [0, 8])
 @pytest.mark.parametrize("room", [1.0, 0.5])
 async def test_a_pool_that_does_not_fit_is_smaller_and_one_warning_says_so(
-    truth: DatasetTruth, clip_bytes: list[int], prefetch_episodes: int, room: float, caplog: pytest.LogCaptureFixture
+    truth: DatasetTruth, clip_bytes: list[int], prefetch_segments: int, room: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"lanes": 8, "pool_episodes": 8, "prefetch_episodes": prefetch_episodes}
+    options = {"lanes": 8, "pool_segments": 8, "prefetch_segments": prefetch_segments}
     chosen = config(int(room * sum(clip_bytes)), **options)
     for seed in range(3):
         caplog.clear()
@@ -121,7 +121,7 @@ async def test_a_pool_that_does_not_fit_is_smaller_and_one_warning_says_so(
 
 
 def test_the_pool_is_the_same_for_any_number_of_workers(truth: DatasetTruth, clip_bytes: list[int]) -> None:
-    room = replace(config(sum(clip_bytes) // 2, lanes=8, pool_episodes=8), decode_threads=4)
+    room = replace(config(sum(clip_bytes) // 2, pool_segments=8), decode_threads=4)
     alone = source_of(af.Stream(str(truth.root), config=room))
     orders = []
     for stream in (alone, alone.shared_by(2), alone.shared_by(4)):
@@ -129,13 +129,13 @@ def test_the_pool_is_the_same_for_any_number_of_workers(truth: DatasetTruth, cli
         orders.append(stream.state_dict()["order"])
         stream.close()
     assert orders[0] == orders[1] == orders[2]
-    assert orders[0]["pool_episodes"] < 8
+    assert orders[0]["pool_segments"] < 8
 
 
 async def test_an_episode_larger_than_the_bound_is_an_error_before_the_first_sample(
     truth: DatasetTruth, clip_bytes: list[int]
 ) -> None:
-    chosen = config(max(clip_bytes) - 1, lanes=8, pool_episodes=8)
+    chosen = config(max(clip_bytes) - 1, pool_segments=8)
     samples = af.Stream(str(truth.root), config=chosen).samples()
     with anyio.fail_after(5), pytest.raises(af.CacheError) as caught:
         await samples.__aenter__()
@@ -149,19 +149,19 @@ async def test_an_episode_larger_than_the_bound_is_an_error_before_the_first_sam
     assert len(await read(af.Stream(str(truth.root), config=enough))) == truth.num_frames
 
 
-@pytest.mark.parametrize("pool_episodes", [1, 2, 8])
+@pytest.mark.parametrize("pool_segments", [1, 2, 8])
 @pytest.mark.parametrize("room", [1.0, 1.5, 2.5])
 async def test_a_pool_that_was_made_smaller_fits_in_every_epoch(
-    truth: DatasetTruth, clip_bytes: list[int], pool_episodes: int, room: float
+    truth: DatasetTruth, clip_bytes: list[int], pool_segments: int, room: float
 ) -> None:
-    chosen = config(int(room * max(clip_bytes)), lanes=1, pool_episodes=pool_episodes, decoded_max_bytes=1)
+    chosen = config(int(room * max(clip_bytes)), pool_segments=pool_segments, decoded_max_bytes=1)
     for seed, epoch in ((0, 0), (0, 1), (1, 2)):
         async with af.Stream(str(truth.root), seed=seed, config=chosen).samples(epoch=epoch) as samples:
             assert len([sample async for sample in samples]) == truth.num_frames
 
 
-def advised(error: af.CacheError, *, pool_episodes: int) -> int:
-    said = re.search(rf"a pool of {pool_episodes} needs about StreamConfig\(max_bytes=(\d+)\)", str(error))
+def advised(error: af.CacheError, *, pool_segments: int) -> int:
+    said = re.search(rf"a pool of {pool_segments} needs about StreamConfig\(max_bytes=(\d+)\)", str(error))
     assert said is not None, error
     return int(said[1])
 
@@ -206,16 +206,16 @@ async def test_the_pools_of_a_mixture_are_parts_of_one_and_shrink_alike_where_th
     def pools(mixture: af.Mixture) -> list[tuple[int, int]]:
         return [(stream.pool.episodes, stream.pool.lanes) for stream in source_of(mixture).streams]
 
-    mixture = mixture_of(truths, 16_000, lanes=8, pool_episodes=8)
+    mixture = mixture_of(truths, 16_000, pool_segments=8)
     assert pools(mixture) == [(2, 2), (4, 4), (2, 2)]
     async with mixture.samples() as samples:
         assert len([sample async for sample in samples]) == 60
     (warning,) = caplog.messages
-    said = re.search(r"clips of (\d) episodes of a mixture's 3 datasets .*pool_episodes=8: .* max_bytes=(\d+)", warning)
+    said = re.search(r"clips of (\d) episodes of a mixture's 3 datasets .*pool_segments=8: .* max_bytes=(\d+)", warning)
     assert said is not None
     assert 3 <= int(said[1]) == sum(episodes for episodes, _ in pools(mixture)) < 8
     caplog.clear()
-    enough = mixture_of(truths, int(said[2]), lanes=8, pool_episodes=8)
+    enough = mixture_of(truths, int(said[2]), pool_segments=8)
     async with enough.samples() as samples:
         assert len([sample async for sample in samples]) == 60
     assert not caplog.messages
@@ -256,9 +256,9 @@ async def test_two_passes_over_one_dataset_share_the_room_and_never_hang(
     """Read in turns by one task: each holds what the other may need."""
     chosen = config(
         data.draw(st.integers(max(clip_bytes), 2 * sum(clip_bytes))),
-        lanes=2,
-        pool_episodes=2,
-        prefetch_episodes=data.draw(st.integers(0, 4)),
+       ,
+        pool_segments=2,
+        prefetch_segments=data.draw(st.integers(0, 4)),
         decoded_max_bytes=data.draw(st.sampled_from([1, 64 << 20])),
     )
     with anyio.fail_after(20), suppress(af.CacheError):
@@ -296,7 +296,7 @@ async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
                 lambda episode: Origin(dataset, episode),
                 [largest, other],
                 group,
-                prefetch_episodes=2,
+                prefetch_segments=2,
                 pool=lambda: (2, 24),
                 on_full=is_full.set,
                 on_arrival=lambda: None,
@@ -349,7 +349,7 @@ async def test_the_first_episode_is_asked_for_alone(
                 lambda episode: Origin(dataset, episode),
                 episodes,
                 group,
-                prefetch_episodes=4,
+                prefetch_segments=4,
                 pool=lambda: (4, 24),
                 on_full=lambda: None,
                 on_arrival=lambda: None,
@@ -368,7 +368,7 @@ async def test_the_first_episode_is_asked_for_alone(
 
 async def test_two_passes_that_fit_both_get_every_frame(truth: DatasetTruth, clip_bytes: list[int]) -> None:
     async with af.open_dataset(
-        str(truth.root), config=config(2 * sum(clip_bytes), lanes=2, pool_episodes=2)
+        str(truth.root), config=config(2 * sum(clip_bytes), pool_segments=2)
     ) as dataset:
         orders: dict[int, list[int]] = {}
 
@@ -389,7 +389,7 @@ async def test_training_and_validation_read_in_turns_need_no_more_than_their_cli
 ) -> None:
     """Two streams on one dataset, each with episodes of its own and its own share of one budget."""
     chosen = config(
-        sum(clip_bytes), lanes=1, pool_episodes=2, prefetch_episodes=data.draw(st.integers(0, 4)), decoded_max_bytes=1
+        sum(clip_bytes), pool_segments=2, prefetch_segments=data.draw(st.integers(0, 4)), decoded_max_bytes=1
     )
     episodes = data.draw(st.permutations(range(len(truth.lengths))))
     cut = data.draw(st.integers(1, len(episodes) - 1))
@@ -410,7 +410,7 @@ async def test_training_and_validation_read_in_turns_need_no_more_than_their_cli
 
 
 async def test_a_pass_without_room_says_that_others_hold_it(truth: DatasetTruth, clip_bytes: list[int]) -> None:
-    chosen = config(max(clip_bytes), prefetch_episodes=0)
+    chosen = config(max(clip_bytes), prefetch_segments=0)
     async with af.open_dataset(str(truth.root), config=chosen) as dataset:
         stream = af.Stream(dataset, shuffle=False, episodes=[clip_bytes.index(max(clip_bytes))])
         async with stream.samples() as first, stream.samples() as second:
@@ -434,7 +434,7 @@ async def test_a_sample_that_fits_beside_a_pass_is_served_and_one_that_does_not_
     others = [episode for episode, length in enumerate(truth.lengths) if length and episode != largest]
     needed = max(clip_bytes[episode] for episode in others)
     for room, fits in ((max(clip_bytes) + needed, True), (max(clip_bytes) + needed - 1, False)):
-        chosen = config(room, lanes=1, pool_episodes=1, prefetch_episodes=0, decoded_max_bytes=1)
+        chosen = config(room, pool_segments=1, prefetch_segments=0, decoded_max_bytes=1)
         async with af.open_dataset(str(truth.root), config=chosen) as dataset:
             async with af.Stream(dataset, shuffle=shuffle, episodes=[largest]).samples() as samples:
                 await anext(samples)
@@ -479,7 +479,7 @@ async def test_a_sample_that_waits_for_others_fails_when_a_pass_takes_the_room(
 async def test_a_prefetch_without_room_does_not_stand_in_the_way_of_a_pass(
     truth: DatasetTruth, clip_bytes: list[int], largest: int
 ) -> None:
-    chosen = config(max(clip_bytes) + min(filter(None, clip_bytes)), prefetch_episodes=1)
+    chosen = config(max(clip_bytes) + min(filter(None, clip_bytes)), prefetch_segments=1)
     async with af.open_dataset(str(truth.root), config=chosen) as dataset:
         stream = af.Stream(dataset, shuffle=False)
         with anyio.fail_after(10):
@@ -517,14 +517,14 @@ async def test_a_tiny_bound_says_what_it_is_and_what_would_do(truth: DatasetTrut
     with pytest.raises(af.CacheError, match=rf"episode 3 of .* needs \d+ more: .* {max_bytes=} leaves") as caught:
         await first(max_bytes)
     assert "times the number of loader workers" in str(caught.value)
-    assert await first(advised(caught.value, pool_episodes=1)) == 3
+    assert await first(advised(caught.value, pool_segments=1)) == 3
 
 
 @pytest.mark.parametrize(
     ("batch", "shuffle", "pool", "remedy"),
     [
         (2, True, 4, None),
-        (4, True, 4, "pool_episodes=8"),
+        (4, True, 4, "pool_segments=8"),
         (3, True, 64, None),  # more than there are episodes
         (1, False, 4, r"StreamDataset\(batch_size=...\)"),
         (4, False, 4, None),
@@ -533,7 +533,7 @@ async def test_a_tiny_bound_says_what_it_is_and_what_would_do(truth: DatasetTrut
 def test_workers_that_decode_the_same_groups_are_told_of_once(
     truth: DatasetTruth, caplog: pytest.LogCaptureFixture, batch: int, shuffle: bool, pool: int, remedy: str | None
 ) -> None:
-    chosen = af.StreamConfig(lanes=4, pool_episodes=pool, group_frames=2)
+    chosen = af.StreamConfig(pool_segments=pool, group_frames=2)
     stream = af.Stream(str(truth.root), shuffle=shuffle, config=chosen)
     for worker in range(2):
         list(source_of(stream).iterate(Placement(worker=worker, workers=2, block_samples=batch), epoch=0))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("programs_are_warm")]
 
-CONFIG = af.StreamConfig(lanes=2, pool_episodes=2, prefetch_episodes=1, decode_threads=1, group_frames=2)
+CONFIG = af.StreamConfig(pool_segments=2, prefetch_segments=1, decode_threads=1, group_frames=2)
 
 
 def stream_of(truth: DatasetTruth, **options: Any) -> af.Stream:  # noqa: ANN401
@@ -445,7 +445,7 @@ def slow(sample):
     return sample
 
 def serve():
-    config = af.StreamConfig(lanes=2, pool_episodes=2, decode_threads=1)
+    config = af.StreamConfig(pool_segments=2, decode_threads=1)
     return af.serve_samples(af.Stream(sys.argv[1], features=["action"], transform=slow, config=config), 2)
 
 def begin(batches):

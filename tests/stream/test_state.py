@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.state import State
     from asyncfetch.testing import DatasetTruth
 
-CONFIG = af.StreamConfig(lanes=2, pool_episodes=2, prefetch_episodes=1, decode_threads=1)
+CONFIG = af.StreamConfig(pool_segments=2, prefetch_segments=1, decode_threads=1)
 
 
 def stream_of(truth: DatasetTruth, **options: Any) -> af.Stream:  # noqa: ANN401

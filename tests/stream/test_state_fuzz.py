@@ -42,7 +42,7 @@ JUNK = st.one_of(
 @pytest.fixture(scope="module")
 def sources(truth: DatasetTruth, truths: list[DatasetTruth]) -> Iterator[list[tuple[Any, State]]]:
     """A stream or a mixture, and a state of it, of each kind that there is."""
-    config = af.StreamConfig(lanes=2, pool_episodes=2, prefetch_episodes=1, decode_threads=1)
+    config = af.StreamConfig(pool_segments=2, prefetch_segments=1, decode_threads=1)
     stream = af.Stream(str(truth.root), features=[], config=config)
     mixed = parted(truths)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncfetch.testing import DatasetTruth
 
 CONFIG = af.StreamConfig(
-    lanes=4, pool_episodes=4, prefetch_episodes=1, decode_threads=1, fetch=af.FetchConfig(hedge=None, max_gap_bytes=0)
+   , pool_segments=4, prefetch_segments=1, decode_threads=1, fetch=af.FetchConfig(hedge=None, max_gap_bytes=0)
 )
 
 

@@ -54,7 +54,7 @@ pytestmark = [
 SIZE = 4
 STEPS = 2000
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
-CONFIG: dict[str, Any] = {"lanes": 4, "pool_episodes": 4}
+CONFIG: dict[str, Any] = {"lanes": 4, "pool_segments": 4}
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def main(way, url):
     torch.set_num_threads(1)
     before = most = taken()
     config = af.StreamConfig(
-        max_bytes=64 * MIB, decoded_max_bytes=128 * MIB, lanes=4, pool_episodes=4, decode_threads=2
+        max_bytes=64 * MIB, decoded_max_bytes=128 * MIB, pool_segments=4, decode_threads=2
     )
     stream = af.Stream(url, config=config)
     if way == "served":

@@ -34,7 +34,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
 
 def make(truth: DatasetTruth, wide: DatasetTruth, **options: Any) -> af.torch.StreamDataset:  # noqa: ANN401
     streams = [af.Stream(str(truth.root), seed=1), af.Stream(str(wide.root), seed=2)]
-    config = af.StreamConfig(lanes=4, pool_episodes=8)
+    config = af.StreamConfig(pool_segments=8)
     mixed = af.Mixture(streams, [2, 1], config=config, **{"stop_on": "all", **options})
     return af.torch.StreamDataset(mixed, batch_size=SIZE)
 
@@ -205,7 +205,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def with_bad(broken: list[Path], seed: int, **options: Any) -> af.torch.StreamDataset:  # noqa: ANN401
-    config = af.StreamConfig(lanes=1, pool_episodes=3, **options)
+    config = af.StreamConfig(pool_segments=3, **options)
     streams = [af.Stream(str(root), seed=seed + number, config=config) for number, root in enumerate(broken)]
     return af.torch.StreamDataset(af.Mixture(streams, [1, 1], stop_on=40, seed=seed), batch_size=SIZE)
 
@@ -244,7 +244,7 @@ def test_who_makes_no_batches_is_given_all_that_is_left(
     ends: Any,  # noqa: ANN401
 ) -> None:
     """Of what was dealt out anew for those who leave some of it out, and as evenly as asked."""
-    config = af.StreamConfig(lanes=4, pool_episodes=8, uneven_ends=ends)
+    config = af.StreamConfig(pool_segments=8, uneven_ends=ends)
     streams = [af.Stream(str(truth.root), features=["action"]), af.Stream(str(wide.root), features=[])]
     mixed = af.Mixture(streams, [2, 1], stop_on="all", config=config)
     everything = source_of(mixed).iterate(Placement(batch_size=SIZE))

@@ -39,7 +39,7 @@ any_moment = settings(suppress_health_check=[HealthCheck.function_scoped_fixture
 
 
 def make_stream(truth: DatasetTruth, **arguments: Any) -> af.Stream:  # noqa: ANN401
-    config = af.StreamConfig(lanes=4, pool_episodes=4, **arguments.pop("config", {}))
+    config = af.StreamConfig(pool_segments=4, **arguments.pop("config", {}))
     return af.Stream(str(truth.root), features=[], config=config, **arguments)
 
 

@@ -44,7 +44,7 @@ def make(truth: DatasetTruth, source: str, own_size: int | None) -> Iterator[Any
     made = []
 
     def make() -> af.torch.StreamDataset:
-        config = af.StreamConfig(lanes=4, pool_episodes=4)
+        config = af.StreamConfig(pool_segments=4)
         streams = [af.Stream(str(truth.root), features=[], seed=seed) for seed in range(2)]
         mixture = af.Mixture(streams, [2, 1], stop_on=37, config=config)
         stream = mixture if source == "mixture" else af.Stream(str(truth.root), features=[], config=config)

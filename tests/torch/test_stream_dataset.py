@@ -245,7 +245,7 @@ def test_workers_of_a_rank_fetch_each_byte_once(
 ) -> None:
     from asyncfetch.testing import RangeServer
 
-    options: dict[str, Any] = {"lanes": 4, "pool_episodes": 4, "decode_threads": 5}
+    options: dict[str, Any] = {"lanes": 4, "pool_segments": 4, "decode_threads": 5}
     with RangeServer(clips.root, tls=False) as server:
         fetch = af.FetchConfig(hedge=None)
         stream = af.Stream(server.url, config=af.StreamConfig(fetch=fetch, **options))
@@ -274,7 +274,7 @@ def test_workers_need_room_for_one_pool_and_pay_each_for_what_finds_none(clips: 
     stream.close()
     # A quarter is for what finds no room in common.
     clips_bytes = sum(sizes[-held:]) * 4 // 3 + 4
-    config = af.StreamConfig(max_bytes=clips_bytes * 8 // 5 + 8, lanes=4, pool_episodes=4, prefetch_episodes=0)
+    config = af.StreamConfig(max_bytes=clips_bytes * 8 // 5 + 8, pool_segments=4, prefetch_segments=0)
     loader = DataLoader(
         _WithStatistics(af.torch.StreamDataset(af.Stream(str(clips.root), config=config))),
         batch_size=None,

@@ -49,7 +49,7 @@ class Case:
     ranks: int = 1
 
     def source(self, roots: dict[str, Path]) -> EpochStream[Any]:
-        config = af.StreamConfig(lanes=4, pool_episodes=4, **self.config)
+        config = af.StreamConfig(pool_segments=4, **self.config)
         if self.mixture is None:
             return af.Stream(str(roots[self.sources[0]]), config=config, **self.stream)
         streams = [af.Stream(str(roots[name]), **self.stream) for name in self.sources]
@@ -179,7 +179,7 @@ def test_memory_is_flat_on_both_sides_where_every_tenth_batch_is_kept_for_a_whil
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(handing_over, "MAX_COPIED_BYTES", 1000)  # these pictures come as large ones do
-    stream = af.Stream(str(truth.root), features=[TOP], config=af.StreamConfig(lanes=4, pool_episodes=4))
+    stream = af.Stream(str(truth.root), features=[TOP], config=af.StreamConfig(pool_segments=4))
     kept: deque[Any] = deque(maxlen=4)
     slots, taken = set(), []
     with batches_of(stream, way, 2) as batches:
@@ -200,7 +200,7 @@ def test_memory_is_flat_on_both_sides_where_every_tenth_batch_is_kept_for_a_whil
 
 
 def test_a_killed_process_of_serve_samples_leaves_nothing_but_what_is_held(truth: DatasetTruth) -> None:
-    stream = af.Stream(str(truth.root), config=af.StreamConfig(lanes=4, pool_episodes=4))
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(pool_segments=4))
     with af.serve_samples(stream, SIZE) as batches:
         passes = itertools.chain.from_iterable(itertools.repeat(batches))
         held = next(passes)

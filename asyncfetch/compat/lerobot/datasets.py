@@ -14,7 +14,7 @@ from asyncfetch.compat.lerobot.metadata import find
 from asyncfetch.config import StreamConfig, stream_config
 from asyncfetch.errors import ConfigError, EpisodeNotFound
 from asyncfetch.stream import Placement, Stream
-from asyncfetch.stream.state import merge_shares
+from asyncfetch.order.state import merge_shares
 from asyncfetch.torch import FrameDataset, StreamDataset
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from asyncfetch.lerobot import DepthUnit, Sample
-    from asyncfetch.stream.state import State
+    from asyncfetch.order.state import State
 
 __all__ = ["LeRobotDataset", "StreamingLeRobotDataset"]
 
@@ -295,8 +295,6 @@ class StreamingLeRobotDataset(_Described, StreamDataset):
             epoch += 1 + epochs
             plans = [[self._source.planned(placement, epoch) for placement in rank] for rank in ranks]
             left, _ = count([[len(plan) for plan in rank] for rank in plans], epoch)
-        if not step:
-            return self._source.planned(ranks[0][0], epoch).progress.state()
         states = []
         for rank, counts in zip(plans, left, strict=True):
             for plan, given in zip(rank, _in_turns(counts, step), strict=True):

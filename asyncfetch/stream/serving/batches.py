@@ -20,13 +20,14 @@ from asyncfetch.runtime.fork import ForkGuard, was_forked_since
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.figures import FiguresPage
-from asyncfetch.stream.placement import Placement, found_placement
+from asyncfetch.order.placement import Placement
+from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.samples import PassFigures
 from asyncfetch.stream.serving.memory import MemorySlot, Returned, lease, unpack
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, FailedBatch, Filled, Ready, Stop, Taken
 from asyncfetch.stream.serving.worker import Plan, serve
 from asyncfetch.stream.source import EpochStream, SampleSource, source_of
-from asyncfetch.stream.state import identity_of
+from asyncfetch.order.state import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.serving.messages import Answer
-    from asyncfetch.stream.state import State
+    from asyncfetch.order.state import State
 
 __all__ = ["ServedBatches", "WorkerProcess", "serve_samples"]
 
@@ -62,7 +63,7 @@ class WorkerProcess:
         WorkerError: The system refuses another process.
     """
 
-    def __init__(self, stream: SampleSource[Any], plan: Plan) -> None:
+    def __init__(self, stream: SampleSource, plan: Plan) -> None:
         if multiprocessing.current_process().daemon:
             raise ConfigError(
                 "this process is daemonic, as the workers of a DataLoader are, and may have no children: call "
@@ -197,7 +198,7 @@ def _start_error(error: BaseException) -> AsyncFetchError | None:
 
 
 def serve_samples(
-    stream: EpochStream[Any],
+    stream: EpochStream,
     batch_size: int | None = 32,
     *,
     drop_last: bool = False,
@@ -251,7 +252,7 @@ class ServedBatches:
 
     def __init__(
         self,
-        stream: EpochStream[Any],
+        stream: EpochStream,
         *,
         batch_size: int | None,
         drop_last: bool,
@@ -272,7 +273,7 @@ class ServedBatches:
                 "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
                 "the stream of the dataset's URL"
             )
-        self._in_batches = Placement().in_batches(batch_size, drop_last=drop_last)
+        self._in_batches = Placement(batch_size=batch_size, drop_last=drop_last)
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
         self._page: FiguresPage | None = None
@@ -292,7 +293,7 @@ class ServedBatches:
         if self._worker is not None:
             raise ClosedError("these batches were entered before: call serve_samples anew")
         rank = found_placement()
-        placement = replace(self._in_batches, rank=rank.rank, world_size=rank.world_size)
+        placement = replace(self._in_batches, rank=rank.rank, world_size=rank.world_size, nodes=rank.nodes)
         with FiguresPage.made() as self._page:
             self._page.begin(0, 0, 1)
             figures = PassFigures(self._stream.config, self._page)  # the process goes on with what these count

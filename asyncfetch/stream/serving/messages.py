@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from asyncfetch.stream.quarantine import Quarantined
-    from asyncfetch.stream.state import State
+    from asyncfetch.order.state import State
 
 __all__ = [
     "Answer",

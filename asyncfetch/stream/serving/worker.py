@@ -25,7 +25,7 @@ from asyncfetch.stream.batch import RowBatch, batch_of, samples_of
 from asyncfetch.stream.samples import running_pass
 from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Packed, SlotMemory, collate
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, Filled, Ready, Stop, Taken, failure
-from asyncfetch.stream.state import identity_of
+from asyncfetch.order.state import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncfetch.lerobot import Sample
+    from asyncfetch.order.placement import Placement
+    from asyncfetch.order.state import State
     from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.passes import Samples
-    from asyncfetch.stream.placement import Placement
-    from asyncfetch.stream.protocols import Readable
+    from asyncfetch.stream.datasets import OpenDatasets
     from asyncfetch.stream.samples import PassFigures, RunningPass
     from asyncfetch.stream.source import SampleSource
-    from asyncfetch.stream.state import State
 
 __all__ = ["Plan", "serve"]
 
@@ -60,7 +60,7 @@ class Plan:
     """The time when the process was asked for, by the clock of ``time.perf_counter``, which processes share."""
 
 
-def serve(stream: SampleSource[Any], plan: Plan, connection: Connection) -> None:
+def serve(stream: SampleSource, plan: Plan, connection: Connection) -> None:
     """The process's main function. It was started with SIGINT and SIGTERM blocked, and leaves them to its parent."""
     with suppress(ImportError):  # the stream says what is missing
         import torch
@@ -80,7 +80,7 @@ def serve(stream: SampleSource[Any], plan: Plan, connection: Connection) -> None
     os._exit(0)  # everything is closed; an interpreter with torch in it takes another second to take itself apart
 
 
-async def _run(stream: SampleSource[Any], plan: Plan, channel: Channel) -> None:
+async def _run(stream: SampleSource, plan: Plan, channel: Channel) -> None:
     await _ServingWorker(stream, plan, channel).run()
 
 
@@ -94,7 +94,7 @@ class _ServingWorker:
     _loop: asyncio.AbstractEventLoop
     _tasks: TaskGroup
 
-    def __init__(self, stream: SampleSource[Any], plan: Plan, channel: Channel) -> None:
+    def __init__(self, stream: SampleSource, plan: Plan, channel: Channel) -> None:
         self._stream = stream
         self._plan = plan
         self._channel = channel
@@ -104,7 +104,7 @@ class _ServingWorker:
         self._everything = anyio.CancelScope()
         self._messages: asyncio.Queue[object] = asyncio.Queue()
         self._changed = anyio.Event()
-        self._dataset: Readable | None = None
+        self._dataset: OpenDatasets | None = None
         self._failure: BaseException | None = None
         """The error that opening it ended with."""
         self._failure_is_told = False
@@ -163,14 +163,14 @@ class _ServingWorker:
                 raise
             await self._say(failure(begin.number, error))
 
-    def _opened(self) -> Readable:
+    def _opened(self) -> OpenDatasets:
         if self._dataset is None:
             assert self._failure is not None
             self._failure_is_told = True  # the next pass tries again
             raise self._failure
         return self._dataset
 
-    def _samples(self, begin: Begin) -> Samples[Any]:
+    def _samples(self, begin: Begin) -> Samples:
         # The state's epoch, though nothing may be left of it: the other side has chosen.
         self._stream.go_on(begin.state, begin.state["epoch"])
         self._stream.known_identity = begin.known_identity

@@ -1,0 +1,12 @@
+"""Who gets which sample when: arithmetic on lengths, seeds and ranks, which reads nothing and waits for nothing.
+
+line.py      segments in a drawn order, end to end: an epoch's line, and the pieces that it is cut into
+runs.py      what is left of it, and cutting it
+lanes.py     a rank's order of its share: a pool of lanes
+mixing.py    proportions of a mixture's members
+deal.py      what is left of an epoch, dealt to ranks
+placement.py which of the ranks and workers this process is
+plan.py      one consumer's part
+state.py     how much was delivered, as JSON
+traffic.py   what an epoch will fetch
+"""
