@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
@@ -47,6 +48,9 @@ class StreamConfig:
     """Decoded samples that wait for the consumer."""
     pool_segments: int = 64
     """Segments that a rank draws frames from at a time."""
+    segment_seconds: float = 20.0
+    """Seconds of an episode that are fetched and held as one at most, but for a group of pictures: a longer one is cut
+    into equal segments. Of those a camera's bytes begin at a key frame, so with few of these in a video short ones cost more."""
     group_frames: int | None = None
     """Neighbouring frames of an episode that a shuffled order takes in a row as far as the episode goes, so that they
     are decoded together. None means a group of pictures as the dataset states it (``video.g``, or LeRobot's default of
@@ -91,7 +95,7 @@ class StreamConfig:
         require(self.disk_cache_max_bytes > 0, "disk_cache_max_bytes must be positive")
         require(self.decoded_max_bytes > 0, "decoded_max_bytes must be positive")
         require(self.pool_segments >= 1, f"pool_segments must be at least 1, not {self.pool_segments}")
-        require(self.keep_shares in ("auto", "node", None), f'keep_shares must be "node" or None, not {self.keep_shares!r}')
+        require(0 < self.segment_seconds < math.inf, "segment_seconds must be positive and finite")
         require(self.group_frames is None or self.group_frames >= 1, "group_frames must be at least 1, or None")
         require(self.prefetch_segments >= 0, "prefetch_segments must not be negative")
         require(self.tolerance_seconds > 0, "tolerance_seconds must be positive")

@@ -97,10 +97,10 @@ class DepthScale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """A video of one camera, whole in memory.
+    """A video of one camera, or a part of one, whole in memory.
 
-    Frames are named by their position in ``frame_index`` and ``pts``, which are as long as the episode. The clip may
-    hold more frames than those: the key frame in front, and what lies between.
+    Frames are numbered in the video: those of ``frame_index`` and ``pts`` from ``first_frame`` on. The clip may hold
+    more frames than those: the key frame in front, and what lies between.
     """
 
     data: memoryview = field(repr=False)
@@ -121,6 +121,7 @@ class Clip:
     """Set for a depth camera."""
     key_frames: KeyFrames | None = field(default=None, repr=False)
     """Frames that a decoder may start at; None where it finds out by itself."""
+    first_frame: int = 0
     misplaced: NDArray[np.float64] | None = field(default=None, repr=False)
     """Shape (N, 2), where the metadata and the video put some frame too far apart: when each frame is shown by the one
     and by the other, in seconds of the file, and NaN for the frames that have no such trouble."""
@@ -145,11 +146,13 @@ class Clip:
         Raises:
             FrameMissing: The video has no such frame.
         """
-        ranks = [int(self.frame_index[frame]) if 0 <= frame < len(self) else -1 for frame in frames]
+        first, count = self.first_frame, len(self)
+        ranks = [int(self.frame_index[frame - first]) if 0 <= frame - first < count else -1 for frame in frames]
         if -1 in ranks:
             frame = frames[ranks.index(-1)]
-            if self.misplaced is not None and 0 <= frame < len(self) and not np.isnan(self.misplaced[frame, 0]):
-                due, shown = self.misplaced[frame].tolist()
+            place = frame - first
+            if self.misplaced is not None and 0 <= place < count and not np.isnan(self.misplaced[place, 0]):
+                due, shown = self.misplaced[place].tolist()
                 raise FrameMissing(
                     f"{self.name}: frame {frame} is due at {due:.6f} s of the video by its metadata, but the nearest "
                     f"frame is shown at {shown:.6f} s, which is {abs(shown - due):.6f} s off and may be its neighbour: "
@@ -158,14 +161,18 @@ class Clip:
                 )
             held = int(np.count_nonzero(self.frame_index >= 0))
             raise FrameMissing(
-                f"{self.name}: the video has no frame {frame}; it has {held} of {len(self)} frames. "
+                f"{self.name}: the video has no frame {frame}; it has {held} of {count} frames. "
                 "The video is shorter than its metadata says, shows two frames at one time, or the frame number is off."
             )
         return ranks
 
+    def ticks(self, frame: int) -> int:
+        """Presentation time of a frame that is there."""
+        return int(self.pts[frame - self.first_frame])
+
     def seconds(self, frame: int) -> float:
-        """Presentation time of a frame."""
-        return int(self.pts[frame]) / self.timescale
+        """The same in seconds."""
+        return self.ticks(frame) / self.timescale
 
 
 KIB = 1024
@@ -183,7 +190,7 @@ class FrameDecoder(Protocol):
         ...
 
     def frames(self, frames: Sequence[int]) -> torch.Tensor:
-        """The frames at these positions of the clip, in this order; duplicates are welcome.
+        """The frames of these numbers, in this order; duplicates are welcome.
 
         Returns:
             (N, 3, height, width) uint8 RGB, or (N, 1, height, width) float32 distances of a depth camera. Colour lies
@@ -405,7 +412,7 @@ class PyAVDecoder(ClipDecoder):
         return stream
 
     def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
-        wanted = [int(self.clip.pts[frame]) for frame in frames]
+        wanted = [self.clip.ticks(frame) for frame in frames]
         try:
             decoded = {pts: self._frame_at(pts) for pts in sorted(set(wanted))}
         except self._errors as error:

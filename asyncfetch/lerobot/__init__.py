@@ -8,7 +8,8 @@ version2            metadata of v2.0 and v2.1, in the terms of v3
 rows                the rows of an episode, and where in a file they lie
 scan                columns of many episodes, as record batches
 video_index         where an episode's frames lie in its video files
-episode_cache       whole episodes in memory, each byte fetched once, and one of them while it is read
+stretch             neighbouring frames of an episode, which are read as one
+episode_cache       stretches of episodes in memory, each byte fetched once, and one of them while it is read
 samples             which frames a sample is made of; making it
 summary             a dataset in one value, with the sizes of its files
 episode_reader      an open dataset's episodes: fetched ahead, held while they are read, and how some failed
@@ -35,6 +36,7 @@ from asyncfetch.lerobot.samples import (
     check_windows,
     frames,
 )
+from asyncfetch.lerobot.stretch import Reach, Stretch, reach_of
 from asyncfetch.lerobot.summary import CameraSummary, DatasetSummary, FileSizes, dataset_info, summarise
 
 __all__ = [
@@ -52,9 +54,11 @@ __all__ = [
     "HeldEpisode",
     "ImageDtype",
     "LeRobotDataset",
+    "Reach",
     "Row",
     "Sample",
     "SampleBuilder",
+    "Stretch",
     "Windows",
     "check_windows",
     "chosen_features",
@@ -62,6 +66,7 @@ __all__ = [
     "frames",
     "open_dataset",
     "pool_bytes",
+    "reach_of",
     "reader_of",
     "summarise",
 ]

@@ -16,6 +16,7 @@ from asyncfetch.lerobot.engine import DatasetEngine
 from asyncfetch.lerobot.episode_reader import EpisodeReader
 from asyncfetch.lerobot.info import depth_stats
 from asyncfetch.lerobot.metadata import load_metadata
+from asyncfetch.lerobot.stretch import Stretch, segment_at
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import DepthUnit, Feature
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder, Windows
+    from asyncfetch.lerobot.stretch import Reach
 
 __all__ = ["LeRobotDataset", "chosen_features", "open_dataset", "reader_of"]
 
@@ -222,6 +224,9 @@ class LeRobotDataset(AsyncOnly):
     async def sample(self, episode: int, frame: int, *, windows: Windows | None = None) -> Sample:
         """The exact frame of an episode, or an error; never a neighbour.
 
+        Of an episode longer than ``StreamConfig(segment_seconds=...)`` the segment that has the frame is fetched, and
+        not all of it, unless that is in memory or on its way.
+
         Args:
             episode: The episode's number in the dataset, its ``episode_index``.
             frame: Frame in the episode, from 0.
@@ -235,12 +240,13 @@ class LeRobotDataset(AsyncOnly):
                 iterates such a pass and awaits this call in between can't wait for it to give room back.
         """
         reader = reader_of(self)
-        number = self._frame(reader.episode(episode), frame)
+        found = reader.episode(episode)
+        number = self._frame(found, frame)
         if windows is not None:
             builder = reader.sample_builder(windows)
         else:
             builder = self._builder = self._builder or reader.sample_builder(None)
-        with await reader.hold_beside_passes(episode) as held:
+        with await reader.hold_beside_passes(self._segment(found, number, builder.reach)) as held:
             samples = await reader.decode_pool.run(builder.build, [(held, number, 0)])
         return samples[0]
 
@@ -253,6 +259,20 @@ class LeRobotDataset(AsyncOnly):
             message = f"episode {episode.index} has frames [0, {episode.length}), not {number}"
             raise FrameMissing(f"{message}, in {redact_url(self.url)}")
         return number
+
+    def _segment(self, episode: Episode, frame: int, reach: Reach) -> Stretch:
+        """The segment of an episode that a frame is in, and what windows at that frame reach of its neighbours."""
+        group_frames = self.group_frames
+        start, stop = segment_at(
+            frame,
+            episode.length,
+            segment_frames=max(round(self.config.segment_seconds * self.fps), group_frames),
+            group_frames=group_frames,
+        )
+        own = Stretch(episode.index, frame, frame + 1, reach)
+        spans = [own.span(camera, episode.length) for camera in episode.videos]
+        is_inside = all(start <= first and last <= stop for first, last in spans)
+        return Stretch(episode.index, start, stop, () if is_inside else reach)
 
     def columns(
         self, keys: Sequence[str], *, episodes: Iterable[int] | None = None

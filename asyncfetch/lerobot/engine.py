@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from asyncfetch.cache import CacheKey, CacheStatistics
     from asyncfetch.config import StreamConfig
     from asyncfetch.fetch import RangeReader
+    from asyncfetch.lerobot.stretch import Stretch
     from asyncfetch.lerobot.video_index import VideoFile
 
 __all__ = ["DECODERS_SHARE", "TABLES_SHARE", "Budget", "DatasetEngine", "Share", "pool_bytes"]
@@ -174,10 +175,10 @@ class DatasetEngine:
         """Limiters for indexes of videos, and for footers of tables."""
         requests = config.fetch.max_requests_per_host
         self.fetching_clips = Limiter(max(1, requests - requests // SMALL_SHARE))
-        self.plans: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)
-        """Places of the clips of episodes, by the numbers of the dataset and the episode."""
+        self.plans: SharedLRU[tuple[int, Stretch], Any] = SharedLRU(small_bytes // 2)
+        """Places of the clips of stretches, by the dataset's number and the stretch."""
         self.tables: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)
-        """Rows of episodes, likewise."""
+        """Rows of episodes, by the numbers of the dataset and the episode."""
         self.rows = RowCache(rows_bytes)
         self.indexes: SharedLRU[str, VideoFile] = SharedLRU(small_bytes)
         """Indexes of videos, by url."""
@@ -208,7 +209,7 @@ class DatasetEngine:
         self.clip_budget = Budget(self.clips.max_bytes)
         """What passes have paid for clips."""
         self.room: ReservationQueue[None, None] = ReservationQueue(LeasedLRU(self.clips.max_bytes))
-        """In the byte cache: for all clips of an episode, before the first is asked for. Its LRU stays empty: the byte
+        """In the byte cache: for all clips of a stretch, before the first is asked for. Its LRU stays empty: the byte
         cache itself sets room aside clip by clip."""
         self.decoders = _decoder_cache(config, self._decoder_bytes)
         self.decoder_keys: dict[CacheKey, set[tuple[object, ...]]] = {}

@@ -1,19 +1,18 @@
-"""Episodes in memory: all cameras and rows of an episode at once, each byte fetched once.
+"""Stretches of episodes in memory: all cameras and the rows of one at once, each byte fetched once.
 
-First comes the episode's plan, made from the indexes of its videos, and at the same time the footer of its table: they
-say where everything lies. Then all of it is asked for at once, so that an episode takes two requests one after the
+First comes the stretch's plan, made from the indexes of the videos, and at the same time the footer of the table: they
+say where everything lies. Then all of it is asked for at once, so that a stretch takes two requests one after the
 other. In a pass the clips don't wait for the footer, which may be long.
 
-An episode is *held* while somebody reads it: its clips are leased in the byte cache, which then can't evict them. Idle,
-its rows and the plan of its clips are kept for a while, and the bytes of its clips as long as the byte cache has room:
-the next read is then a hit without a request, whether the decoders are still there or not.
+A stretch is *held* while somebody reads it: its clips are leased in the byte cache, which then can't evict them. Idle,
+the plan of its clips and the rows of its episode are kept for a while, and the bytes of its clips as long as the byte
+cache has room: the next read is then a hit without a request, whether the decoders are still there or not.
 
 Four things could go wrong where many ask at once, and don't:
 
-- Episodes that each hold one camera's clip could wait for ever for the room of the other one. So room for all clips of
-  an episode is set aside before the first is asked for.
-- What somebody waits for could come after all that was prefetched. So an episode has one caller at all limiters,
-however
+- Stretches that each hold one camera's clip could wait for ever for the room of the other one. So room for all clips of
+  a stretch is set aside before the first is asked for.
+- What somebody waits for could come after all that was prefetched. So a stretch has one caller at all limiters, however
   many want it, whose priority is raised as soon as one of them doesn't only read ahead.
 - Plans and rows, which are small but for pictures, could come after clips. So they are urgent at the host, even
   where they are read ahead, and clips never take all requests.
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import EpisodeRows
+    from asyncfetch.lerobot.stretch import Stretch
     from asyncfetch.lerobot.video_index import PlannedClip
 
 __all__ = ["EpisodeCache", "EpisodeCacheStatistics", "EpisodeEntry", "HeldEpisode"]
@@ -70,24 +70,26 @@ __all__ = ["EpisodeCache", "EpisodeCacheStatistics", "EpisodeEntry", "HeldEpisod
 
 @dataclass(slots=True, eq=False)
 class EpisodeEntry:
-    """An episode that somebody reads or waits for."""
+    """A stretch that somebody reads or waits for."""
 
     episode: Episode
+    stretch: Stretch
     holders: int = 0
     paid_holders: int = 0
     is_common: bool = False
     """True where its clips are in memory of all loader workers of the rank."""
     generation: int = 0
     rows: EpisodeRows | None = None
-    """None until it is all in memory."""
+    """Those of the whole episode; None until all is in memory."""
     clips: Mapping[str, Clip] = field(default_factory=dict)
     leases: Mapping[str, Lease] = field(default_factory=dict)
 
 
 class HeldEpisode:
-    """An episode that can be read until it is released; release it exactly once, or use it as a context manager.
+    """A stretch of an episode, or all of it, that can be read until it is released.
 
-    ``rows`` and ``frames`` may be used from any thread.
+    Release it exactly once, or use it as a context manager. ``rows`` and ``frames`` may be used from any thread; frames
+    are numbered in the episode.
     """
 
     def __init__(self, cache: EpisodeCache, entry: EpisodeEntry, *, paid: bool) -> None:
@@ -104,13 +106,18 @@ class HeldEpisode:
         return self._entry.episode
 
     @property
+    def stretch(self) -> Stretch:
+        """The frames that samples can be made of."""
+        return self._entry.stretch
+
+    @property
     def is_common(self) -> bool:
         """True where its clips are in memory of all loader workers of the rank, and nobody pays for them here."""
         return self._entry.is_common
 
     @property
     def rows(self) -> EpisodeRows:
-        """Its table rows, by feature."""
+        """The table rows of its episode, by feature."""
         self._check()
         assert self._entry.rows is not None
         return self._entry.rows
@@ -125,7 +132,7 @@ class HeldEpisode:
 
         Args:
             camera: Its feature.
-            frames: Of the episode, from 0, in any order.
+            frames: Of those that the stretch's samples need, in any order.
             reader: Each of the first few (``EpisodeCache.READERS``) has a decoder of its own, which goes on where it
                 stopped; so two who go through different groups of pictures in turns don't begin theirs anew each time.
 
@@ -133,20 +140,27 @@ class HeldEpisode:
             FrameMissing: The video has no such frame.
             DecodeError: The bytes can't be decoded.
         """
-        self._check()
-        return self._cache.decoder(self._entry, camera, frames, reader).frames(frames)
+        return self._decoder(camera, frames, reader).frames(frames)
 
     def each(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> list[torch.Tensor]:
         """See ``frames``; duplicates are one tensor."""
-        self._check()
-        return self._cache.decoder(self._entry, camera, frames, reader).each(frames)
+        return self._decoder(camera, frames, reader).each(frames)
 
     def give(
         self, camera: str, frames: Sequence[int], take: Callable[[int, torch.Tensor], None], *, reader: int = 0
     ) -> None:
         """See ``frames``; each is given by ``take(place in frames, picture)`` as soon as it is decoded."""
+        self._decoder(camera, frames, reader).give(frames, take)
+
+    def _decoder(self, camera: str, frames: Sequence[int], reader: int) -> FrameDecoder:
         self._check()
-        self._cache.decoder(self._entry, camera, frames, reader).give(frames, take)
+        stretch, length = self.stretch, self.episode.length
+        start, stop = stretch.span(camera, length)
+        for frame in frames:
+            if not start <= frame < stop and 0 <= frame < length:
+                name = stretch.name(length)
+                raise AssertionError(f"{name}: frame {frame} of {camera}, of which it holds [{start}, {stop})")
+        return self._cache.decoder(self._entry, camera, frames, reader)
 
     def release(self) -> None:
         """Let go of its bytes. Call it on the loop."""
@@ -157,7 +171,7 @@ class HeldEpisode:
 
     def _check(self) -> None:
         if self._released:
-            raise ClosedError(f"episode {self._entry.episode.index} was released: hold it again to read it")
+            raise ClosedError(f"{self.stretch.name(self.episode.length)} was released: hold it again to read it")
 
     def __enter__(self) -> Self:
         return self
@@ -180,13 +194,13 @@ class EpisodeCacheStatistics(Figures):
     _of_moment = ("held", "kept", "kept_bytes")
 
     hits: int
-    """Reads that found every byte of the episode in memory."""
+    """Reads that found every byte of an episode, or of a stretch of it, in memory."""
     misses: int
     """Reads that had to fetch some of it, or to wait for somebody else's fetch."""
     held: int
-    """Episodes that somebody is reading or waiting for."""
+    """Episodes, or stretches of one, that somebody is reading or waiting for."""
     kept: int
-    """Episodes whose rows are kept, held ones included; their plans are bounded likewise, but kept apart."""
+    """Episodes whose rows are kept, held ones included; plans are bounded likewise, but kept apart."""
     kept_bytes: int
     """Memory of the rows and plans that are kept."""
 
@@ -203,14 +217,14 @@ class _Fetched(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _KeptPart(Generic[T]):
-    """The part of an episode that stays between two reads, beside the bytes of its clips."""
+    """The part of a stretch that stays between two reads, beside the bytes of its clips."""
 
     value: T
     nbytes: int
 
 
 class EpisodeCache:
-    """Fetches whole episodes of a dataset, one request per (episode, camera), over a byte cache. Loop-bound.
+    """Fetches stretches of a dataset's episodes, one request per (stretch, camera), over a byte cache. Loop-bound.
 
     Args:
         engine: What it reads with, and keeps what it read in. Leaving it ends the fetches, and those who wait get
@@ -223,7 +237,7 @@ class EpisodeCache:
     """
 
     READERS = 4
-    """Number of an episode's readers that have decoders of their own; further ones share these, also where earlier ones
+    """Number of a stretch's readers that have decoders of their own; further ones share these, also where earlier ones
     are through."""
 
     def __init__(
@@ -252,6 +266,7 @@ class EpisodeCache:
         self._drop_decoders = engine.drop_decoders
         self._backend: DecoderBackend = backend
         self._number = number
+        self._episodes = metadata.episodes
         self._fps = metadata.info.fps
         self._features = metadata.features
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
@@ -261,86 +276,93 @@ class EpisodeCache:
         self._fetching_clips = engine.fetching_clips
         self._small_reads = Caller()
         self._rows_are_small = all(feature.kind != "image" for feature in metadata.features.values())
-        self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
-        self._held: dict[int, EpisodeEntry] = {}
-        self._plans: LRUPart[int, _KeptPart[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
+        self._callers: WeakValueDictionary[Stretch, Caller] = WeakValueDictionary()
+        self._held: dict[Stretch, EpisodeEntry] = {}
+        self._plans: LRUPart[Stretch, _KeptPart[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
         self._tables: LRUPart[int, _KeptPart[EpisodeRows]] = LRUPart(engine.tables, number)
+        self._held_rows: WeakValueDictionary[int, EpisodeRows] = WeakValueDictionary()  # by episode, as in _tables
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
 
-    async def clip_bytes(self, episode: Episode) -> int:
-        """Memory that the clips of the episode take. Fetches the indexes of its videos where needed."""
-        with calling(self._caller(episode)):
-            return _clip_bytes(await self._plan(episode))
+    async def clip_bytes(self, stretch: Stretch) -> int:
+        """Memory that the clips of the stretch take. Fetches the indexes of its videos where needed."""
+        with calling(self._caller(stretch)):
+            return _clip_bytes(await self._plan(stretch))
 
-    async def range_bytes(self, episode: Episode) -> int:
-        """Return what is fetched of the clips of the episode: without the headers that are made for them."""
-        planned = await self._plan(episode)
+    async def range_bytes(self, stretch: Stretch) -> int:
+        """Return what is fetched of the clips of the stretch: without the headers that are made for them."""
+        planned = await self._plan(stretch)
         return sum(clip.plan.stop - clip.plan.start for clip in planned.values())
 
-    async def locate_rows(self, episode: Episode) -> None:
-        """Fetches the footer of the episode's table where needed: beside ``clip_bytes``, so that ``hold`` needn't."""
-        if self._tables.get_nowait(episode.index) is not None:
+    async def locate_rows(self, stretch: Stretch) -> None:
+        """Fetches the footer of the stretch's table where needed: beside ``clip_bytes``, so that ``hold`` needn't."""
+        if self._kept_rows(stretch.episode) is not None:
             return
         async with self._locating.permit():
             with calling(self._small_reads):
-                await self._watch(self.rows.locate(episode))
+                await self._watch(self.rows.locate(self._episodes[stretch.episode]))
 
-    def raise_priority(self, episode: Episode) -> None:
-        """Somebody waits for the episode now, if it is on its way: what it still has to ask for goes first."""
-        caller = self._callers.get(episode.index)
+    def raise_priority(self, stretch: Stretch) -> None:
+        """Somebody waits for the stretch now, if it is on its way: what it still has to ask for goes first."""
+        caller = self._callers.get(stretch)
         if caller is not None:
             caller.raise_priority()
 
-    def hold_nowait(self, episode: Episode, *, paid: bool = False) -> HeldEpisode | None:
-        """The episode, if every byte of it is in memory."""
-        entry = self._held.get(episode.index)
+    def is_held(self, stretch: Stretch) -> bool:
+        """Return whether somebody reads the stretch, or waits for it."""
+        return stretch in self._held
+
+    def hold_nowait(self, stretch: Stretch, *, paid: bool = False) -> HeldEpisode | None:
+        """The stretch, if every byte of it is in memory."""
+        entry = self._held.get(stretch)
         if entry is None:
-            entry = self._revive(episode)
+            entry = self._revive(stretch)
         if entry is None or entry.rows is None:
             return None
         self._hits += 1
         return HeldEpisode(self, entry, paid=paid)
 
-    def is_paid(self, episode: Episode) -> bool:
+    def is_paid(self, stretch: Stretch) -> bool:
         """Return whether somebody holds it, or waits for it, who has paid for its room."""
-        entry = self._held.get(episode.index)
+        entry = self._held.get(stretch)
         return entry is not None and entry.paid_holders > 0
 
-    async def hold(self, episode: Episode, *, paid: bool = False) -> HeldEpisode:
-        """The episode, fetched where needed: all cameras and the rows at once, nothing twice.
+    async def hold(self, stretch: Stretch, *, paid: bool = False) -> HeldEpisode:
+        """The stretch, fetched where needed: all cameras and the rows at once, nothing twice.
 
         Waits for room in the byte cache. Cancelled, it lets go of what it had got. It is as urgent as the caller that
-        asks. ``paid`` says that the room was set aside among those who hold episodes for long.
+        asks. ``paid`` says that the room was set aside among those who hold stretches for long.
 
         Raises:
             FetchError, FormatError, DatasetError: Its files can't be read.
             CacheError: Its clips are larger than the byte cache.
             ClosedError: The cache's owner ended.
         """
-        return self.hold_nowait(episode, paid=paid) or await self._loaded(episode, paid=paid)
+        return self.hold_nowait(stretch, paid=paid) or await self._loaded(stretch, paid=paid)
 
-    async def hold_common(self, episode: Episode) -> HeldEpisode | None:
-        """The episode in memory of all loader workers of the rank; None where there is none, or no room in it.
+    async def hold_common(self, stretch: Stretch) -> HeldEpisode | None:
+        """The stretch in memory of all loader workers of the rank; None where there is none, or no room in it.
 
         See ``hold``. Here nobody pays for it, nor waits for room.
         """
         if self._rank is None:
             return None
-        held = self.hold_nowait(episode) or await self._loaded(episode, is_common=True)
+        held = self.hold_nowait(stretch) or await self._loaded(stretch, is_common=True)
         if held.is_common:
             return held
         held.release()
         return None
 
-    async def _loaded(self, episode: Episode, *, paid: bool = False, is_common: bool = False) -> HeldEpisode:
-        """Hold an episode that isn't in memory and load it; where ``is_common`` it may lack its rows still."""
+    async def _loaded(self, stretch: Stretch, *, paid: bool = False, is_common: bool = False) -> HeldEpisode:
+        """Hold a stretch that isn't in memory and load it; where ``is_common`` it may lack its rows still."""
         self._misses += 1
-        entry = self._held.setdefault(episode.index, EpisodeEntry(episode))
+        entry = self._held.get(stretch)
+        if entry is None:
+            entry = self._held[stretch] = EpisodeEntry(self._episodes[stretch.episode], stretch)
         # Held while it is being fetched, so that it can't be evicted before those who wait run again.
         held = HeldEpisode(self, entry, paid=paid)
         try:
-            with calling(self._caller(episode)):
+            with calling(self._caller(stretch)):
                 while entry.rows is None:  # as it is behind a flight of ``hold_common`` without room
                     await self._flights.run(entry, partial(self._load, entry, is_common=is_common))
                     if is_common:
@@ -355,25 +377,25 @@ class EpisodeCache:
         entry.holders -= 1
         if entry.holders:
             return
-        if self._held.get(entry.episode.index) is entry:
-            del self._held[entry.episode.index]
+        if self._held.get(entry.stretch) is entry:
+            del self._held[entry.stretch]
         for lease in entry.leases.values():
             if entry.is_common:
                 self._drop_decoders(lease.key)
             lease.release()
         entry.leases, entry.clips = {}, {}
 
-    def _caller(self, episode: Episode) -> Caller:
-        """Return who asks for the episode at all limiters: the first who did, as long as that one is about."""
+    def _caller(self, stretch: Stretch) -> Caller:
+        """Return who asks for the stretch at all limiters: the first who did, as long as that one is about."""
         asking = current_caller()
-        caller = self._callers.setdefault(episode.index, asking)
+        caller = self._callers.setdefault(stretch, asking)
         if asking.urgent:
             caller.raise_priority()
         return caller
 
-    def _revive(self, episode: Episode) -> EpisodeEntry | None:
+    def _revive(self, stretch: Stretch) -> EpisodeEntry | None:
         """An entry made of what is kept, if that is everything."""
-        plan, rows = self._plans.get_nowait(episode.index), self._tables.get_nowait(episode.index)
+        plan, rows = self._plans.get_nowait(stretch), self._kept_rows(stretch.episode)
         if plan is None or rows is None:
             return None
         leases: dict[str, Lease] = {}
@@ -385,8 +407,8 @@ class EpisodeCache:
                 _release(leases)
                 return None
             leases[camera] = lease
-        entry = self._held[episode.index] = EpisodeEntry(episode)
-        self._fill(entry, rows.value, plan.value, leases)
+        entry = self._held[stretch] = EpisodeEntry(self._episodes[stretch.episode], stretch)
+        self._fill(entry, rows, plan.value, leases)
         return entry
 
     async def _load(self, entry: EpisodeEntry, *, is_common: bool = False) -> None:
@@ -394,7 +416,7 @@ class EpisodeCache:
         while entry.rows is None:
             generation = self._generation
             try:
-                fetched = await (self._fetch_common if is_common else self._fetch)(entry.episode)
+                fetched = await (self._fetch_common if is_common else self._fetch)(entry.stretch)
                 if fetched is None:
                     return
                 rows, planned, leases = fetched
@@ -411,7 +433,7 @@ class EpisodeCache:
             self._fill(entry, rows, planned, leases)
             entry.is_common = is_common
 
-    async def _fetch(self, episode: Episode) -> _Fetched:
+    async def _fetch(self, stretch: Stretch) -> _Fetched:
         """Return where everything lies, and then all of it at once."""
 
         async def lease(clip: PlannedClip) -> Lease:
@@ -422,20 +444,20 @@ class EpisodeCache:
                     meter.add(Cause.LIMIT, time.perf_counter() - since)
                 return await self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
 
-        planned = await self._plan(episode)
+        planned = await self._plan(stretch)
         meter, since = running_meter(), time.perf_counter()
         if meter is not None:
             meter.begin(Cause.ROOM, since)
-        reservation = await self._room.reserve(self._checked_bytes(episode, planned))
+        reservation = await self._room.reserve(self._checked_bytes(stretch, planned))
         if meter is not None:
             meter.add(Cause.ROOM, time.perf_counter() - since)
         try:
-            return await self._all_of(episode, planned, lease)
+            return await self._all_of(stretch, planned, lease)
         finally:
             reservation.release()
             self._room.grant()
 
-    async def _fetch_common(self, episode: Episode) -> _Fetched | None:
+    async def _fetch_common(self, stretch: Stretch) -> _Fetched | None:
         """See ``_fetch`` and ``hold_common``."""
         rank = self._rank
         assert rank is not None
@@ -444,8 +466,8 @@ class EpisodeCache:
             plan = clip.plan
             return await rank.lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
 
-        planned = await self._plan(episode)
-        fetched = await self._all_of(episode, planned, lease)
+        planned = await self._plan(stretch)
+        fetched = await self._all_of(stretch, planned, lease)
         if len(fetched.leases) < len(planned):
             _release(fetched.leases)
             return None
@@ -453,7 +475,7 @@ class EpisodeCache:
 
     async def _all_of(
         self,
-        episode: Episode,
+        stretch: Stretch,
         planned: Mapping[str, PlannedClip],
         lease: Callable[[PlannedClip], Awaitable[Lease | None]],
     ) -> _Fetched:
@@ -462,7 +484,7 @@ class EpisodeCache:
         leases: dict[str, Lease] = {}
 
         async def add_rows() -> None:
-            rows.append((await self._tables.get(episode.index, partial(self._read_rows, episode))).value)
+            rows.append(await self._rows(stretch.episode))
 
         async def add(camera: str, clip: PlannedClip) -> None:
             given = await self._watch(lease(clip))
@@ -477,24 +499,26 @@ class EpisodeCache:
             raise
         return _Fetched(rows[0], planned, leases)
 
-    def _checked_bytes(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> int:
+    def _checked_bytes(self, stretch: Stretch, planned: Mapping[str, PlannedClip]) -> int:
         """Memory that the clips take, which must fit in the byte cache."""
         needed_bytes, max_bytes = _clip_bytes(planned), self._clips.max_bytes
         if needed_bytes > max_bytes:
+            name = stretch.name(self._episodes[stretch.episode].length)
             raise CacheError(
-                f"the clips of episode {episode.index} take {needed_bytes} bytes, but max_bytes leaves {max_bytes} for "
-                f"clips: set StreamConfig(max_bytes=...) at least {needed_bytes / max_bytes:.2f} times as high"
+                f"the clips of {name} take {needed_bytes} bytes, but max_bytes leaves {max_bytes} for clips: set "
+                f"StreamConfig(max_bytes=...) at least {needed_bytes / max_bytes:.2f} times as high"
             )
         return needed_bytes
 
-    async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
-        return (await self._plans.get(episode.index, partial(self._make_plan, episode))).value
+    async def _plan(self, stretch: Stretch) -> Mapping[str, PlannedClip]:
+        return (await self._plans.get(stretch, partial(self._make_plan, stretch))).value
 
-    async def _make_plan(self, episode: Episode) -> _KeptPart[Mapping[str, PlannedClip]]:
+    async def _make_plan(self, stretch: Stretch) -> _KeptPart[Mapping[str, PlannedClip]]:
+        episode = self._episodes[stretch.episode]
         planned: dict[str, PlannedClip] = {}
 
         async def plan_clip(camera: str) -> None:
-            clip = await self._watch(self._indexes.plan(episode, camera, fps=self._fps))
+            clip = await self._watch(self._indexes.plan(episode, stretch, camera, fps=self._fps))
             _check_size(self._features[camera], clip)
             planned[camera] = clip
 
@@ -504,9 +528,23 @@ class EpisodeCache:
         in_order = {camera: planned[camera] for camera in episode.videos}
         return _KeptPart(in_order, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
 
-    async def _read_rows(self, episode: Episode) -> _KeptPart[EpisodeRows]:
+    def _kept_rows(self, episode: int) -> EpisodeRows | None:
+        """Rows that are kept, or that somebody holds who reads another stretch of the episode."""
+        kept = self._tables.get_nowait(episode)
+        return self._held_rows.get(episode) if kept is None else kept.value
+
+    async def _rows(self, episode: int) -> EpisodeRows:
+        rows = self._kept_rows(episode)
+        if rows is None:
+            rows = (await self._tables.get(episode, partial(self._read_rows, episode))).value
+        return rows
+
+    async def _read_rows(self, episode: int) -> _KeptPart[EpisodeRows]:
+        generation = self._generation
         with calling(self._small_reads if self._rows_are_small else current_caller()):
-            rows = await self._watch(self.rows.rows(episode))
+            rows = await self._watch(self.rows.rows(self._episodes[episode]))
+        if generation == self._generation:
+            self._held_rows[episode] = rows
         return _KeptPart(rows, OBJECTS_BYTES + rows.nbytes)
 
     async def _watch(self, call: Awaitable[T]) -> T:
@@ -517,14 +555,15 @@ class EpisodeCache:
             raise
 
     def _forget(self) -> None:
-        """Plan everything anew. Those who read an episode now go on with the bytes they hold."""
+        """Plan everything anew. Those who read a stretch now go on with the bytes they hold."""
         self._generation += 1
         self._indexes.clear()
         self.rows.clear()
         self._decoders.clear()
         self._plans.clear()
         self._tables.clear()
-        self._held = {index: entry for index, entry in self._held.items() if entry.rows is None}
+        self._held_rows.clear()
+        self._held = {stretch: entry for stretch, entry in self._held.items() if entry.rows is None}
 
     def _fill(
         self,
@@ -539,7 +578,7 @@ class EpisodeCache:
         entry.clips = {
             camera: clip.over(
                 leases[camera].buffer,
-                name=f"{camera} of episode {entry.episode.index} in {redact_url(clip.url)}",
+                name=f"{camera} of {entry.stretch.name(entry.episode.length)} in {redact_url(clip.url)}",
                 depth=self._depth[camera],
             )
             for camera, clip in planned.items()
@@ -555,7 +594,8 @@ class EpisodeCache:
 
         if entry.generation != self._generation:
             return open_clip()  # nobody will ask for the replaced video again
-        key = (self._number, lease.key, entry.generation, reader % self.READERS)
+        # Stretches of one group of pictures may have the same bytes, and other frames in them.
+        key = (self._number, lease.key, entry.stretch, entry.generation, reader % self.READERS)
         self._decoder_keys.setdefault(lease.key, set()).add(key)  # while the lease holds the clip
         return self._decoders.get(key, open_clip)
 

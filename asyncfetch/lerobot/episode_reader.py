@@ -27,6 +27,7 @@ from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
 from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
 from asyncfetch.lerobot.scan import scan
+from asyncfetch.lerobot.stretch import Stretch
 from asyncfetch.observe import Figures, Quantiles
 from asyncfetch.runtime.concurrently import copied, gather, kept
 
@@ -55,13 +56,13 @@ if TYPE_CHECKING:
 __all__ = ["DatasetStatistics", "EpisodeReader"]
 
 MAX_PREFETCHES = 1024
-"""Episodes that may be asked for and not yet be done; more would only queue up behind the host's limit."""
+"""Stretches that may be asked for and not yet be done; more would only queue up behind the host's limit."""
 MAX_FAILURES = 1024
-"""Failures that are remembered; the oldest is forgotten, and its episode is then fetched again when it is read."""
+"""Failures that are remembered; the oldest is forgotten, and its stretch is then fetched again when it is read."""
 
 
 class _Try:
-    """The state that all who ask for an episode share until the first is told what came of it; later ones try anew.
+    """The state that all who ask for a stretch share until the first is told what came of it; later ones try anew.
 
     Those who are told later, because they still had something to end, have nothing to say of what was asked meanwhile.
     """
@@ -70,91 +71,96 @@ class _Try:
 
     def __init__(self) -> None:
         self.is_ahead = False
-        """True if a task of its own fetches the episode."""
+        """True if a task of its own fetches the stretch."""
 
 
 class Prefetches:
     """Prefetches of one dataset. Loop-bound, as that is.
 
     Args:
-        fetch: Brings an episode into memory.
+        fetch: Brings a stretch into memory.
     """
 
-    def __init__(self, fetch: Callable[[Episode], Awaitable[None]]) -> None:
+    def __init__(self, fetch: Callable[[Stretch], Awaitable[None]]) -> None:
         self._fetch_episode = fetch
         self._under_way = 0
-        self._tries: WeakValueDictionary[int, _Try] = WeakValueDictionary()  # as long as somebody is at it
+        self._tries: WeakValueDictionary[Stretch, _Try] = WeakValueDictionary()  # as long as somebody is at it
         self._ahead = Caller(urgent=False)
-        self._failures: OrderedDict[int, AsyncFetchError] = OrderedDict()
+        self._failures: OrderedDict[Stretch, AsyncFetchError] = OrderedDict()
 
-    def start(self, episode: Episode, group: TaskGroup) -> None:
+    def start(self, stretch: Stretch, group: TaskGroup) -> None:
         """Fetch it in a task of this group, unless one is at it; what it failed by before is forgotten.
 
         Raises:
             CacheError: 1,024 are under way.
         """
-        self._failures.pop(episode.index, None)
-        attempt = self._try(episode)
+        self._failures.pop(stretch, None)
+        attempt = self._try(stretch)
         if attempt.is_ahead:
             return
         if self._under_way >= MAX_PREFETCHES:
             raise CacheError(f"{MAX_PREFETCHES} prefetches are under way; await ready() of some before asking for more")
         self._under_way += 1
         attempt.is_ahead = True
-        group.start_soon(self._run, episode, attempt, name=f"prefetch episode {episode.index}")
+        group.start_soon(self._run, stretch, attempt, name=f"prefetch episode {stretch.episode}")
 
-    async def _run(self, episode: Episode, attempt: _Try) -> None:
+    async def _run(self, stretch: Stretch, attempt: _Try) -> None:
         try:
             with calling(Caller(urgent=False, behind=self._ahead)):
-                await self._fetch(episode, attempt)
+                await self._fetch(stretch, attempt)
         except AsyncFetchError:
-            pass  # whoever reads this episode gets it from self._failures, or meets it again
+            pass  # whoever reads this stretch gets it from self._failures, or meets it again
         finally:
             self._under_way -= 1
 
-    async def ready(self, episode: Episode) -> None:
-        """Wait until it is in memory, fetching it where nobody did. Raises what its fetch ended with."""
-        self.raise_failure(episode)
-        await self._fetch(episode, self._try(episode))
+    def is_fetching(self, stretch: Stretch) -> bool:
+        """Return whether a task of its own is at it."""
+        attempt = self._tries.get(stretch)
+        return attempt is not None and attempt.is_ahead
 
-    def raise_failure(self, episode: Episode) -> None:
+    async def ready(self, stretch: Stretch) -> None:
+        """Wait until it is in memory, fetching it where nobody did. Raises what its fetch ended with."""
+        self.raise_failure(stretch)
+        await self._fetch(stretch, self._try(stretch))
+
+    def raise_failure(self, stretch: Stretch) -> None:
         """Raise what fetching it ended with, if that failed and wasn't started again since."""
-        failure = self._failures.get(episode.index)
+        failure = self._failures.get(stretch)
         if failure is not None:
             raise copied(failure)
 
     @contextmanager
-    def told(self, episode: Episode, *, is_whole: bool = True) -> Iterator[None]:
-        """Around what brings the episode, or a part of it, beside these fetches: who gets its error is told, too."""
-        attempt = self._try(episode)
+    def told(self, stretch: Stretch, *, is_whole: bool = True) -> Iterator[None]:
+        """Around what brings the stretch, or a part of it, beside these fetches: who gets its error is told, too."""
+        attempt = self._try(stretch)
         try:
             yield
         except AsyncFetchError:
-            self._end(episode, attempt)
+            self._end(stretch, attempt)
             raise
         if is_whole:
-            self._end(episode, attempt)
+            self._end(stretch, attempt)
 
-    async def _fetch(self, episode: Episode, attempt: _Try) -> None:
+    async def _fetch(self, stretch: Stretch, attempt: _Try) -> None:
         try:
-            await self._fetch_episode(episode)
+            await self._fetch_episode(stretch)
         except AsyncFetchError as error:
             # After CacheError there may be room when it is asked for again.
-            if self._end(episode, attempt) and not isinstance(error, CacheError):
-                self._failures[episode.index] = kept(error)
+            if self._end(stretch, attempt) and not isinstance(error, CacheError):
+                self._failures[stretch] = kept(error)
                 if len(self._failures) > MAX_FAILURES:
                     self._failures.popitem(last=False)
             raise
-        self._end(episode, attempt)
+        self._end(stretch, attempt)
 
-    def _try(self, episode: Episode) -> _Try:
-        return self._tries.setdefault(episode.index, _Try())
+    def _try(self, stretch: Stretch) -> _Try:
+        return self._tries.setdefault(stretch, _Try())
 
-    def _end(self, episode: Episode, attempt: _Try) -> bool:
+    def _end(self, stretch: Stretch, attempt: _Try) -> bool:
         """Return what came of a try; False where somebody was told before."""
-        if self._tries.get(episode.index) is not attempt:
+        if self._tries.get(stretch) is not attempt:
             return False
-        del self._tries[episode.index]
+        del self._tries[stretch]
         return True
 
 
@@ -184,7 +190,7 @@ class EpisodeReader:
     """Reads an open dataset's episodes, and keeps what was read of them within the engine's bounds.
 
     Belongs to the dataset's loop, as ``check`` says: WrongLoop elsewhere, and ClosedError once the dataset was closed.
-    Episodes are named by their numbers in the dataset; each verb raises EpisodeNotFound for one that isn't there.
+    Verbs take a stretch, or the number of an episode for all of it, and raise EpisodeNotFound for one that isn't there.
 
     Args:
         url: The dataset's root.
@@ -253,52 +259,67 @@ class EpisodeReader:
         self.check()
         return self._metadata.episodes[episode]
 
-    def prefetch(self, episode: int) -> None:
-        """Start fetching an episode; see LeRobotDataset."""
-        self._prefetches.start(self.episode(episode), self._engine.group)
+    def _stretch(self, wanted: Stretch | int) -> Stretch:
+        """The stretch that is meant. All of an episode is the same one, however far windows reach."""
+        episode = self.episode(wanted.episode if isinstance(wanted, Stretch) else wanted)
+        if isinstance(wanted, Stretch) and (wanted.start, wanted.stop) != (0, episode.length):
+            return wanted
+        return Stretch(episode.index, 0, episode.length)
 
-    async def ready(self, episode: int) -> None:
-        """Wait until an episode is in memory; see LeRobotDataset."""
-        await self._prefetches.ready(self.episode(episode))
+    def prefetch(self, wanted: Stretch | int) -> None:
+        """Start fetching a stretch; see LeRobotDataset."""
+        self._prefetches.start(self._stretch(wanted), self._engine.group)
 
-    async def hold_beside_passes(self, episode: int) -> HeldEpisode:
-        """The episode, or CacheError as soon as its clips don't fit beside those that passes have paid for."""
-        wanted = self.episode(episode)
-        self._prefetches.raise_failure(wanted)
-        with self._prefetches.told(wanted):
-            return await self._hold_beside_passes(wanted)
+    async def ready(self, wanted: Stretch | int) -> None:
+        """Wait until a stretch is in memory; see LeRobotDataset."""
+        await self._prefetches.ready(self._stretch(wanted))
 
-    async def hold(self, episode: int) -> HeldEpisode:
-        """The episode in memory until it is released, fetched where needed; for a pass, which pays first."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted):
-            return await self._episodes.hold(wanted, paid=True)
+    async def hold_beside_passes(self, wanted: Stretch | int) -> HeldEpisode:
+        """The stretch, or CacheError as soon as its clips don't fit beside those that passes have paid for.
 
-    async def hold_common(self, episode: int) -> HeldEpisode | None:
+        Where all of the episode is in memory, or on its way, it is that, and nothing is fetched twice.
+        """
+        stretch = self._stretch(wanted)
+        whole = self._stretch(stretch.episode)
+        self._prefetches.raise_failure(whole)
+        if self._prefetches.is_fetching(whole) or self._episodes.is_held(whole):
+            stretch = whole
+        elif (held := self._episodes.hold_nowait(whole)) is not None:
+            return held
+        with self._prefetches.told(stretch):
+            return await self._hold_beside_passes(stretch)
+
+    async def hold(self, wanted: Stretch | int) -> HeldEpisode:
+        """The stretch in memory until it is released, fetched where needed; for a pass, which pays first."""
+        stretch = self._stretch(wanted)
+        with self._prefetches.told(stretch):
+            return await self._episodes.hold(stretch, paid=True)
+
+    async def hold_common(self, wanted: Stretch | int) -> HeldEpisode | None:
         """The same in memory that all loader workers of the rank share; None where there is none, or no room in it."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted):
-            return await self._episodes.hold_common(wanted)
+        stretch = self._stretch(wanted)
+        with self._prefetches.told(stretch):
+            return await self._episodes.hold_common(stretch)
 
-    def raise_priority(self, episode: int) -> None:
-        """Somebody waits now for an episode that was read ahead; for a pass."""
-        self._episodes.raise_priority(self.episode(episode))
+    def raise_priority(self, wanted: Stretch | int) -> None:
+        """Somebody waits now for a stretch that was read ahead; for a pass."""
+        self._episodes.raise_priority(self._stretch(wanted))
 
-    async def clip_bytes(self, episode: int) -> int:
-        """Memory that the clips of an episode take; fetches its videos' indexes where needed."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted, is_whole=False):
-            return await self._episodes.clip_bytes(wanted)
+    async def clip_bytes(self, wanted: Stretch | int) -> int:
+        """Memory that the clips of a stretch take; fetches its videos' indexes where needed."""
+        stretch = self._stretch(wanted)
+        with self._prefetches.told(stretch, is_whole=False):
+            return await self._episodes.clip_bytes(stretch)
 
-    async def range_bytes(self, episode: int) -> int:
-        """Return what is fetched for the clips of an episode; fetches its videos' indexes where needed."""
-        return await self._episodes.range_bytes(self.episode(episode))
+    async def range_bytes(self, wanted: Stretch | int) -> int:
+        """Return what is fetched for the clips of a stretch; fetches its videos' indexes where needed."""
+        return await self._episodes.range_bytes(self._stretch(wanted))
 
-    async def locate_rows(self, episode: int) -> None:
-        """Fetch the footer of an episode's table where needed; for a pass, beside ``clip_bytes``."""
-        wanted = self.episode(episode)
-        with self._prefetches.told(wanted, is_whole=False):
-            await self._episodes.locate_rows(wanted)
+    async def locate_rows(self, wanted: Stretch | int) -> None:
+        """Fetch the footer of a stretch's table where needed; for a pass, beside ``clip_bytes``."""
+        stretch = self._stretch(wanted)
+        with self._prefetches.told(stretch, is_whole=False):
+            await self._episodes.locate_rows(stretch)
 
     async def file_bytes(self, url: str) -> int | None:
         """Return the size of one of its files; None where it isn't there."""
@@ -345,37 +366,37 @@ class EpisodeReader:
             disk=None if engine.disk is None else engine.disk.disk_statistics(),
         )
 
-    async def _load(self, episode: Episode) -> None:
-        (await self._hold_beside_passes(episode)).release()
+    async def _load(self, stretch: Stretch) -> None:
+        (await self._hold_beside_passes(stretch)).release()
 
-    async def _hold_beside_passes(self, episode: Episode) -> HeldEpisode:
-        """The episode, or CacheError as soon as its clips don't fit beside those that passes have paid for.
+    async def _hold_beside_passes(self, stretch: Stretch) -> HeldEpisode:
+        """The stretch, or CacheError as soon as its clips don't fit beside those that passes have paid for.
 
         For room that other calls like this one hold it waits: they give it back by themselves.
         """
-        held = self._episodes.hold_nowait(episode) or await self._episodes.hold_common(episode)
+        held = self._episodes.hold_nowait(stretch) or await self._episodes.hold_common(stretch)
         if held is not None:
             return held
         size_bytes, _ = await gather(
-            partial(self._episodes.clip_bytes, episode), partial(self._episodes.locate_rows, episode)
+            partial(self._episodes.clip_bytes, stretch), partial(self._episodes.locate_rows, stretch)
         )
         assert size_bytes is not None
+        what = f"the clips of {stretch.name(self._metadata.episodes[stretch.episode].length)} take {size_bytes} bytes"
         if size_bytes > self.clip_budget.max_bytes:
-            raise self._no_room(f"the clips of episode {episode.index} take {size_bytes} bytes", size_bytes)
+            raise self._no_room(what, size_bytes)
         with anyio.CancelScope() as scope:
 
             def check() -> None:
-                if not (self.clip_budget.fits(size_bytes) or self._episodes.is_paid(episode)):
+                if not (self.clip_budget.fits(size_bytes) or self._episodes.is_paid(stretch)):
                     scope.cancel()
 
             with self.clip_budget.watched(check):
                 check()
-                held = await self._episodes.hold(episode)
+                held = await self._episodes.hold(stretch)
         if held is None:
             passes_bytes = self.clip_budget.used_bytes
             raise self._no_room(
-                f"the clips of episode {episode.index} take {size_bytes} bytes beside the {passes_bytes} that passes "
-                "over this dataset hold",
+                f"{what} beside the {passes_bytes} that passes over this dataset hold",
                 size_bytes + passes_bytes,
             )
         return held

@@ -158,7 +158,7 @@ class EpisodeRows(Mapping[str, "Column"]):
     ``episode_index`` and ``task_index`` are int64, however they are stored.
     """
 
-    __slots__ = ("_columns", "nbytes")
+    __slots__ = ("__weakref__", "_columns", "nbytes")
 
     def __init__(self, columns: Mapping[str, Column], nbytes: int) -> None:
         self._columns = columns

@@ -18,6 +18,7 @@ from asyncfetch.decode import decode_image, stack_frames
 from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import LEAVE_OUT_FEATURE, ConfigError, FormatError, redact_url
 from asyncfetch.lerobot.info import MILLIMETRES, stored_unit
+from asyncfetch.lerobot.stretch import reach_of
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
@@ -223,6 +224,8 @@ class SampleBuilder:
         self._tasks = tasks
         self._windows = windows
         self._image_dtype = image_dtype
+        self.reach = reach_of(windows, (key for key, feature in features.items() if feature.is_camera))
+        """How far windows reach: what stretches are to hold, too, for its samples of them."""
 
     @property
     def sample_bytes(self) -> int:
@@ -380,12 +383,11 @@ class SampleBuilder:
 
 
 def _by_reader(asked: Sequence[Asked]) -> Iterator[tuple[HeldEpisode, int, list[int]]]:
-    """An episode, a reader of it, and the places of what it is asked for."""
-    by_reader: dict[tuple[int, int], list[int]] = {}
+    """What is held of an episode, a reader of that, and the places of what it is asked for."""
+    by_reader: dict[tuple[HeldEpisode, int], list[int]] = {}
     for place, (held, _, reader) in enumerate(asked):
-        by_reader.setdefault((held.episode.index, reader), []).append(place)
-    for places in by_reader.values():
-        held, _, reader = asked[places[0]]
+        by_reader.setdefault((held, reader), []).append(place)
+    for (held, reader), places in by_reader.items():
         yield held, reader, places
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.decode import DepthScale
     from asyncfetch.fetch import RangeReader
-    from asyncfetch.lerobot.episode_table import Episode, VideoSpan
+    from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.stretch import Stretch
     from asyncfetch.media import ClipPlan, Mp4Index
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
@@ -51,10 +52,12 @@ busy there, and each waits for the end of the other's turn with the interpreter 
 
 @dataclass(frozen=True, slots=True)
 class PlannedClip:
-    """One camera's clip of an episode: what to fetch, and how to make an MP4 of it."""
+    """One camera's clip of a stretch: what to fetch, and how to make an MP4 of it."""
 
     url: str
     plan: ClipPlan
+    first_frame: int
+    """Number of its first frame in the episode."""
     misplaced: NDArray[np.float64] | None = None
     """See Clip."""
 
@@ -85,6 +88,7 @@ class PlannedClip:
             name=name,
             depth=depth,
             key_frames=plan.key_frames,
+            first_frame=self.first_frame,
             misplaced=self.misplaced,
         )
 
@@ -101,27 +105,35 @@ class VideoFile:
         """Memory that it takes."""
         return self.index.nbytes
 
-    def clip(self, episode: Episode, span: VideoSpan, fps: float, tolerance_seconds: float) -> PlannedClip:
-        """The episode's part of it, without the frames that are shown at another time than the metadata says."""
+    def clip(
+        self, episode: Episode, stretch: Stretch, camera: str, *, fps: float, tolerance_seconds: float
+    ) -> PlannedClip:
+        """The part of it that the stretch needs, without the frames that the metadata says are shown at another time.
+
+        From the key frame in front of it on, to its last frame.
+        """
+        span = episode.videos[camera]
+        start, stop = stretch.span(camera, span.num_frames)
         try:
-            plan = self.index.clip(span.first_frame, span.num_frames, fps=fps)
+            plan = self.index.clip(span.first_frame + start, stop - start, fps=fps)
         except ConfigError as error:
             message = f"meta/episodes gives episode {episode.index} a place that {redact_url(span.url)} can't have"
             raise DatasetError(f"{message}: {error}") from error
         if plan.stop > self.size_bytes:
             raise FormatError(
                 f"{redact_url(span.url)}: truncated: it has {self.size_bytes} bytes, but by its index the frames of "
-                f"episode {episode.index} lie in bytes [{plan.start}, {plan.stop}); copy or record it again"
+                f"{stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop}); copy or record it again"
             )
-        due = span.start_seconds + np.arange(span.num_frames) / fps
+        due = span.start_seconds + np.arange(start, stop) / fps
         shown = plan.start_seconds + plan.pts / plan.timescale
         off = are_misplaced(due, shown, fps, max(tolerance_seconds, 1 / plan.timescale)) & (plan.frame_index >= 0)
         if not off.any():
-            return PlannedClip(span.url, plan)
+            return PlannedClip(span.url, plan, start)
         frame_index = np.where(off, np.int32(-1), plan.frame_index)
         return PlannedClip(
             span.url,
             replace(plan, frame_index=frame_index),
+            start,
             np.where(off[:, np.newaxis], np.stack((due, shown), axis=1), np.nan),
         )
 
@@ -164,17 +176,16 @@ class VideoIndexes:
         self._run = run
         self._kept = kept
 
-    async def plan(self, episode: Episode, camera: str, *, fps: float) -> PlannedClip:
-        """One camera's clip of an episode.
+    async def plan(self, episode: Episode, stretch: Stretch, camera: str, *, fps: float) -> PlannedClip:
+        """One camera's clip of a stretch of an episode.
 
         Raises:
             FetchError: The file could not be fetched.
             FormatError: The file isn't an MP4 that can be read, or is cut off.
             DatasetError: The metadata gives a place that no file has.
         """
-        span = episode.videos[camera]
-        file = await self._kept.get(span.url, partial(self._fetch, episode, camera))
-        return file.clip(episode, span, fps, self._tolerance_seconds)
+        file = await self._kept.get(episode.videos[camera].url, partial(self._fetch, episode, camera))
+        return file.clip(episode, stretch, camera, fps=fps, tolerance_seconds=self._tolerance_seconds)
 
     def clear(self) -> None:
         """Forget all of them, those on their way included."""
