@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from asyncfetch.errors import ConfigError, UsageError
 
@@ -132,7 +132,7 @@ def _kinds(config: type) -> dict[str, Any]:
 
 def _fits(value: object, kind: Any) -> bool:  # noqa: ANN401 - an annotation
     origin = get_origin(kind) or kind
-    if origin is UnionType:
+    if origin in (UnionType, Union):
         return any(_fits(value, one) for one in get_args(kind))
     if origin is Literal:
         return isinstance(value, str) and value in get_args(kind)
@@ -143,7 +143,7 @@ def _fits(value: object, kind: Any) -> bool:  # noqa: ANN401 - an annotation
 
 def _words(kind: Any) -> str:  # noqa: ANN401 - an annotation
     origin = get_origin(kind) or kind
-    if origin is UnionType:
+    if origin in (UnionType, Union):
         return " or ".join(_words(one) for one in get_args(kind))
     if origin is Literal:
         return " or ".join(map(repr, get_args(kind)))

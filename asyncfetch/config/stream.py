@@ -50,7 +50,8 @@ class StreamConfig:
     """Segments that a rank draws frames from at a time."""
     segment_seconds: float = 20.0
     """Seconds of an episode that are fetched and held as one at most, but for a group of pictures: a longer one is cut
-    into equal segments. Of those a camera's bytes begin at a key frame, so with few of these in a video short ones cost more."""
+    into equal segments. A camera's bytes of one begin at a key frame, so short ones of videos with few of these cost
+    more."""
     group_frames: int | None = None
     """Neighbouring frames of an episode that a shuffled order takes in a row as far as the episode goes, so that they
     are decoded together. None means a group of pictures as the dataset states it (``video.g``, or LeRobot's default of

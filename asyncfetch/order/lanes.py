@@ -57,7 +57,7 @@ class Lanes:
             lanes = lanes[np.argsort(np.minimum(ends, lanes[:, 1]) - lanes[:, 0], kind="stable")]
         self.starts, self.stops = lanes[:, 0] + start, lanes[:, 1] + start
         """Between which offsets each lane lies, in the order in which they are visited."""
-        sizes = lanes[:, 1] - lanes[:, 0]
+        self._sizes = sizes = lanes[:, 1] - lanes[:, 0]
         self._lanes = lanes
         self._levels: list[int] = [0, *np.unique(sizes).tolist()]
         """The cycles before which lanes end, and 0."""
@@ -107,10 +107,10 @@ class Lanes:
         """Return how many of the first so many samples each lane has given."""
         level = bisect_right(self._firsts, count) - 1
         if level == len(self._visited):
-            return self._lanes[:, 1] - self._lanes[:, 0]
+            return self._sizes
         visited = self._visited[level]
         turns, place = divmod(count - self._firsts[level], len(visited))
-        given = np.minimum(self._lanes[:, 1] - self._lanes[:, 0], self._levels[level])
+        given = np.minimum(self._sizes, self._levels[level])
         given[visited] += turns + (np.arange(len(visited)) < place)
         return given
 

@@ -125,7 +125,8 @@ class Line:
         lengths = self.lengths[self.lengths > 0]
         groups = -(-lengths // self.coded_frames)
         parts = count_segments(lengths, self.segment_frames, self.coded_frames)
-        return np.minimum(-(-groups // parts) * self.coded_frames, lengths)
+        sizes: NDArray[np.int64] = np.minimum(-(-groups // parts) * self.coded_frames, lengths)
+        return sizes
 
     def bounds(self, segments: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return of these segments the episode, the first frame and the one after the last."""

@@ -125,9 +125,11 @@ class PassPlan:
             if visit is None:
                 continue
             if latest is not None:
-                yield latest._replace(finished=tuple(visit.left), empty=number - counted - 1) if (
-                    visit.left or number > counted + 1
-                ) else latest
+                yield (
+                    latest._replace(finished=tuple(visit.left), empty=number - counted - 1)
+                    if (visit.left or number > counted + 1)
+                    else latest
+                )
                 counted = number
             latest = Step(visit.piece, visit.frame, is_padding=visit.is_padding)
         if latest is not None:

@@ -46,7 +46,8 @@ class Runs:
     def is_whole(self) -> NDArray[np.bool_]:
         """True for each run of which nothing was given."""
         rows = self.rows
-        return (rows[:, BEGIN] == 0) & (rows[:, END] == rows[:, STOP] - rows[:, FIRST])
+        whole: NDArray[np.bool_] = (rows[:, BEGIN] == 0) & (rows[:, END] == rows[:, STOP] - rows[:, FIRST])
+        return whole
 
     def at(self, offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the run of each offset, and how many of its frames come before."""

@@ -12,11 +12,10 @@ one read before it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -25,9 +24,6 @@ from asyncfetch.order.deal import Ends, Leg
 from asyncfetch.order.mixing import EpochPlace
 from asyncfetch.order.placement import Placement
 from asyncfetch.ranges import is_whole_number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "FORMAT",
@@ -221,7 +217,8 @@ class EpochProgress:
                 return replace(here, before=own.before, delivered=counts[one.worker])
             if own is not None and len(counts) == last.workers:
                 taken = last.taken(one.rank)
-                if self.leg.batches == "any" or all(edge % self.leg.block_samples == 0 for span in taken for edge in span):
+                edges = [edge for span in taken for edge in span]
+                if self.leg.batches == "any" or not any(edge % self.leg.block_samples for edge in edges):
                     return replace(here, before=taken)
         if not last.is_known:
             known = sum(len(each.counts) for each in last.given.values())
@@ -284,7 +281,7 @@ def _sharing_in(leg: Mapping[str, Any]) -> Sharing:
         told = tuple(sorted((_whole(worker), _whole(count), _whole(share)) for worker, count, share in counts))
         is_ascending = list(edges) == sorted(set(edges)) and (not edges or edges[0] >= 0)
         workers = [worker for worker, _, _ in told]
-        are_counts = all(0 <= worker < leg["workers"] and 0 <= count for worker, count, _ in told)
+        are_counts = all(0 <= worker < leg["workers"] and count >= 0 for worker, count, _ in told)
         if not is_ascending or not are_counts or len(set(workers)) < len(workers):
             raise ValueError(edges, counts)
         if not 0 <= _whole(first) < _whole(first) + _whole(ranks) <= leg["world_size"]:
@@ -379,7 +376,7 @@ def check_state(state: object) -> State:
         following = f", set_epoch({epoch + 1})" if is_whole_number(epoch) else ""
         raise StateMismatch(
             f"the state is of version {state.get('version')}, and this asyncfetch reads version {VERSION}: the rest of "
-            f"its epoch {epoch} can be gone on with by the asyncfetch that wrote it; to go on with the next epoch here, "
+            f"its epoch {epoch} can be gone on with by the asyncfetch that wrote it; to go on with the next epoch here "
             f"don't load the state{following}"
         )
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
@@ -396,8 +393,10 @@ def check_state(state: object) -> State:
         for sharing in _legs_in(state):
             for rank, one in sharing.given.items():
                 if one.before and one.before[-1][1] > state["total"] + sharing.leg.block_samples:
-                    raise StateMismatch(f"the state's legs can't be: rank {rank} was given {one.before} of an epoch of "
-                                        f"{state['total']} samples")
+                    raise StateMismatch(
+                        f"the state's legs can't be: rank {rank} was given {one.before} of an epoch of "
+                        f"{state['total']} samples"
+                    )
                 for worker, count, share in one.counts:
                     if count > share:
                         raise StateMismatch(
@@ -508,11 +507,8 @@ def _merged(states: Sequence[State]) -> tuple[State, Sharing]:
         for name in ("dataset", "order", "total", "nodes"):
             _check_same(name, first[name], state[name])
         _check_same("legs before", [_as_json(leg) for leg in before], [_as_json(leg) for leg in legs])
-        for name, one, other in (
-            ("legs", last.leg, here.leg),
-            ("workers", (last.workers, last.turn_samples), (here.workers, here.turn_samples)),
-        ):
-            _check_same(name, one, other)
+        _check_same("how ranks share", last.leg, here.leg)
+        _check_same("workers", (last.workers, last.turn_samples), (here.workers, here.turn_samples))
         for rank, one in here.given.items():
             known = given.setdefault(rank, one)
             _check_same(f"what rank {rank} was given before", known.before, one.before)

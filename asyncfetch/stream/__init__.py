@@ -22,7 +22,6 @@ from __future__ import annotations
 from asyncfetch.order.placement import Placement
 from asyncfetch.stream.mixture import Mixture
 from asyncfetch.stream.passes import DatasetSession, Samples, StreamIterator
-
 from asyncfetch.stream.samples import PassStatistics, SamplePass
 from asyncfetch.stream.serving import ServedBatches, serve_samples
 from asyncfetch.stream.source import SampleSource, source_of

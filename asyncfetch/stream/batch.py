@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import Field, Sample
+    from asyncfetch.order.plan import PassPlan, Step
     from asyncfetch.runtime.memory_pool import MemoryPool
     from asyncfetch.stream.decode_jobs import DecodeJob
-    from asyncfetch.order.plan import PassPlan, Step
 
 __all__ = [
     "MIB",

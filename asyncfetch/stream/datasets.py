@@ -147,9 +147,7 @@ class OpenDatasets:
             self.datasets = datasets
             chosen = [one.chosen(dataset) for one, dataset in zip(self.members, datasets, strict=True)]
             self.pools = await fit(list(zip(datasets, chosen, self.lines(1), strict=True)))
-            self._reaches = [
-                one.builder(dataset).reach for one, dataset in zip(self.members, datasets, strict=True)
-            ]
+            self._reaches = [one.builder(dataset).reach for one, dataset in zip(self.members, datasets, strict=True)]
             self._stack = stack.pop_all()
         return self
 

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import HeldEpisode
     from asyncfetch.observe.waits import Cause
-    from asyncfetch.stream.batch import BatchRow, Rows
-    from asyncfetch.stream.decode_jobs import DecodeJob, MicroBatch
-    from asyncfetch.stream.job_builder import Builder
     from asyncfetch.order.line import Piece
     from asyncfetch.order.plan import PassPlan, Step
+    from asyncfetch.stream.batch import BatchRow, Rows
     from asyncfetch.stream.datasets import OpenDatasets
+    from asyncfetch.stream.decode_jobs import DecodeJob, MicroBatch
+    from asyncfetch.stream.job_builder import Builder
 
 __all__ = ["DecodeAhead"]
 

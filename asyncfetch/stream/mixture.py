@@ -112,8 +112,7 @@ class MixtureSource(SampleSource):
         """See SampleSource."""
         lines = opened.lines(nodes)
         orders = [
-            [dataset.fingerprint, self.order_identity(opened, member)]
-            for member, dataset in enumerate(opened.datasets)
+            [dataset.fingerprint, self.order_identity(opened, member)] for member, dataset in enumerate(opened.datasets)
         ]
         mix = {
             "version": MIXTURE_VERSION,
@@ -149,9 +148,7 @@ class MixtureSource(SampleSource):
         return {**run, "order": mix | here}, Left(tuple(runs), cells)
 
     def _shapes(self, opened: OpenDatasets) -> tuple[list[Shape], bool]:
-        layouts = [
-            one.builder(dataset).layout() for one, dataset in zip(self.members, opened.datasets, strict=True)
-        ]
+        layouts = [one.builder(dataset).layout() for one, dataset in zip(self.members, opened.datasets, strict=True)]
         found, are_alike = shapes(layouts, self.keys, self.missing)
         # What a transform makes isn't known: those of one are taken to be as alike as what it is given.
         return found, are_alike and all(are_one(self.members[0].transform, each.transform) for each in self.members)
@@ -161,8 +158,6 @@ class MixtureSource(SampleSource):
 
 
 class Mixture(EpochStream):
-    _source: MixtureSource
-
     """The samples of several datasets in turns, by weight, epoch after epoch; cameras and shapes may differ.
 
     Used as a ``Stream`` is: iterated, by ``samples()``, in ``StreamDataset`` and ``serve_samples``, with the same
@@ -207,6 +202,8 @@ class Mixture(EpochStream):
     Raises:
         ConfigError: Something doesn't fit; where that is a matter of the datasets, when they are opened.
     """
+
+    _source: MixtureSource
 
     @explains_keywords
     def __init__(

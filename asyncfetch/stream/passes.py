@@ -315,7 +315,7 @@ class StreamIterator:
     def __init__(
         self,
         stream: EpochSource,
-        session: DatasetSession,
+        session: DatasetSession[OpenDatasets],
         opened: OpenDatasets,
         placement: Placement,
         begin: Callable[[], Turn],
@@ -384,7 +384,7 @@ class StreamIterator:
 
 def _deliver(
     stream: EpochSource,
-    session: DatasetSession,
+    session: DatasetSession[OpenDatasets],
     opened: OpenDatasets,
     placement: Placement,
     begin: Callable[[], Turn],

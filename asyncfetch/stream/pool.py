@@ -60,8 +60,10 @@ class Drawn:
         """The file of each, for each camera."""
 
     def most_bytes(self) -> NDArray[np.float64]:
-        """Bytes of the clips of each one's segments at most: a file isn't larger than info.json says, but for one
-        episode that is."""
+        """Bytes of the clips of each one's segments at most.
+
+        A file isn't larger than info.json says, but for one episode that is.
+        """
         sizes = np.zeros(len(self.frames))
         for each in self.files:
             _, numbers = np.unique(each, return_inverse=True)

@@ -136,7 +136,7 @@ class Quarantine:
 
     def add(self, origin: Origin, error: Exception) -> None:
         """Note a sample; the first of an episode is logged, too."""
-        dataset, episode, member = origin
+        dataset, episode, member = origin.dataset, origin.episode, origin.member
         with self._lock:
             known = self._listed.get((member, episode))
             if known is None:
@@ -203,7 +203,7 @@ def raise_where_none_is_good(first_bad: Exception, placement: Placement, on_erro
     That everything is bad is no matter of leaving some out. But of several consumers each knows its own part alone:
     the others' may be good, and then this one gets nothing, unless it was promised as many samples as there are.
     """
-    if placement.consumers == 1:
+    if placement.world_size * placement.workers == 1:
         raise copied(first_bad)
     if on_error == "replace":
         raise DatasetError(

@@ -51,6 +51,7 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
             return _whole_numbers(environ, rank_name, size_name)
     return 0, 1
 
+
 def find_nodes(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
     """Return on how many machines so many ranks are, as many on each, by the launcher's variables; 1 where unknown."""
     for name in LOCAL_SIZES:

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics, Sample
     from asyncfetch.observe import Quantiles
     from asyncfetch.observe.trace import Tracer
-    from asyncfetch.stream.batch import Rows
-    from asyncfetch.stream.decode_ahead import DecodeAhead
-    from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.order.line import Piece
     from asyncfetch.order.plan import PassPlan, Step
     from asyncfetch.order.state import State
+    from asyncfetch.stream.batch import Rows
     from asyncfetch.stream.datasets import OpenDatasets, Origin
+    from asyncfetch.stream.decode_ahead import DecodeAhead
+    from asyncfetch.stream.figures import FiguresPage
 
 __all__ = [
     "DeliveredSample",

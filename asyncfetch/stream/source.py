@@ -20,8 +20,6 @@ from asyncfetch.errors import AsyncFetchError, ConfigError, NotFound, UsageError
 from asyncfetch.lerobot import LeRobotDataset, reader_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
-from asyncfetch.ranges import is_whole_number, whole_number
-from asyncfetch.runtime.concurrently import gather
 from asyncfetch.order.deal import Deal, Left, Leg
 from asyncfetch.order.placement import Placement
 from asyncfetch.order.plan import PassPlan
@@ -36,6 +34,8 @@ from asyncfetch.order.state import (
     is_beginning,
     is_finished,
 )
+from asyncfetch.ranges import is_whole_number, whole_number
+from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.datasets import Member, OpenDatasets
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
@@ -83,7 +83,7 @@ class SampleSource:
         self._epochs: EpochCounter = EpochCounter()
         self._opened: OpenDatasets | None = None
         """The source, if it is open already; else each pass, or the session of all synchronous ones, opens it."""
-        self._session: DatasetSession | None = None
+        self._session: DatasetSession[OpenDatasets] | None = None
         self._loaded: dict[int, State] = {}
         """The state that was loaded, by epoch: it tells where it was taken, and of which dataset it is."""
         self._loads: int = 0
@@ -426,7 +426,7 @@ class SampleSource:
         self._loaded = {epoch: beginning(epoch, identity), state["epoch"]: state} if identity else {}
         self._progress = self._waiting = self._latest = self.latest_plan = None
 
-    def session(self) -> DatasetSession:
+    def session(self) -> DatasetSession[OpenDatasets]:
         """Return the thread of the synchronous iteration, with what it reads opening on it."""
         if self.is_open:
             raise ConfigError("an open dataset lives on its own loop: `async with stream.samples()` there")
@@ -539,9 +539,7 @@ class EpochStream:
         """
         self._source.set_epoch(epoch)
 
-    def samples(
-        self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
-    ) -> Samples:
+    def samples(self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None) -> Samples:
         """One pass, on the running loop: ``async with stream.samples() as samples: async for sample in samples``.
 
         Args:

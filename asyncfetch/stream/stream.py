@@ -139,7 +139,6 @@ class Stream(EpochStream):
         session = self._source.session()
         return session.thread.run(summarise, self._dataset())
 
-
     def __repr__(self) -> str:
         one = self._member
         return f"Stream({one.source!r}, shuffle={one.shuffle}, seed={one.seed}, epoch={self.epoch})"

@@ -65,8 +65,10 @@ def frames_fetched(deal: Deal, member: int) -> Read:
     line = deal.left.members[member].line
     size = line.coded_frames
     for rank in range(deal.leg.world_size):
-        lanes = deal.lanes(rank, member) if deal.real[rank, member] else None
-        for lane in range(0 if lanes is None else len(lanes)):
+        if not deal.real[rank, member]:
+            continue
+        lanes = deal.lanes(rank, member)
+        for lane in range(len(lanes)):
             for first, stop, _, _ in lanes.pieces(lane).pieces():
                 piece = line.piece(first, stop)
                 last = min(-(-piece.stop // size) * size, int(line.lengths[piece.episode]))

@@ -13,8 +13,8 @@ import torch
 from asyncfetch.compat.lerobot.metadata import find
 from asyncfetch.config import StreamConfig, stream_config
 from asyncfetch.errors import ConfigError, EpisodeNotFound
-from asyncfetch.stream import Placement, Stream
 from asyncfetch.order.state import merge_shares
+from asyncfetch.stream import Placement, Stream
 from asyncfetch.torch import FrameDataset, StreamDataset
 
 if TYPE_CHECKING:

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Self
 from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, WorkerError
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
+from asyncfetch.order.placement import Placement
+from asyncfetch.order.state import identity_of
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import ForkGuard, was_forked_since
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.figures import FiguresPage
-from asyncfetch.order.placement import Placement
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.samples import PassFigures
 from asyncfetch.stream.serving.memory import MemorySlot, Returned, lease, unpack
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, FailedBatch, Filled, Ready, Stop, Taken
 from asyncfetch.stream.serving.worker import Plan, serve
 from asyncfetch.stream.source import EpochStream, SampleSource, source_of
-from asyncfetch.order.state import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.order.state import State
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.serving.messages import Answer
-    from asyncfetch.order.state import State
 
 __all__ = ["ServedBatches", "WorkerProcess", "serve_samples"]
 

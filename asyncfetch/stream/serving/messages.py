@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from multiprocessing.connection import Connection
 
-    from asyncfetch.stream.quarantine import Quarantined
     from asyncfetch.order.state import State
+    from asyncfetch.stream.quarantine import Quarantined
 
 __all__ = [
     "Answer",

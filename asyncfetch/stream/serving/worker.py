@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 
 from asyncfetch.observe.trace import running
+from asyncfetch.order.state import identity_of
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.memory_pool import block_bytes
@@ -25,7 +26,6 @@ from asyncfetch.stream.batch import RowBatch, batch_of, samples_of
 from asyncfetch.stream.samples import running_pass
 from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Packed, SlotMemory, collate
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, Filled, Ready, Stop, Taken, failure
-from asyncfetch.order.state import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import Sample
     from asyncfetch.order.placement import Placement
     from asyncfetch.order.state import State
+    from asyncfetch.stream.datasets import OpenDatasets
     from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.passes import Samples
-    from asyncfetch.stream.datasets import OpenDatasets
     from asyncfetch.stream.samples import PassFigures, RunningPass
     from asyncfetch.stream.source import SampleSource
 
