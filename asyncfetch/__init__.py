@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ByteRange, ObjectInfo
     from asyncfetch.stream import Mixture, SamplePass, ServedBatches, Stream, serve_samples
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "cache": [

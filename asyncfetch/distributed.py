@@ -20,7 +20,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import (
@@ -44,6 +43,7 @@ from asyncfetch.merge.job import ProgressCounter, carry_out, carry_out_share, ch
 from asyncfetch.merge.local_executor import InProcess
 from asyncfetch.merge.plan import Limits
 from asyncfetch.merge.scheduler import WorkerSetup
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     import os
@@ -78,11 +78,11 @@ class RayExecutor:
         self, fetch: FetchConfig, workers: int | None, wrote: Callable[[str, int], object]
     ) -> AsyncIterator[_RayPool]:
         """See ``Executor``. Progress counts whole files."""
-        ray = await anyio.to_thread.run_sync(_import_ray)
+        ray = await run_sync(_import_ray)
         if not ray.is_initialized():
             raise ConfigError("Ray isn't initialised: call ray.init() before the merge")
         if workers is None:
-            resources = await anyio.to_thread.run_sync(ray.cluster_resources)
+            resources = await run_sync(ray.cluster_resources)
             workers = max(1, int(resources.get("CPU", 1)))
         async with Fetcher(fetch) as fetcher:
             yield _RayPool(ray, fetch, workers, fetcher)
@@ -103,7 +103,7 @@ class _RayPool:
 
     async def run(self, piece: TaskPiece, *arguments: Any) -> Any:  # noqa: ANN401
         start = partial(self._task.remote, self._fetch, piece, *arguments)
-        ended, value = await anyio.to_thread.run_sync(start)
+        ended, value = await run_sync(start)
         try:
             await self._answer(ended)
         except BaseException:
@@ -127,7 +127,7 @@ class _RayPool:
 
     async def _stop(self, reference: Any) -> None:  # noqa: ANN401
         """Nothing of it runs when this returns; else it would write into what is gone on with."""
-        await anyio.to_thread.run_sync(partial(self._ray.cancel, reference, force=True))
+        await run_sync(partial(self._ray.cancel, reference, force=True))
         with anyio.move_on_after(_END_SECONDS):
             (ended,), _ = await asyncio.wait([asyncio.wrap_future(reference.future())])
             ended.exception()  # else asyncio logs that nobody asked

@@ -48,6 +48,7 @@ BY_HOST = (
     _Shown("counter", "redirects_total", "redirects", "Answers that named another url."),
     _Shown("counter", "errors_total", "errors", "Attempts that failed, repeated or not."),
     _Shown("counter", "throttled_total", "throttled", "Attempts that were answered 429 or 503."),
+    _Shown("counter", "outages_total", "outages", "Times that it was away, and waited for."),
     _Shown("counter", "hedges_total", "hedges", "Second requests for what a late answer was to bring."),
     _Shown("counter", "hedge_wins_total", "hedge_wins", "Second requests whose answer came first."),
     _Shown("gauge", "retry_budget", "retry_budget", "Repeats that may be made before the next answer comes."),

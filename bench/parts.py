@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from asyncfetch.lerobot.frame_times import find_frames
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
 from asyncfetch.media.clip import ClipTables, build_header, clip_timing
@@ -32,10 +34,10 @@ async def clip_milliseconds(dataset: af.LeRobotDataset, fetcher: af.Fetcher) -> 
     span = next(iter(dataset.episodes[0].videos.values()))
     _, moov = await fetch_moov(fetcher, span.url)
     index = parse_moov(moov, url=span.url)
-    plan = index.clip(span.first_frame, span.num_frames, fps=dataset.fps)
+    find = partial(find_frames, index, span, None, episode=0, fps=dataset.fps, tolerance_seconds=1e-4)
+    plan = index.clip(find().samples)
     samples = index.samples
-    sample_of = index.samples_of(span.first_frame, span.num_frames, fps=dataset.fps)
-    stop = int(sample_of.max()) + 1
+    stop = int(find().samples.max()) + 1
     first = stop - plan.num_samples
     times = samples.presentation_times(first, stop)
     sync = samples.sync_between(first, stop)
@@ -50,8 +52,8 @@ async def clip_milliseconds(dataset: af.LeRobotDataset, fetcher: af.Fetcher) -> 
         buffer[:] = build_header(index.track, tables, start=plan.start, stop=plan.stop)
         headers.append(time.perf_counter() - started)
         started = time.perf_counter()
-        plan = index.clip(span.first_frame, span.num_frames, fps=dataset.fps)
-        plan.write_header(buffer)
+        plan = index.clip(find().samples)
+        buffer[:] = plan.header
         plans.append(time.perf_counter() - started)
     return 1e3 * statistics.median(headers), 1e3 * statistics.median(plans)
 

@@ -331,7 +331,7 @@ def test_a_class_name_has_one_meaning() -> None:
 
 
 def test_scripts_can_be_run() -> None:
-    for script in ("setup", "quickstart", "test", "run"):
+    for script in ("setup", "quickstart", "test", "run", "peers", "package"):
         path = ROOT / ".ci" / script
         assert os.access(path, os.X_OK)
         subprocess.run(["bash", "-n", path], check=True)

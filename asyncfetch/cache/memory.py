@@ -16,7 +16,7 @@ whether the version is still the same, and what is held of another one goes.
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
@@ -66,31 +66,32 @@ __all__ = [
 class CacheKey:
     """All that tells one entry from another, beside the version of the object, of which all its entries are.
 
-    Equal ranges with different headroom are different entries.
+    Equal ranges with different headers are different entries.
     """
 
     range: ByteRange
     """Its url has no signature: it is the object's name, not what to ask for."""
-    headroom_bytes: int = 0
+    header: bytes = field(default=b"", repr=False)
+    """Bytes in front of the range's."""
 
     @classmethod
-    def of(cls, asked: ByteRange, headroom_bytes: int = 0) -> CacheKey:
+    def of(cls, asked: ByteRange, header: bytes = b"") -> CacheKey:
         """The key of a range as it was asked for."""
         name = object_name(asked.url)
-        return cls(asked if name == asked.url else replace(asked, url=name), headroom_bytes)
+        return cls(asked if name == asked.url else replace(asked, url=name), header)
 
     def __post_init__(self) -> None:
-        if type(self.headroom_bytes) is not int or self.headroom_bytes < 0:  # each hit comes by here
-            object.__setattr__(self, "headroom_bytes", whole_number("headroom_bytes", self.headroom_bytes, least=0))
-        if self.headroom_bytes and self.range.stop is None:
-            raise ConfigError("stop must be a whole number where there is headroom: both are set aside at once")
+        if type(self.header) is not bytes:  # each hit comes by here
+            raise ConfigError(f"header must be bytes, not {self.header!r:.80}")
+        if self.header and self.range.stop is None:
+            raise ConfigError("stop must be a whole number where there is a header: both are set aside at once")
 
     @property
     def size_bytes(self) -> int | None:
-        """Headroom and range together; None where the range's end isn't known before it is read."""
+        """Header and range together; None where the range's end isn't known before it is read."""
         if self.range.stop is None:
             return None
-        return self.headroom_bytes + self.range.stop - self.range.start
+        return len(self.header) + self.range.stop - self.range.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -134,7 +135,7 @@ class Lease:
 
     Attributes:
         key: The entry.
-        buffer: Headroom, then the range; writable. Only the headroom is for writing, and everybody writes the same.
+        buffer: Header, then the range, read-only.
         view: The range alone, read-only.
     """
 
@@ -142,8 +143,8 @@ class Lease:
 
     def __init__(self, key: CacheKey, buffer: memoryview, give_back: Callable[[], None] | None) -> None:
         self.key = key
-        self.buffer = buffer
-        self.view = buffer[key.headroom_bytes :].toreadonly()
+        self.buffer = buffer.toreadonly()
+        self.view = self.buffer[len(key.header) :]
         self._give_back = give_back
 
     def release(self) -> None:
@@ -163,7 +164,7 @@ class Lease:
         self.release()
 
     def __repr__(self) -> str:
-        return f"<Lease {self.key.range!r}, {len(self.buffer)} bytes with {self.key.headroom_bytes} of headroom>"
+        return f"<Lease {self.key.range!r}, {len(self.buffer)} bytes with {len(self.key.header)} of header>"
 
 
 class _Held:
@@ -340,7 +341,7 @@ class _RangeLoad:
         self.name = name
         self.current = True
         self.buffer = memoryview(b"")
-        """Headroom, then the bytes."""
+        """Header, then the bytes."""
         self.reservation: RoomReservation[CacheKey, memoryview] | None = None
         """The room set aside for them; None where they can't be kept."""
         self.info: ObjectInfo | None = None
@@ -350,7 +351,7 @@ class _RangeLoad:
 class ByteCache(AsyncOnly):
     """A RangeReader over another one that remembers what it read. Use it as an async context manager.
 
-    An entry is one range of one version of an object, with its headroom; overlapping ranges are different entries, and
+    An entry is one range of one version of an object, with its header; overlapping ranges are different entries, and
     urls that differ in their signature alone name one object. Entries in use are leased and never evicted; of the
     others the least recently used goes first. What ``fetch`` returns is not leased: its bytes stay valid as long as the
     view is referenced, but an eviction drops the cache's own reference, so views that are kept for long cost memory
@@ -367,7 +368,8 @@ class ByteCache(AsyncOnly):
 
     Args:
         fetcher: Where bytes come from; entered by the caller, and left after the cache.
-        max_bytes: Bound on what is held and on its way. Python's objects, under 1 KiB an entry, are not counted.
+        max_bytes: Bound on what is held and on its way. Python's objects, under 1 KiB an entry beside the header that
+            was given, are not counted.
         disk: Where what was fetched is kept beyond this memory and this process: a DiskReader between the two.
         allocate: Gives the memory for a range whose length is known.
     """
@@ -467,20 +469,20 @@ class ByteCache(AsyncOnly):
         self._check()
         return each_on_its_own(ranges, self._fetch_range)
 
-    def lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> AbstractAsyncContextManager[Lease]:
-        """Bytes [start, stop) of the object with writable room in front of them, kept from eviction in the context."""
+    def lease(self, url: str, start: int, stop: int, *, header: bytes = b"") -> AbstractAsyncContextManager[Lease]:
+        """Bytes [start, stop) of the object behind a header of one's own, kept from eviction in the context."""
         wanted = ByteRange(url, start, stop)
-        return self._lease(wanted, CacheKey.of(wanted, headroom_bytes))
+        return self._lease(wanted, CacheKey.of(wanted, header))
 
-    async def acquire(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease:
+    async def acquire(self, url: str, start: int, stop: int, *, header: bytes = b"") -> Lease:
         """The lease that ``lease`` gives, for the caller to release: for one that outlives a block."""
         wanted = ByteRange(url, start, stop)
-        return await self._obtain(wanted, CacheKey.of(wanted, headroom_bytes))
+        return await self._obtain(wanted, CacheKey.of(wanted, header))
 
-    def try_lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease | None:
+    def try_lease(self, url: str, start: int, stop: int, *, header: bytes = b"") -> Lease | None:
         """The lease if the cache holds the bytes now, which counts as a hit, or None. The caller releases it."""
         self._check()
-        return self._hit(url, CacheKey.of(ByteRange(url, start, stop), headroom_bytes))
+        return self._hit(url, CacheKey.of(ByteRange(url, start, stop), header))
 
     def on_evict(self, callback: Callable[[CacheKey], object]) -> None:
         """Call back with the key of each entry that the cache lets go, at its close too.
@@ -591,7 +593,7 @@ class ByteCache(AsyncOnly):
         self._land(key, load)
 
     async def _read(self, load: _RangeLoad, wanted: ByteRange, key: CacheKey) -> None:
-        """The bytes behind their headroom, and room set aside for them where they can be kept."""
+        """The bytes behind their header, and room set aside for them where they can be kept."""
         size_bytes = key.size_bytes
         if wanted.stop is None or size_bytes is None:
             load.buffer = await self._fetcher.fetch(wanted.url, wanted.start, None)
@@ -605,7 +607,8 @@ class ByteCache(AsyncOnly):
             load.reservation = await self._space.reserve(size_bytes)
         try:
             load.buffer = self._allocate(size_bytes)
-            place = load.buffer[key.headroom_bytes :]
+            load.buffer[: len(key.header)] = key.header
+            place = load.buffer[len(key.header) :]
             if self._versioned is None:
                 await self._fetcher.fetch_into(wanted.url, wanted.start, wanted.stop, place)
             elif place:

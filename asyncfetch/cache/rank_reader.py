@@ -181,15 +181,15 @@ class _Server:
         finally:
             del worker.scopes[number], worker.callers[number]
 
-    async def _lend(self, worker: _WorkerPeer, caller: Caller, wanted: ByteRange, headroom_bytes: int) -> _Lent | None:
-        key = CacheKey.of(wanted, headroom_bytes)
+    async def _lend(self, worker: _WorkerPeer, caller: Caller, wanted: ByteRange, header: bytes) -> _Lent | None:
+        key = CacheKey.of(wanted, header)
         while not self._has_room(worker, key, is_urgent=caller.urgent):
             if caller.urgent:
                 return None
             await self._changed.wait()
         self._count(worker, key)
         try:
-            lease = await self.clips.acquire(wanted.url, wanted.start, _stop(wanted), headroom_bytes=headroom_bytes)
+            lease = await self.clips.acquire(wanted.url, wanted.start, _stop(wanted), header=header)
         except BaseException as error:
             self._uncount(worker, key)
             if isinstance(error, ObjectChanged):
@@ -460,13 +460,13 @@ class RankReader:
 
     # A worker.
 
-    async def lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease | None:
+    async def lease(self, url: str, start: int, stop: int, *, header: bytes = b"") -> Lease | None:
         """Return the lease that ``ByteCache.acquire`` gives, in memory of all workers; None where that can't be."""
         wanted = ByteRange(url, start, stop)
         while True:
             line = await self._connected()
             try:
-                lent: _Lent | None = await line.ask("lease", (wanted, headroom_bytes))
+                lent: _Lent | None = await line.ask("lease", (wanted, header))
                 if lent is None:
                     return None
                 buffer = line.view(lent)
@@ -479,7 +479,7 @@ class RankReader:
                 self._infos.pop(url, None)
                 raise
         self._note(url, lent.info)
-        return Lease(CacheKey.of(wanted, headroom_bytes), buffer, line.look_soon)
+        return Lease(CacheKey.of(wanted, header), buffer, line.look_soon)
 
     async def _ask(self, verb: str, url: str, *arguments: Any) -> Any:  # noqa: ANN401
         while True:

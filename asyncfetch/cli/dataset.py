@@ -26,7 +26,7 @@ from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -39,6 +39,7 @@ __all__ = ["check", "frames", "info"]
 WORLD_SIZES = (1, 8, 64)
 CHECKED_AT_ONCE = 64
 """Episodes whose videos' indexes are compared at a time."""
+OFF_THE_GRID = "timestamps off the grid"
 MOST_STILL = 0.5
 """Part of an episode's pictures that may be just the one before: some are where all is at rest, most where a camera
 hung."""
@@ -160,7 +161,8 @@ async def _check(source: str, config: StreamConfig, *, deep: bool) -> list[Findi
     with progress("metadata") as show:
         async with open_dataset(source, config=config) as dataset:
             findings = [*_metadata_findings(dataset), *await _row_findings(dataset, show)]
-            findings += await _video_findings(dataset, show)
+            off_the_grid = {finding.episode for finding in findings if finding.what == OFF_THE_GRID}
+            findings += await _video_findings(dataset, off_the_grid, show)
             return findings + (await _sample_findings(dataset, show) if deep else [])
 
 
@@ -230,9 +232,10 @@ def _rows_of(
         off = np.flatnonzero(~(np.abs(seconds - due) <= tolerance_seconds))
         if len(off):
             yield Finding(
-                "timestamps off the grid",
+                OFF_THE_GRID,
                 episode,
-                f"frame {off[0]} is at {seconds[off[0]]:g} s, not {due[off[0]]:g} s; {len(off)} of {length} are off",
+                f"frame {off[0]} is at {seconds[off[0]]:g} s, not {due[off[0]]:g} s; {len(off)} of {length} rows are "
+                "off, and each has the frame that a video shows at the row's own time",
             )
         content = own.drop_columns(["frame_index", "timestamp"])
         if content.num_columns:
@@ -242,7 +245,9 @@ def _rows_of(
                 yield Finding("duplicate episode", episode, f"its {length} rows equal those of episode {first}")
 
 
-async def _video_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> list[Finding]:
+async def _video_findings(
+    dataset: LeRobotDataset, off_the_grid: Collection[int | None], show: Callable[..., None]
+) -> list[Finding]:
     """Return findings about what the videos' indexes say: nothing is decoded."""
     from asyncfetch.lerobot.dataset import reader_of  # which loads what reads datasets
 
@@ -250,10 +255,11 @@ async def _video_findings(dataset: LeRobotDataset, show: Callable[..., None]) ->
 
     async def look(episode: int) -> Finding | None:
         try:
-            await reader.range_bytes(episode)
+            missing = await reader.missing_frames(episode, by_rows=episode in off_the_grid)
         except (DatasetError, FetchError) as error:
             return Finding(type(error).__name__, episode, str(error))
-        return None
+        told = [f"{count} of {camera}" for camera, count in missing.items() if count]
+        return Finding("missing frames", episode, ", ".join(told)) if told else None
 
     indices, found = list(dataset.episodes.indices), list[Finding | None]()
     for start in range(0, len(indices), CHECKED_AT_ONCE):

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
-import anyio.to_thread
 import typer
 
 from asyncfetch.cli.terminal import format_bytes, progress
@@ -17,6 +16,7 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, FetchError, NotFound, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -230,7 +230,7 @@ class _Digest:
     async def add(self, piece: memoryview) -> None:
         """Take the next piece, in a thread."""
         if self._hash is not None:
-            await anyio.to_thread.run_sync(self._hash.update, piece)
+            await run_sync(self._hash.update, piece)
 
     def text(self) -> str:
         """Return it in hexadecimal digits."""

@@ -64,7 +64,7 @@ class RetryDetails:
     attempt: int
     """Attempts so far, this one included."""
     wait_seconds: float
-    """Seconds until the next one."""
+    """Seconds until the next one; 0 where the end of an outage is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,16 @@ class RetryConfig:
     """The one retry layer. Waits are drawn from U(0, min(initial * 2**n, maximum)): "full jitter"."""
 
     attempts: int = 5
-    """Requests for one range in all; progress in a body starts the count afresh. 1 switches retrying off."""
+    """Requests for one range in all, where answers are wrong or break off; progress in a body starts the count afresh.
+    1 switches retrying off, and ``outage_seconds`` with it."""
     total_seconds: float = 120.0
-    """No new attempt starts later than this after the first one; botocore and object_store allow 60-180 s."""
+    """No new attempt starts later than this after the first one, outages not counted; botocore and object_store allow
+    60-180 s."""
+    outage_seconds: float = 300.0
+    """Longest time that a host which is away is waited for: connections are refused, reset or not answered, its name
+    can't be resolved, or a gateway says 502, 503 or 504. No attempt starts later. Meanwhile one request at a time
+    probes it and all others wait; none of this counts as ``attempts``. Kubernetes starts a container that ends again
+    and again every 300 s, object_store waits for 180 s. 0 takes these for failures like others."""
     initial_seconds: float = 0.1
     """Upper bound of the first wait."""
     maximum_seconds: float = 10.0
@@ -95,7 +102,8 @@ class RetryConfig:
         check_types(self)
         require(self.attempts >= 1, f"attempts must be at least 1, not {self.attempts}")
         require(self.budget >= 0, f"budget must not be negative, not {self.budget}: 0 repeats nothing unasked")
-        for name in ("total_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds"):
+        times = ("total_seconds", "outage_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds")
+        for name in times:
             require(getattr(self, name) >= 0, f"{name} must not be negative")
 
 
@@ -210,6 +218,10 @@ class FetchConfig:
     """Idle connections are closed after this; S3 closes them at about 20 s, aiobotocore uses 12 s."""
     ca_file: str | os.PathLike[str] | None = None
     """PEM file of the authorities to trust instead of the system's."""
+    client_cert_file: str | os.PathLike[str] | None = None
+    """PEM file of the certificate to show to every server that asks for one, redirects included; None shows none."""
+    client_key_file: str | os.PathLike[str] | None = None
+    """PEM file of the certificate's key, without a password; None where the key is in ``client_cert_file``."""
     headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     """Extra request headers by host. "data.example.org:8443" means that port. "data.example.org" means https on port
     443, and the scheme and port of that host which a url of yours names. A redirect takes them nowhere else."""
@@ -263,7 +275,10 @@ class FetchConfig:
         )
         require(self.max_redirects >= 0, "max_redirects must not be negative")
         require(0 < self.keepalive_seconds < math.inf, "keepalive_seconds must be positive and finite")
-        require(self.ca_file != "", "ca_file must name a file, or be None for the system's authorities")
+        for name in ("ca_file", "client_cert_file", "client_key_file"):
+            require(getattr(self, name) != "", f"{name} must name a file, or be None")
+        has_certificate = self.client_cert_file is not None
+        require(has_certificate or self.client_key_file is None, "client_key_file needs client_cert_file beside it")
         require(self.max_idle_buffer_bytes >= 0, "max_idle_buffer_bytes must not be negative")
         require(self.max_known_objects >= 1, "max_known_objects must be at least 1")
         require(self.max_unsized_bytes >= 0, f"max_unsized_bytes must not be negative, not {self.max_unsized_bytes}")

@@ -77,9 +77,10 @@ class StreamConfig:
     decoder: DecoderBackend = "auto"
     """ "torchcodec", "pyav", or "auto": torchcodec where it loads, PyAV elsewhere."""
     tolerance_seconds: float = 1e-4
-    """Seconds by which the time at which a video shows a frame may differ from the one that the metadata gives it;
-    LeRobot's ``tolerance_s``. Further off the frame is missing. It is never less than a tick of the video's clock, nor
-    more than a quarter of a frame: beyond that it could be the neighbour that is meant."""
+    """Seconds by which the time at which a video shows a frame may differ from its row's, which is the ``timestamp`` in
+    the table and the episode's ``from_timestamp``; LeRobot's ``tolerance_s``. Further off the frame is missing. It is
+    never less than a tick of the video's clock, nor more than a quarter of a frame: beyond that it could be the
+    neighbour that is meant."""
     decoder_cache_size: int | None = None
     """Open decoders kept; None means ASYNCFETCH_DECODER_CACHE_SIZE or else what the pool needs, at least 100."""
 

@@ -25,7 +25,7 @@ __all__ = ["choose_backend", "import_torch"]
 
 INSTALL_FFMPEG = "apt-get install ffmpeg"
 CAUSE_CHARACTERS = 300  # torchcodec's message goes on with a traceback for each FFmpeg version
-CUDA_LIBRARY = re.compile(r"lib(?:nv|cu|npp)\w*\.so[.\d]*")
+CUDA_LIBRARY = re.compile(r"(lib(?:nv|cu|npp|c10_cuda|torch_cuda)\w*\.so[.\d]*): cannot open shared object file")
 """One of those that torchcodec's wheels of CUDA builds, which are all from 0.14 on, load from what torch brings."""
 INSTALL_CPU_BUILD = 'pip install "torchcodec>=0.8,<0.14"'
 
@@ -103,7 +103,7 @@ def _missing_cuda_library(error: BaseException | None) -> str | None:
     while error is not None:
         found = CUDA_LIBRARY.search(str(error))
         if found is not None:
-            return found[0]
+            return found[1]
         error = error.__cause__ or error.__context__
     return None
 

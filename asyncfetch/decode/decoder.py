@@ -123,8 +123,8 @@ class Clip:
     """Frames that a decoder may start at; None where it finds out by itself."""
     first_frame: int = 0
     misplaced: NDArray[np.float64] | None = field(default=None, repr=False)
-    """Shape (N, 2), where the metadata and the video put some frame too far apart: when each frame is shown by the one
-    and by the other, in seconds of the file, and NaN for the frames that have no such trouble."""
+    """Shape (N, 2), where the table and the video put some frame too far apart: when each frame is shown by the one and
+    by the other, in seconds of the file, and NaN for the frames that have no such trouble."""
 
     def __post_init__(self) -> None:
         if len(self.frame_index) != len(self.pts):
@@ -154,15 +154,16 @@ class Clip:
             if self.misplaced is not None and 0 <= place < count and not np.isnan(self.misplaced[place, 0]):
                 due, shown = self.misplaced[place].tolist()
                 raise FrameMissing(
-                    f"{self.name}: frame {frame} is due at {due:.6f} s of the video by its metadata, but the nearest "
-                    f"frame is shown at {shown:.6f} s, which is {abs(shown - due):.6f} s off and may be its neighbour: "
-                    "write from_timestamp anew, or allow more by StreamConfig(tolerance_seconds=...), up to a quarter "
-                    "of a frame"
+                    f"{self.name}: frame {frame} is due at {due:.6f} s of the video by from_timestamp and its row's "
+                    f"timestamp, but the nearest frame is shown at {shown:.6f} s, which is {abs(shown - due):.6f} s "
+                    "off and may be its neighbour: write these times anew, or allow more by "
+                    "StreamConfig(tolerance_seconds=...), up to a quarter of a frame"
                 )
             held = int(np.count_nonzero(self.frame_index >= 0))
             raise FrameMissing(
                 f"{self.name}: the video has no frame {frame}; it has {held} of {count} frames. "
-                "The video is shorter than its metadata says, shows two frames at one time, or the frame number is off."
+                "The video is shorter than its metadata says, shows no frame near the row's timestamp or two at one "
+                "time, or the frame number is off."
             )
         return ranks
 

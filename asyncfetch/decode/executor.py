@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.config import usable_cpus
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.observe import Figures, Histogram
-from asyncfetch.runtime.threads import ThreadCall
+from asyncfetch.runtime.threads import ThreadCall, no_thread, run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,10 +136,10 @@ class DecodePool:
                 raise ClosedError("the threads that decode have ended: open the dataset again") from error
             if "shutdown" not in str(error):  # no thread can be started
                 await call.ended()
-                raise
+                raise no_thread(error) or error from error
             # The program's main thread is over, and all executors with it; the loop is in another one, and goes on.
             self._late = self._late or anyio.CapacityLimiter(self.threads)
-            return await anyio.to_thread.run_sync(call.run, limiter=self._late)
+            return await run_sync(call.run, limiter=self._late)
         return await asyncio.wrap_future(waiting.result)
 
     def _run_next(self) -> None:

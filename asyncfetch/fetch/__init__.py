@@ -13,8 +13,10 @@ limiter       whose turn it is: callers in turn, what is waited for before read-
 limit         how many requests a host should have in flight. Pure
 hedge         when a late answer is asked for again, and how often. Pure
 bandwidth     a cap on the bytes per second of the process
-connection    one answer at a time, straight into its memory
+answer        an answer from its bytes as they come, each straight in its memory. Pure
+connection    a connection of ours, its waits and their limits: one request at a time
 connector     new connections: names (resolver), addresses, TCP, TLS
+environment   proxies and logins that the user's environment names
 urls          where a request goes and which secrets go with it; an object's name, however its url is signed. Pure
 url_resolution   what a user's url means on the wire, and for how long
 objects       the versions seen first

@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
-from anyio import to_thread
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.fetch.limiter import one_caller
 from asyncfetch.fetch.reader import byte_ranges
 from asyncfetch.ranges import ByteRange, Request, lie_apart, own_request, plan_requests
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def server_asked(request: Request) -> str:
 
 async def through(count: int, work: Callable[[], T]) -> T:
     """Return what ``work()`` does, which goes through so many ranges: here, or in a thread so that the loop goes on."""
-    return work() if count <= RANGES_ON_THE_LOOP else await to_thread.run_sync(work)
+    return work() if count <= RANGES_ON_THE_LOOP else await run_sync(work)
 
 
 def plan_batch(ranges: Iterable[ByteRange], config: FetchConfig) -> list[Request]:

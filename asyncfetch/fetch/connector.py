@@ -21,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohappyeyeballs
-import anyio.to_thread
 
 from asyncfetch.errors import ConfigError, ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.connection import SCRATCH_BYTES, Connection
@@ -30,7 +29,8 @@ from asyncfetch.fetch.resolver import Resolver
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.runtime.cancellation import Deadlines
 from asyncfetch.runtime.fork import forks_wait
-from asyncfetch.runtime.sockets import Sockets
+from asyncfetch.runtime.sockets import Sockets, is_among_last
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,37 +86,59 @@ class _QuietLoop:
             self._loop.call_exception_handler(context)
 
 
-async def tls_context(ca_file: str | os.PathLike[str] | None, *, is_fast: bool = False) -> ssl.SSLContext:
-    """Return a client's context that trusts the authorities in ``ca_file``, or the system's.
+Path = str | os.PathLike[str]
+
+
+async def tls_context(
+    ca_file: Path | None, cert_file: Path | None = None, key_file: Path | None = None, *, is_fast: bool = False
+) -> ssl.SSLContext:
+    """Return a client's context.
 
     Args:
-        ca_file: A PEM file; None for the system's authorities.
+        ca_file: A PEM file of the authorities to trust; None for the system's.
+        cert_file: A PEM file of the certificate to show to servers that ask for one; None for none.
+        key_file: A PEM file of its key; None where that is in ``cert_file``.
         is_fast: Whether it is for ``connect_fast_tls``.
 
     Raises:
-        ConfigError: ``ca_file`` can't be read.
+        ConfigError: A file can't be read.
     """
-    if ca_file is None:
-        return await anyio.to_thread.run_sync(_system_context, is_fast)
-    return await anyio.to_thread.run_sync(_context, ca_file, is_fast)
+    if ca_file is None and cert_file is None:
+        return await run_sync(_system_context, is_fast)
+    return await run_sync(_context, ca_file, cert_file, key_file, is_fast)
 
 
-def _context(ca_file: str | os.PathLike[str] | None, is_fast: bool) -> ssl.SSLContext:
-    try:
-        with forks_wait():
+def _context(ca_file: Path | None, cert_file: Path | None, key_file: Path | None, is_fast: bool) -> ssl.SSLContext:
+    with forks_wait():
+        try:
             context = ssl.create_default_context(cafile=ca_file)
-            if is_fast:
-                context.__class__ = _QuietContext
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError: no certificate in the file
-        raise ConfigError(f"ca_file={str(ca_file)!r} is no readable PEM file of certificates: {error}") from error
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError: no certificate in the file
+            raise ConfigError(f"ca_file={str(ca_file)!r} is no readable PEM file of certificates: {error}") from error
+        if cert_file is not None:
+            try:
+                context.load_cert_chain(cert_file, key_file, password=_no_password)
+            except (OSError, ValueError) as error:
+                key = "" if key_file is None else f", client_key_file={str(key_file)!r}"
+                message = (
+                    f"client_cert_file={str(cert_file)!r}{key} must hold a certificate and its key, as PEM and without"
+                    f" a password: {error}"
+                )
+                raise ConfigError(message) from error
+    if is_fast:
+        context.__class__ = _QuietContext
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def _no_password() -> str:
+    """Given in place of a question on the terminal."""
+    raise ValueError("the key needs a password")
 
 
 @functools.cache
 def _system_context(is_fast: bool) -> ssl.SSLContext:
     """Made once: reading 144 authorities takes 20 ms."""
-    return _context(None, is_fast)
+    return _context(None, None, None, is_fast)
 
 
 async def can_be_fast() -> bool:
@@ -127,7 +149,7 @@ async def can_be_fast() -> bool:
     """
     if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
         return False
-    return await anyio.to_thread.run_sync(_is_known)
+    return await run_sync(_is_known)
 
 
 @functools.cache
@@ -185,35 +207,36 @@ class Connector:
 
     Args:
         config: Timeouts, keep-alive, whom to trust.
-        context: For TLS carried by the loop; made by ``open``.
+        own_context: For TLS carried by the loop; None for the system's.
         fast_context: For TLS carried by aiofastnet; None where the loop carries it.
     """
 
     def __init__(
-        self, config: FetchConfig, context: ssl.SSLContext | None, fast_context: ssl.SSLContext | None
+        self, config: FetchConfig, own_context: ssl.SSLContext | None, fast_context: ssl.SSLContext | None
     ) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._context = context
+        self.own_context = own_context
         self._fast_context = fast_context
         self._scratch = bytearray(SCRATCH_BYTES)
         self.deadlines = Deadlines(self._loop)
         self.resolver = Resolver()
         self.sockets = Sockets()
+        self.files_run_out = False
+        """True if the latest connection says that the process may open few more files: none should stay idle."""
         _open_connectors.add(self)
 
     @classmethod
     async def open(cls, config: FetchConfig) -> Self:
-        """Return a connector for the running loop; ConfigError where ``ca_file`` can't be read."""
+        """Return a connector for the running loop; ConfigError where a file of certificates can't be read."""
+        files = config.ca_file, config.client_cert_file, config.client_key_file
+        own_context = await tls_context(*files) if any(files) else None
         is_fast = config.aiofastnet and await can_be_fast()
-        context = None if config.ca_file is None else await tls_context(config.ca_file)
-        return cls(config, context, await tls_context(config.ca_file, is_fast=True) if is_fast else None)
+        return cls(config, own_context, await tls_context(*files, is_fast=True) if is_fast else None)
 
     async def context(self) -> ssl.SSLContext:
         """Return what TLS is spoken by where the loop carries it."""
-        if self._context is None:
-            self._context = await tls_context(None)
-        return self._context
+        return self.own_context or await tls_context(None)
 
     async def connect(self, host: Host, url: URL, *, is_retry: bool) -> Connection:
         """Return a new connection to the host of ``url``; AttemptFailed where there is none in time.
@@ -241,6 +264,28 @@ class Connector:
             raise
         self.resolver.connected(tried, connection.peer)
         return connection
+
+    def new_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        """Return a socket for a connection; where few more files may be opened, half of the idle ones are closed.
+
+        Those that were idle for the longest time. It frees their files in the next turns of the loop.
+        """
+        try:
+            made = self.sockets.for_connecting(family, kind, protocol)
+        except OSError:
+            self._close_idle()
+            raise
+        self.files_run_out = is_among_last(made.fileno())
+        if self.files_run_out:
+            self._close_idle()
+        return made
+
+    def _close_idle(self) -> None:
+        connections = (one for one in self.deadlines.watched() if isinstance(one, Connection))
+        idle = sorted((since, number, one) for number, one in enumerate(connections) if (since := one.idle_since))
+        for _, _, one in idle[: -(-len(idle) // 2)]:
+            one.forget()
+            one.abort()
 
     async def aclose(self) -> None:
         """End every connection, without waiting for any server, and return when its socket is closed."""
@@ -281,7 +326,7 @@ class Connector:
         def new_socket(address: Any) -> socket.socket:  # noqa: ANN401 - what getaddrinfo gives
             family, kind, number, _, place = address
             tried.append((str(place[0]), int(place[1])))
-            return self.sockets.for_connecting(family, kind, number)
+            return self.new_socket(family, kind, number)
 
         is_tls = url.scheme == "https"
         context = (self._fast_context or await self.context()) if is_tls else None

@@ -56,6 +56,7 @@ class Download:
         "is_first",
         "landed_bytes",
         "lost_suffix",
+        "needs_size",
         "url",
         "wanted",
     )
@@ -101,6 +102,8 @@ class Download:
         self.landed_bytes = 0
         self.lost_suffix = False
         """True if the server has refused a suffix range without a word on the size."""
+        self.needs_size = False
+        """True if the next request is to ask by the first and the last byte, for which the size must be known."""
         self.is_first = True
         """True if nothing was known of the object before it."""
 
@@ -178,6 +181,7 @@ class Download:
     def ask_within(self, size: int) -> None:
         """Asks for the range of an object of so many bytes by its first and last one; an empty object for itself."""
         start, stop = self.wanted.span_in(size)
+        self.needs_size = False
         self.wanted = Wanted(start, stop) if start < stop else replace(self.wanted, plain=True)
 
     def asks_otherwise(self, failure: AttemptFailed) -> bool:
@@ -197,10 +201,10 @@ class Download:
         if size and max(wanted.start, 0) < size:
             self.ask_within(size)
             return True
-        if wanted.plain or self.lost_suffix or failure.status == 200:
+        if wanted.plain or failure.status == 200:
             return False
-        if wanted.start < 0:
-            self.lost_suffix = True
+        if wanted.start < 0 or (failure.status == 416 and (wanted.stop or 0) > 1):
+            self.lost_suffix, self.needs_size = wanted.start < 0, True
         elif failure.status == 416:
             self.wanted = replace(wanted, plain=True)
         else:

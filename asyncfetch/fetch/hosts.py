@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
 
-from asyncfetch.errors import Throttled
+import anyio
+
+from asyncfetch.errors import ConnectionFailed, Throttled
 from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
 from asyncfetch.fetch.limiter import Limiter
-from asyncfetch.fetch.retry import Clock, FailureWatch, RetryBudget
+from asyncfetch.fetch.outage import Outage
+from asyncfetch.fetch.retry import AWAY_STATUSES, AttemptFailed, Clock, FailureWatch, RetryBudget, RetryVerdict
 from asyncfetch.fetch.urls import Route
 from asyncfetch.observe import Figures, Histogram
 from asyncfetch.observe.trace import running
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.connection import Connection
-    from asyncfetch.fetch.retry import AttemptFailed
     from asyncfetch.observe import Quantiles
     from asyncfetch.observe.trace import Tracer
     from asyncfetch.observe.waits import Meter
@@ -55,6 +57,7 @@ class HostCounts:
     redirects: int = 0
     errors: int = 0
     throttled: int = 0
+    outages: int = 0
     hedges: int = 0
     hedge_wins: int = 0
 
@@ -101,7 +104,7 @@ class Counters:
 class HostStatistics(Figures):
     """One host at one moment."""
 
-    _telling = ("limit", "in_flight", "waiting", "requests", "bytes", "retries", "throttled", "first_byte")
+    _telling = ("limit", "in_flight", "waiting", "requests", "bytes", "retries", "throttled", "outages", "first_byte")
     _of_moment = ("limit", "in_flight", "peak_in_flight", "waiting", "retry_budget")
 
     limit: int
@@ -111,7 +114,7 @@ class HostStatistics(Figures):
     peak_in_flight: int
     """Most that ever were."""
     waiting: int
-    """Requests that wait for one of those to end, or for the end of a pause that the host asked for."""
+    """Requests that wait for one of those to end, or for the end of a pause or of an outage."""
     requests: int
     """Requests sent, repeats and redirects included."""
     bytes: int
@@ -124,6 +127,8 @@ class HostStatistics(Figures):
     """Attempts that failed, repeated or not."""
     throttled: int
     """Number of those that were answered 429 or 503."""
+    outages: int
+    """Times that the host was away, so that all requests but one at a time waited; see RetryConfig.outage_seconds."""
     retry_budget: int
     """Repeats that may be made before the next answer comes; see RetryConfig.budget."""
     hedges: int
@@ -144,7 +149,7 @@ class HostStatistics(Figures):
 class FetchStatistics(Figures):
     """A fetcher at one moment. Sums and quantiles cover hosts that ``hosts`` has forgotten, too."""
 
-    _telling = ("requests", "bytes", "retries", "throttled", "in_flight", "waiting", "first_byte", "hosts")
+    _telling = ("requests", "bytes", "retries", "throttled", "outages", "in_flight", "waiting", "hosts")
     _of_moment = ("in_flight", "waiting", "idle_buffer_bytes")
 
     requests: int
@@ -159,6 +164,8 @@ class FetchStatistics(Figures):
     """Attempts that failed, repeated or not."""
     throttled: int
     """Number of those that were answered 429 or 503."""
+    outages: int
+    """Times that a host was away, so that all requests but one at a time waited; see RetryConfig.outage_seconds."""
     hedges: int
     """Second requests for what a late answer was to bring."""
     hedge_wins: int
@@ -166,7 +173,7 @@ class FetchStatistics(Figures):
     in_flight: int
     """Requests between their start and the end of their body, over all hosts."""
     waiting: int
-    """Requests that wait for their host's limit or pause."""
+    """Requests that wait for their host's limit, or for the end of its pause or outage."""
     reused_buffers: int
     """Bodies that landed in memory of earlier ones."""
     idle_buffer_bytes: int
@@ -224,11 +231,16 @@ class Host:
         "_clock",
         "_config",
         "_failures",
+        "_has_answered",
+        "_last_failure",
         "_learned",
         "_limiter",
+        "_outage",
         "_pause_cause",
         "_paused_until",
         "_pausing",
+        "_probe_sleep",
+        "_probes",
         "answers_plainly",
         "body_cause",
         "budget",
@@ -284,6 +296,11 @@ class Host:
         self._paused_until = -inf
         self._pause_cause = Cause.LIMIT
         self._pausing = 0
+        self._outage = Outage(config.retry)
+        self._probes = Limiter(1)
+        self._probe_sleep: anyio.CancelScope | None = None
+        self._last_failure: AttemptFailed | None = None
+        self._has_answered = False
         self.body_cause = Cause.DISK if origin.startswith("file:") else Cause.BODIES
 
     def permit(self) -> Permit:
@@ -312,7 +329,7 @@ class Host:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a permit, or with one for the end of a pause."""
+        """Requests that wait for a permit, or with one for the end of a pause or an outage."""
         return self._limiter.waiting + self._pausing
 
     @property
@@ -331,7 +348,7 @@ class Host:
         Returns:
             Whether it counts as urgent, for ``leave``; None where it would have to wait.
         """
-        if self._clock.monotonic() < self._paused_until:
+        if self._outage.is_away or self._clock.monotonic() < self._paused_until:
             return None
         urgent = self._limiter.enter_nowait()
         if urgent is not None:
@@ -357,17 +374,26 @@ class Host:
                 self._pause_cause = Cause.LIMIT if is_quota else Cause.RETRIES
                 log.debug("%s asks for a pause of %.3g s", self.origin, seconds)
 
-    async def _enter(self) -> bool:
-        urgent = await self._limiter.enter()
-        if self.pause_left_seconds:
-            try:
+    async def _enter(self, asked_at: float) -> tuple[bool, bool | None]:
+        """Wait for a place. Whether it counts as urgent, for ``leave``; and, of a probe alone, for ``_probes``."""
+        urgent, probe = await self._limiter.enter(), None
+        try:
+            if self.pause_left_seconds:
                 await self._wait_out_pause()
-            except BaseException:
-                self._limiter.leave(urgent=urgent)
-                raise
+            if self._outage.is_away or asked_at <= self._outage.gave_up_at:
+                probe = await self._wait_out_outage(asked_at)
+        except BaseException:
+            self._limiter.leave(urgent=urgent)
+            raise
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
-        return urgent
+        return urgent, probe
+
+    def _cause_of_wait(self, since: float) -> Cause:
+        """What made a request wait that came then and has its place now."""
+        if self._outage.is_away or self._outage.ended_at > since:
+            return Cause.OUTAGE
+        return self._pause_cause if self._paused_until > since else Cause.LIMIT
 
     async def _wait_out_pause(self) -> None:
         # With a place in the limiter: nobody else may ask either, and the limiter needs no timer of its own.
@@ -378,8 +404,72 @@ class Host:
         finally:
             self._pausing -= 1
 
+    async def _wait_out_outage(self, asked_at: float) -> bool | None:
+        """Wait until the host is there, or until it is time to see whether it is.
+
+        Whose turn it is at ``_probes`` is the probe, or the next one; who waits behind it waits for no timer, and has
+        its turn when the host is there, is asked again, or is given up.
+
+        Returns:
+            What ``_probes`` is left with, by the probe; None where the host is there.
+
+        Raises:
+            AttemptFailed: It was given up since ``asked_at``.
+        """
+        self._pausing += 1
+        try:
+            urgent, is_probe = await self._probes.enter(), False
+            try:
+                while self._outage.is_away and (seconds := self._outage.wait_seconds(self._clock.monotonic())):
+                    with anyio.CancelScope() as self._probe_sleep:
+                        await self._clock.sleep(seconds)
+                    self._warn_of_outage()
+                if asked_at <= self._outage.gave_up_at and self._last_failure is not None:
+                    raise replace(self._last_failure, is_given_up=True)
+                is_probe = self._outage.is_away
+            finally:
+                self._probe_sleep = None
+                if not is_probe:
+                    self._probes.leave(urgent=urgent)
+        finally:
+            self._pausing -= 1
+        return urgent if is_probe else None
+
+    def _warn_of_outage(self) -> None:
+        now = self._clock.monotonic()
+        seconds = self._outage.warning_seconds(now) if self._outage.is_away else None
+        if seconds is not None:
+            log.warning(
+                "%s has been away for %.0f s, and is waited for, for %.0f s more (RetryConfig.outage_seconds): %s",
+                self.origin, now - self._outage.since, seconds, self._last_failure,
+            )  # fmt: skip
+
+    def _note_outage(self, failure: AttemptFailed, *, is_probe: bool) -> None:
+        """Note a failure as of a host that is away: it may be, and be given up."""
+        clock, outage = self._clock, self._outage
+        was_away = outage.is_away
+        failure.is_given_up = outage.failed(
+            clock.monotonic(), luck=clock.uniform(), is_probe=is_probe, pause_seconds=failure.retry_after or 0.0
+        )
+        failure.is_host_away = outage.is_away
+        if failure.is_host_away or failure.is_given_up:
+            self._last_failure = replace(failure, budget=None)
+        self.counts.outages += outage.is_away and not was_away
+        self._warn_of_outage()
+
+    def _is_there(self) -> None:
+        """Note an answer that isn't one of a host that is away."""
+        outage, now = self._outage, self._clock.monotonic()
+        if outage.answered(now):
+            self._last_failure = None
+            (log.warning if outage.is_told else log.debug)("%s is back, after %.0f s", self.origin, now - outage.since)
+            if self._probe_sleep is not None:
+                self._probe_sleep.cancel()
+
     def _failed(self, failure: AttemptFailed) -> None:
-        """Warn of a host that fails most of what it is asked, once a minute."""
+        """Warn of a host that fails most of what it is asked, once a minute; of an outage there is a warning."""
+        if self._outage.is_away:
+            return
         # Each attempt, a second request among them, has a place of its own; this one still has its.
         ended = self.times.wait.count + self.counts.hedges - self.in_flight
         warning = self._failures.failed(failure, now=self._clock.monotonic(), ended=ended)
@@ -439,8 +529,8 @@ class Permit:
     """
 
     __slots__ = (
-        "_entered_at", "_first_byte_seconds", "_lane", "_meter", "_metered_at", "_sent_at", "_tracer", "_urgent",
-        "host", "size_bytes", "status", "told", "waited_seconds",
+        "_entered_at", "_first_byte_seconds", "_lane", "_meter", "_metered_at", "_probe", "_sent_at", "_tracer",
+        "_urgent", "host", "size_bytes", "status", "told", "waited_seconds",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -450,6 +540,8 @@ class Permit:
         self._tracer: Tracer | None = None
         """The one that its lane is of: another trace may have begun when the request ends."""
         self._lane = 0
+        self._probe: bool | None = None
+        """What the host's ``_probes`` is left with; None where it isn't the probe of an outage."""
         self.status: int | None = None
         """Of the answer, where it is known."""
         self.told: dict[str, int | None] = {}
@@ -486,12 +578,12 @@ class Permit:
         host, meter = self.host, self._meter
         since, asked_at = host.now(), host._clock.monotonic()
         if meter is not None:
-            meter.begin(Cause.LIMIT, since)
-        self._urgent = await host._enter()
+            meter.begin(host._cause_of_wait(asked_at), since)
+        self._urgent, self._probe = await host._enter(asked_at)
         self._entered_at = host.now()
         self.waited_seconds = self._entered_at - since
         if meter is not None:
-            meter.add(host._pause_cause if host._paused_until > asked_at else Cause.LIMIT, self.waited_seconds)
+            meter.add(host._cause_of_wait(asked_at), self.waited_seconds)
             meter.begin(Cause.FIRST_BYTE, self._entered_at)
             self._metered_at = self._entered_at
         host.times.wait.record(self.waited_seconds)
@@ -510,10 +602,17 @@ class Permit:
         """Give the place to the next one. ``succeeded`` says whether the answer was taken whole."""
         if succeeded and self._first_byte_seconds is not None:
             self.host._answered(self.host.now(), self._sent_at, self._first_byte_seconds, self.size_bytes)
+        self._end_probe()
         self.host.leave(urgent=self._urgent)
         if self._tracer is not None:
             self._trace(self._tracer, succeeded=succeeded)
             self._tracer = None
+
+    def _end_probe(self) -> None:
+        """Let the next one see whether the host is there."""
+        if self._probe is not None:
+            self.host._probes.leave(urgent=self._probe)
+            self._probe = None
 
     def _trace(self, tracer: Tracer, *, succeeded: bool) -> None:
         name, lane, seconds = self.host.name, self._lane, self._first_byte_seconds
@@ -527,6 +626,11 @@ class Permit:
         host, self._sent_at = self.host, sent_at
         seconds = self._first_byte_seconds = first_byte_at - sent_at
         host.times.first_byte.record(seconds)
+        if self.status not in AWAY_STATUSES:
+            host._has_answered = True
+            if host._outage.is_suspected:
+                host._is_there()
+                self._end_probe()
         if self._meter is not None and not is_refusal:  # which ``failed`` counts
             self._meter.add(Cause.FIRST_BYTE, first_byte_at - self._metered_at)
             self._meter.begin(host.body_cause, first_byte_at)
@@ -552,13 +656,17 @@ class Permit:
         host = self.host
         host.counts.errors += 1
         self.status = failure.status
+        if host._has_answered and failure.kind is ConnectionFailed and failure.verdict is RetryVerdict.ONCE:
+            failure.verdict = RetryVerdict.AGAIN  # a name that was right is no typing error
+        if failure.looks_away:
+            host._note_outage(failure, is_probe=self._probe is not None)
         if self._meter is not None:
             self._meter.add(failure.cause, host.now() - self._metered_at)
         failure.budget, failure.waited_seconds = host.budget, self.waited_seconds
         host._failed(failure)
         if failure.retry_after is not None:
             host.pause(failure.retry_after, is_quota=failure.cause is Cause.LIMIT)
-        if failure.kind is Throttled:
+        if failure.kind is Throttled and self._probe is None:  # a probe says nothing of a limit
             host._refused(host.now() - self._entered_at, failure.retry_after)
 
 

@@ -6,6 +6,7 @@ credentials the kind is told, of a server's challenge the scheme and the realm.
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import ssl
@@ -19,6 +20,7 @@ from asyncfetch.errors import (
     AccessDenied,
     ConfigError,
     ConnectionFailed,
+    FetchError,
     FetchTimeout,
     InvalidResponse,
     redact_text,
@@ -33,25 +35,43 @@ if TYPE_CHECKING:
     from yarl import URL
 
 __all__ = [
+    "CERTIFICATE_REMEDY",
+    "CERTIFICATE_WANTED",
+    "MAX_FIELDS",
+    "MAX_VALUE_BYTES",
     "PLAIN_TO_TLS",
     "SESSION_ERRORS",
+    "LengthUnread",
     "broken",
     "challenges",
     "circumstances",
     "connect_failure",
     "explained",
+    "fields_of",
     "is_page",
     "may_be_page",
     "session_failure",
 ]
 
+MAX_VALUE_BYTES = 64 * 1024 - 1
+"""Longest value of a header field that the session reads: a field has 64 KiB, its name included. curl reads 100 KB."""
+MAX_FIELDS = 512
+"""Most header fields that the session reads, which all are held."""
 PLAIN_TO_TLS = "plain http on a port of https"
+CERTIFICATE_WANTED = "a client certificate is wanted"
 """Our words in place of what servers say of it, each in its own."""
+CERTIFICATE_REMEDY = "name its PEM file by FetchConfig(client_cert_file=...)"
 
 _TOLD_PLAIN = re.compile(
     rb"plain HTTP request was sent to HTTPS|HTTP request to an HTTPS server|speaking plain HTTP to an SSL-enabled",
     re.IGNORECASE,
 )
+_TOLD_UNCERTIFIED = re.compile(
+    rb"No required SSL certificate was sent|The SSL certificate error|client certificate (?:is )?required",
+    re.IGNORECASE,
+)
+_CERTIFICATE_ALERT = re.compile("ALERT_(?:[A-Z_]*CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED)")
+"""Alerts by which a server refuses the certificate that it was shown, or that it wasn't, in OpenSSL's words."""
 _TITLE = re.compile(rb"<title[^>]*>([^<]{1,200})", re.IGNORECASE)
 _PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*(?:<!doctype\s+html|<html[\s>])", re.IGNORECASE | re.DOTALL
@@ -65,12 +85,23 @@ _CHALLENGE = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,40})(?:\s+(.*))?$", re.DOTALL
 _SPOKEN = frozenset({"basic", "bearer"})
 _KINDS = {"bearer": "a bearer token", "basic": "a Basic login"}
 _MAX_CHARACTERS = 80
-_BROKEN = "the connection to "
+_NEVER_ANSWERED = re.compile(
+    r"the connection to |no connection to \S+ \(closed in the handshake|no TLS session with \S+ \(.*ALERT_HANDSHAKE"
+)
+"""Begins the messages of connections that ended in place of an answer, which may have any reason."""
 
 
-def broken(host: str, cause: object) -> str:
-    """The message of a connection that ended in place of an answer."""
-    return f"{_BROKEN}{host} broke ({cause})"
+def broken(host: str, cause: object) -> AttemptFailed:
+    """Return the failed attempt that a connection is which ended in place of an answer."""
+    if _CERTIFICATE_ALERT.search(str(cause)):
+        message = f"{host} wants a client certificate, or another one ({cause}): {CERTIFICATE_REMEDY}"
+        return AttemptFailed(AccessDenied, message, RetryVerdict.FATAL)
+    return AttemptFailed(ConnectionFailed, f"the connection to {host} broke ({cause})")
+
+
+def fields_of(headers: Mapping[str, str], name: str) -> list[str]:
+    """Return the values of all fields of this name."""
+    return [value for other, value in headers.items() if other.lower() == name.lower()]
 
 
 def explained(status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
@@ -78,6 +109,8 @@ def explained(status: int, headers: Mapping[str, str], body: bytes) -> Mapping[s
     word = None
     if status == 400 and _TOLD_PLAIN.search(body):
         word = PLAIN_TO_TLS
+    elif status in {400, 403} and _TOLD_UNCERTIFIED.search(body):
+        word = CERTIFICATE_WANTED
     elif status in _GATEWAYS and "html" in headers.get("Content-Type", "").lower():
         title = _TITLE.search(body)
         word = _shown(unescape(title[1].decode("utf-8", "replace"))) if title is not None else None
@@ -115,8 +148,11 @@ def circumstances(
     """
     status, headers = failure.status, failure.headers
     if status is None:
-        never_answered = url.scheme == "http" and failure.message.startswith(_BROKEN)
-        return "; if this port speaks TLS, write https:// in the url" if never_answered else ""
+        if _NEVER_ANSWERED.match(failure.message) is None:
+            return ""
+        if url.scheme == "http":
+            return "; if this port speaks TLS, write https:// in the url"
+        return f"; if the server wants a client certificate, or another one, {CERTIFICATE_REMEDY}"
     text = ""
     if failure.kind is AccessDenied:
         text = _login("Proxy-" if status == 407 else "", "WWW-" if status != 407 else "", url, sent, headers)
@@ -130,7 +166,7 @@ def circumstances(
 def challenges(headers: Mapping[str, str], name: str) -> list[str]:
     """Return what each challenge in the headers of this name asks for: the scheme, realm and error where they say."""
     found: list[str] = []
-    for value in (value for other, value in headers.items() if other.lower() == name.lower()):
+    for value in fields_of(headers, name):
         for part in re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^",])+', value[:4096]):
             parameter = part.strip()
             match = _CHALLENGE.match(parameter)
@@ -198,7 +234,13 @@ SESSION_ERRORS = (aiohttp.ClientError, OSError, ValueError)
 
 _ALERT = r"b'\x15\x03"
 """Begins what a server of TLS sends to who doesn't speak it, as aiohttp quotes that."""
+_TOO_LONG = ("Got more than", "Too many headers")
+"""Begins what aiohttp says of a head with a field beyond MAX_VALUE_BYTES, which it quotes, or with too many."""
 _UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+
+
+class LengthUnread(AttemptFailed):
+    """aiohttp reads no head whose Content-Length comes twice, though it may be the same; our own connections do."""
 
 
 def connect_failure(
@@ -219,6 +261,8 @@ def connect_failure(
                 " its authority by FetchConfig(ca_file=...), --ca-file or SSL_CERT_FILE"
             )
             return AttemptFailed(ConnectionFailed, message, RetryVerdict.FATAL)
+        case ssl.SSLError() if _CERTIFICATE_ALERT.search(str(error)):
+            return broken(host, error)
         case ssl.SSLError():
             message = f"no TLS session with {host} ({error}): does it speak https on this port?"
             message += " For plain http, write http:// in the url"
@@ -226,6 +270,10 @@ def connect_failure(
         case SocketsClosed():
             message = f"no connection to {host}: its Fetcher was closed meanwhile"
             return AttemptFailed(ConnectionFailed, message, RetryVerdict.FATAL)
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            message = f"there is no socket for a connection to {host} ({error}): as many files are open as may be;"
+            message += " raise that limit (ulimit -n), or hold fewer connections (max_requests_per_host) and files"
+            return AttemptFailed(FetchError, message)
     if is_name:
         unknown = getattr(error, "errno", None) in _UNKNOWN_NAME
         # A proxy resolves the names of the hosts behind it.
@@ -282,8 +330,17 @@ def session_failure(error: Exception, host: str, proxy: str | None = None) -> At
             return AttemptFailed(
                 InvalidResponse, f"{host} answers in TLS: write https:// in the url", RetryVerdict.ONCE
             )
+        case aiohttp.ClientResponseError() if error.message.startswith(_TOO_LONG):
+            message = (
+                f"the head of the answer from {host} is too long: no field may have more than 64 KiB, and there may"
+                f" be no more than {MAX_FIELDS}"
+            )
+            return AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
+        case aiohttp.ClientResponseError() if "Content-Length" in error.message:
+            message = f"{host} states Content-Length twice, or not as a number ({' '.join(error.message.split())})"
+            return LengthUnread(InvalidResponse, message, RetryVerdict.ONCE)
         case aiohttp.ClientResponseError():
             message = f"{host} doesn't answer in HTTP ({' '.join(error.message.split())})"
             return AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
         case _:
-            return AttemptFailed(ConnectionFailed, broken(host, str(error) or type(error).__name__))
+            return broken(host, str(error) or type(error).__name__)

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from asyncfetch.errors import FetchError
+from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.fetch.url_resolution import AsyncCache, Found
 from asyncfetch.runtime.concurrently import copied, kept
-from asyncfetch.runtime.threads import in_daemon
+from asyncfetch.runtime.threads import in_daemon, no_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -146,11 +148,11 @@ class SystemResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """All addresses of a name; OSError where it has none, or no thread can be started."""
+        """All addresses of a name; OSError where it has none, AttemptFailed where no thread can be started."""
         try:
             return await in_daemon(partial(_addresses, host, port, family), name="asyncfetch look-up")
         except RuntimeError as error:
-            raise OSError(socket.EAI_AGAIN, str(error)) from error
+            raise AttemptFailed(FetchError, str(no_thread(error) or error)) from error
 
     async def close(self) -> None:
         """A thread that still waits for its answer ends by itself."""

@@ -22,7 +22,14 @@ from asyncfetch.errors import (
     Throttled,
 )
 from asyncfetch.fetch.objects import difference
-from asyncfetch.fetch.refusals import PLAIN_TO_TLS, is_page, may_be_page
+from asyncfetch.fetch.refusals import (
+    CERTIFICATE_REMEDY,
+    CERTIFICATE_WANTED,
+    PLAIN_TO_TLS,
+    fields_of,
+    is_page,
+    may_be_page,
+)
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.ranges import ObjectInfo
 
@@ -39,6 +46,7 @@ __all__ = [
     "check_response",
     "counted",
     "refusal",
+    "stated_length",
 ]
 
 SLICE_LIMIT_BYTES = 1024 * 1024
@@ -50,7 +58,15 @@ NO_REASON = "it came without a reason"
 MISDIRECTED = 421
 """Status of a refusal that holds for the connection, and may be asked again on another one (RFC 9110, 15.5.20)."""
 
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})", re.ASCII)
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})", re.ASCII | re.IGNORECASE)
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_NO_CODING = re.compile(
+    r"|identity|none|null|raw|binary|[78]bit|(?:aws-)?chunked"
+    r"|(?:charset=)?(?:x-)?(?:utf|ucs|unicode|(?:us-)?ascii|ansi|iso|latin|windows|cp|ibm|mac|koi8|gb|big5|euc|shift)"
+    r"[\w.:-]*|(?:audio|image|text|video)/[\w.+-]+|application/octet-stream",
+    re.ASCII,
+)
+"""What stores and their users put into Content-Encoding, in lower case, that encodes no byte of the content."""
 _REMARKABLE = re.compile(
     rb"\r\n(?:connection:(?! keep-alive\r)|content-encoding:|content-type:[ \t]*m|ratelimit:|transfer-encoding:)"
 )
@@ -199,6 +215,9 @@ def refusal(status: int, headers: Mapping[str, str]) -> AttemptFailed:
         return AttemptFailed(AccessDenied, message, RetryVerdict.FATAL, status)
     if word == PLAIN_TO_TLS:
         return AttemptFailed(FetchError, "the port speaks TLS: write https:// in the url", RetryVerdict.FATAL, status)
+    if word == CERTIFICATE_WANTED:
+        message = f"the server wants a client certificate, or another one: {CERTIFICATE_REMEDY}"
+        return AttemptFailed(AccessDenied, message, RetryVerdict.FATAL, status)
     otherwise = (
         FetchError,
         RetryVerdict.ONCE if word == NO_REASON else RetryVerdict.FATAL,
@@ -309,7 +328,7 @@ def _content_range(status: int, headers: Mapping[str, str]) -> tuple[int | None,
     value = headers.get("Content-Range")
     if value is None:
         raise _lie(status, "the answer lacks Content-Range")
-    if value.strip() == _NOTHING:
+    if value.strip().lower() == _NOTHING:
         return 0, -1, 0
     match = _CONTENT_RANGE.fullmatch(value.strip())
     if match is None:
@@ -318,13 +337,26 @@ def _content_range(status: int, headers: Mapping[str, str]) -> tuple[int | None,
     return (None, None, int(size)) if first is None else (int(first), int(last), int(size))
 
 
-def _content_length(status: int, headers: Mapping[str, str]) -> int | None:
-    value = headers.get("Content-Length")
-    if value is None:
+def stated_length(headers: Mapping[str, str]) -> int | None:
+    """Return the body's length by Content-Length; None where there is none, ValueError where it isn't one number.
+
+    The same number may come more than once, in one field or in several (RFC 9112, section 6.3).
+    """
+    values = [one.strip() for value in fields_of(headers, "content-length") for one in value.split(",")]
+    if not values:
         return None
-    if not (value.isascii() and value.isdigit() and len(value) <= 18):
-        raise _lie(status, f"Content-Length {value!r} isn't a number of bytes")
-    return int(value)
+    lengths = {int(one) if _LENGTH.fullmatch(one) else None for one in values}
+    length = lengths.pop()
+    if length is None or lengths:
+        raise ValueError(f"Content-Length {', '.join(values)!r} isn't one number of bytes")
+    return length
+
+
+def _content_length(status: int, headers: Mapping[str, str]) -> int | None:
+    try:
+        return stated_length(headers)
+    except ValueError as error:
+        raise _lie(status, str(error)) from None
 
 
 def _check_length(status: int, headers: Mapping[str, str], expected: int) -> None:
@@ -336,8 +368,8 @@ def _check_length(status: int, headers: Mapping[str, str], expected: int) -> Non
 
 def _check_encoding(status: int, headers: Mapping[str, str]) -> None:
     # All of them: the header may come more than once, and each may name several.
-    encoding = ",".join(value for name, value in headers.items() if name.lower() == "content-encoding").lower()
-    if {one.strip() for one in encoding.split(",")} - {"", "identity"}:
+    encoding = ",".join(fields_of(headers, "content-encoding")).lower()
+    if not all(_NO_CODING.fullmatch(one.strip()) for one in encoding.split(",")):
         raise _lie(status, f"asked for the bytes as they are, got Content-Encoding {encoding!r}: switch it off there")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import anyio
 
 from asyncfetch.config import RetryDetails
-from asyncfetch.errors import FetchError, Throttled, redact_url
+from asyncfetch.errors import ConnectionFailed, FetchError, FetchTimeout, Throttled, redact_url
 from asyncfetch.observe.waits import Cause, running_meter
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ __all__ = [
     "Retries",
     "RetryBudget",
     "RetryVerdict",
+    "backoff",
     "cause_of",
     "pause_seconds",
     "quotas",
     "retried",
     "retry_after_seconds",
     "spent_quota_seconds",
+    "waits_out_outages",
 ]
 
 MAX_FIELD_CHARACTERS = 4096
@@ -126,6 +128,9 @@ WATCH_SECONDS = 60.0
 LEAST_FAILURES, MOST_FAILURES = 10, 1000
 """Failures in that time that may be chance; and that are remembered, about 200 bytes each."""
 
+AWAY_STATUSES = frozenset({502, 503, 504})
+"""Statuses that say that the server isn't there, or not for now."""
+
 T = TypeVar("T")
 
 Attempt = Callable[["AttemptFailed | None"], "Awaitable[None]"]
@@ -174,6 +179,10 @@ class AttemptFailed(Exception):
     """Budget of the host that it ended at; None where it got to none, or where somebody else sent the request."""
     is_over_budget: bool = False
     """True if that was empty when it should have been repeated."""
+    is_host_away: bool = False
+    """True if that host is away, so that it is the host who says when the next attempt may begin."""
+    is_given_up: bool = False
+    """True if that host was away for longer than it is waited for."""
     waited_seconds: float = 0.0
     """Seconds that it waited for its turn at that host."""
     address: tuple[str, int] | None = None
@@ -191,7 +200,21 @@ class AttemptFailed(Exception):
     @property
     def cause(self) -> Cause:
         """What somebody waits for who waits for the next attempt."""
+        if self.is_host_away:
+            return Cause.OUTAGE
         return Cause.LIMIT if self.status == 429 else Cause.RETRIES
+
+    @property
+    def looks_away(self) -> bool:
+        """True if a host that is away fails so: no connection, none that lasts, silence, or a gateway that says so."""
+        if self.verdict is RetryVerdict.FATAL or self.status in AWAY_STATUSES:
+            return self.verdict is not RetryVerdict.FATAL
+        return self.kind is FetchTimeout or (self.kind is ConnectionFailed and self.verdict is RetryVerdict.AGAIN)
+
+    @property
+    def is_outage(self) -> bool:
+        """True if nothing was wrong with an answer, for there was none, or one that says that the host is away."""
+        return self.looks_away and (self.status is None or self.status in AWAY_STATUSES)
 
     def error(self, *, url: str, start: int | None, stop: int | None, attempts: int) -> FetchError:
         """The error for the caller of a verb."""
@@ -294,13 +317,24 @@ class FailureWatch:
         )
 
 
+def waits_out_outages(config: RetryConfig) -> bool:
+    """Return whether a host that is away is waited for."""
+    return config.outage_seconds > 0 and config.attempts > 1
+
+
+def backoff(config: RetryConfig, failures: int, luck: float) -> float:
+    """Seconds to wait after so many failures in a row; ``luck`` is in [0, 1)."""
+    # The exponent is capped because 2.0**1024 overflows; no wait grows beyond the maximum anyway.
+    return luck * min(config.initial_seconds * 2.0 ** min(failures - 1, 60), config.maximum_seconds)
+
+
 class Retries:
     """The retry policy over the attempts for one range.
 
     Not shared between ranges, but for the budget of each host. ``delay_after`` is the only decision; it never sleeps.
     """
 
-    __slots__ = ("_config", "_failures", "_lies", "_started", "_uniform")
+    __slots__ = ("_away_since", "_config", "_failures", "_lies", "_outages", "_spent_seconds", "_started", "_uniform")
 
     def __init__(self, config: RetryConfig, *, now: float, uniform: Callable[[], float]) -> None:
         self._config = config
@@ -308,6 +342,8 @@ class Retries:
         self._uniform = uniform
         self._failures = 0
         self._lies = 0
+        self._outages = 0  # failures in a row that are one
+        self._away_since = self._spent_seconds = 0.0
 
     def delay_after(self, failure: AttemptFailed, *, progressed: bool, now: float) -> float | None:
         """Seconds to wait before the next attempt, or None to give up.
@@ -316,10 +352,19 @@ class Retries:
         which the wait for a turn at the host doesn't count. A server's Retry-After is waited out in full, plus the
         jitter that any retry has, so that those who were turned away together don't come back together.
 
+        An outage has a time of its own, and counts neither as attempts nor in the total time. Its failures don't draw
+        on the host's budget: where many fail, the host lets one at a time ask.
+
         Its host's budget is asked last, and only for a repeat that will be made; an empty one is noted in ``failure``.
         """
         config = self._config
+        if failure.is_given_up:
+            return None
+        if failure.is_outage and waits_out_outages(config):
+            return self._delay_of_outage(failure, progressed=progressed, now=now)
         self._started += failure.waited_seconds
+        if self._outages:
+            self._outages, self._started = 0, now - self._spent_seconds
         if progressed:
             self._failures = 0
         self._failures += 1
@@ -328,14 +373,26 @@ class Retries:
             return None
         if failure.retry_after is not None and failure.retry_after > config.retry_after_maximum_seconds:
             return None
-        # The exponent is capped because 2.0**1024 overflows; no wait grows beyond the maximum anyway.
-        bound = min(config.initial_seconds * 2.0 ** min(self._failures - 1, 60), config.maximum_seconds)
-        delay = (failure.retry_after or 0.0) + self._uniform() * bound
+        delay = (failure.retry_after or 0.0) + backoff(config, self._failures, self._uniform())
         if now + delay > self._started + config.total_seconds:
             return None
         if failure.budget is not None and not failure.retry_after and not failure.budget.take():
             failure.is_over_budget = True
         return None if failure.is_over_budget else delay
+
+    def _delay_of_outage(self, failure: AttemptFailed, *, progressed: bool, now: float) -> float | None:
+        config = self._config
+        if progressed or not self._outages:
+            self._outages, self._away_since = 0, now
+            self._spent_seconds = now - self._started - failure.waited_seconds
+        self._outages += 1
+        retry_after = failure.retry_after or 0.0
+        if retry_after > config.retry_after_maximum_seconds:
+            return None
+        delay = 0.0 if failure.is_host_away else retry_after + backoff(config, self._outages, self._uniform())
+        if now + delay > self._away_since + config.outage_seconds:
+            failure.is_given_up = True
+        return None if failure.is_given_up else delay
 
 
 def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
@@ -348,6 +405,9 @@ def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
             f"; not repeated, for the budget of {config.budget} repeats that this host may be ahead of its answers is"
             " spent: it fails most of what it is asked, so find out why, or raise RetryConfig(budget=...)"
         )
+        return replace(failure, message=failure.message + reason)
+    if failure.is_given_up:
+        reason = f"; it was waited for as long as RetryConfig(outage_seconds={config.outage_seconds:g}) says"
         return replace(failure, message=failure.message + reason)
     if failure.verdict is RetryVerdict.FATAL or (failure.retry_after or 0.0) <= config.retry_after_maximum_seconds:
         return failure

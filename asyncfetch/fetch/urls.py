@@ -91,6 +91,10 @@ _PERMANENT = frozenset({301, 308})
 _CACHING = ("Cache-Control", "Expires", "Pragma", "Vary")
 _RESERVED = frozenset({"accept-encoding", "content-length", "host", "if-match", "range", "transfer-encoding"})
 
+_REFERENCE = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/?#]*)?([^?#]*)(\?[^#]*)?(?:#.*)?", re.DOTALL)
+_FOLD = re.compile(r"[ \t]*\r?\n[ \t]+")
+_UNSENDABLE = re.compile("[^!-~]")
+
 # Printable ASCII whose percent signs all begin an escape: sent byte for byte, because a signature may cover it.
 _EXACT = re.compile(r"(?:[!-$&-~]|%[0-9A-Fa-f]{2})*")
 
@@ -132,7 +136,7 @@ def next_url(url: URL, location: str | None) -> URL:
             InvalidResponse, "the server redirects without saying where (no Location)", RetryVerdict.ONCE
         )
     try:
-        target = url.join(_url(location)).with_fragment(None)
+        target = _referred(url, location)
         valid = target.scheme in {"http", "https"} and bool(target.host) and bool(target.port)
     except ValueError as error:
         message = f"Location can't be parsed: {redact_text(str(error))}"
@@ -144,6 +148,38 @@ def next_url(url: URL, location: str | None) -> URL:
         message = f"the server redirects from https to plain http at {host_name(target)}: not followed"
         raise AttemptFailed(InvalidResponse, message, RetryVerdict.FATAL)
     return target if userinfo(target) is None else target.with_user(None)
+
+
+def _referred(url: URL, location: str) -> URL:
+    """Return the url that a Location in an answer to ``url`` means, without its fragment (RFC 3986, section 5.2).
+
+    Its bytes go into the next request as they came, because a signature may cover them; only those that no request may
+    hold are quoted. (yarl's ``join`` takes the quotes off its base, and normalizes what has bytes to be quoted.)
+    """
+    match = _REFERENCE.fullmatch(_FOLD.sub(" ", location).strip())
+    assert match is not None
+    scheme, authority, path, query = match.groups()
+    if scheme is None and authority is None:
+        query = query if path or query is not None else f"?{url.raw_query_string}" if url.raw_query_string else ""
+        above = "" if path.startswith("/") else url.raw_path.rpartition("/")[0] + "/"
+        path = _without_dots(above + path) if path else url.raw_path
+    if authority is None:
+        authority = "" if scheme is not None else f"//{url.raw_authority}"
+    elif not authority.isascii():
+        authority = f"//{read_url(f'http:{authority}').raw_authority}"
+    rest = _UNSENDABLE.sub(lambda one: quote(one[0].encode("utf-8", "surrogateescape")), path + (query or ""))
+    return read_url(f"{scheme or url.scheme}:{authority}{rest}", encoded=True)
+
+
+def _without_dots(path: str) -> str:
+    """Return an absolute path without its segments of one dot or two."""
+    kept: list[str] = []
+    for segment in path.split("/")[1:]:
+        if segment == "..":
+            kept[-1:] = []
+        elif segment != ".":
+            kept.append(segment)
+    return "/" + "/".join([*kept, ""] if path.endswith(("/.", "/..")) else kept)
 
 
 def is_permanent(status: int, headers: Mapping[str, str]) -> bool:

@@ -6,6 +6,7 @@ episode_files, episode_table    meta/episodes: its files; the table in memory
 parquet, columns    parquet by byte ranges; columns as arrays
 version2            metadata of v2.0 and v2.1, in the terms of v3
 rows                the rows of an episode, and where in a file they lie
+frame_times         which frame of a video is each row's, by their times
 scan                columns of many episodes, as record batches
 video_index         where an episode's frames lie in its video files
 stretch             neighbouring frames of an episode, which are read as one
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from asyncfetch.lerobot.dataset import LeRobotDataset, chosen_features, open_dataset, reader_of
 from asyncfetch.lerobot.engine import DatasetEngine, pool_bytes
-from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
+from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode, PlanChange
 from asyncfetch.lerobot.episode_reader import DatasetStatistics, EpisodeReader
 from asyncfetch.lerobot.info import DepthUnit
 from asyncfetch.lerobot.samples import (
@@ -54,6 +55,7 @@ __all__ = [
     "HeldEpisode",
     "ImageDtype",
     "LeRobotDataset",
+    "PlanChange",
     "Reach",
     "Row",
     "Sample",

@@ -201,8 +201,8 @@ class LeRobotDataset(AsyncOnly):
         It is fetched in the order of these calls, after what somebody waits for: an episode that ``ready`` or
         ``sample`` is called for overtakes the others.
 
-        A failure is kept for ``ready`` and ``sample`` of this episode, until ``prefetch`` is called for it again, which
-        tries again. What arrives stays as long as the byte cache has room for it; without room nothing is fetched.
+        Who waits for the same fetch gets its error; afterwards none is kept, and ``ready`` and ``sample`` ask anew.
+        What arrives stays as long as the byte cache has room for it; without room nothing is fetched.
 
         Raises:
             EpisodeNotFound: The dataset has no such episode.
@@ -216,8 +216,8 @@ class LeRobotDataset(AsyncOnly):
 
         Raises:
             EpisodeNotFound: The dataset has no such episode.
-            FetchError, FormatError, DatasetError: What its fetch ended with, again at each call until ``prefetch``.
-            CacheError: As in ``sample``; the next call tries again.
+            FetchError, FormatError, DatasetError: What its fetch ended with; the next call tries again.
+            CacheError: As in ``sample``.
         """
         await reader_of(self).ready(episode)
 

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.cache import ByteCache, DiskTier
 from asyncfetch.cache.disk import DiskReader
@@ -29,6 +28,7 @@ from asyncfetch.lerobot.rows import RowCache
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.single_flight import SharedLRU
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -166,9 +166,9 @@ class DatasetEngine:
             tables_bytes -= tables_bytes // COMMON_SHARE
         small_bytes = tables_bytes // SMALL_TABLES_SHARE
         rows_bytes = tables_bytes - 2 * small_bytes
-        self.run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
+        self.run = partial(run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
         """Runs parsers off the loop."""
-        self.read_files = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(FILE_THREADS))
+        self.read_files = partial(run_sync, limiter=anyio.CapacityLimiter(FILE_THREADS))
         """Runs reads of members' small local files off the loop. A dataset that is alone leaves them to its reader."""
         self.decode = DecodePool(config.decode_threads or usable_cpus())
         self.planning, self.locating = Limiter(PLANNED_AT_ONCE), Limiter(PLANNED_AT_ONCE)

@@ -4,6 +4,10 @@ First comes the stretch's plan, made from the indexes of the videos, and at the 
 say where everything lies. Then all of it is asked for at once, so that a stretch takes two requests one after the
 other. In a pass the clips don't wait for the footer, which may be long.
 
+Which frames are the episode's, its rows say by their times. They mostly are at the dataset's rate, so that is what a
+plan goes by until they have come. Where that turns out to be wrong, the stretch is planned again by its rows; those
+that come after it are planned by theirs at once, a request later.
+
 A stretch is *held* while somebody reads it: its clips are leased in the byte cache, which then can't evict them. Idle,
 the plan of its clips and the rows of its episode are kept for a while, and the bytes of its clips as long as the byte
 cache has room: the next read is then a hit without a request, whether the decoders are still there or not.
@@ -24,6 +28,7 @@ Four things could go wrong where many ask at once, and don't:
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
@@ -35,6 +40,8 @@ from asyncfetch.errors import (
     AsyncFetchError,
     CacheError,
     ClosedError,
+    DatasetError,
+    DecodeError,
     FormatError,
     ObjectChanged,
     redact_url,
@@ -49,7 +56,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     import torch
@@ -65,7 +72,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.stretch import Stretch
     from asyncfetch.lerobot.video_index import PlannedClip
 
-__all__ = ["EpisodeCache", "EpisodeCacheStatistics", "EpisodeEntry", "HeldEpisode"]
+__all__ = ["EpisodeCache", "EpisodeCacheStatistics", "EpisodeEntry", "HeldEpisode", "PlanChange"]
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +87,7 @@ class EpisodeEntry:
     """True where its clips are in memory of all loader workers of the rank."""
     generation: int = 0
     rows: EpisodeRows | None = None
-    """Those of the whole episode; None until all is in memory."""
+    """Rows of the whole episode; None until all is in memory."""
     clips: Mapping[str, Clip] = field(default_factory=dict)
     leases: Mapping[str, Lease] = field(default_factory=dict)
 
@@ -140,19 +147,23 @@ class HeldEpisode:
             FrameMissing: The video has no such frame.
             DecodeError: The bytes can't be decoded.
         """
-        return self._decoder(camera, frames, reader).frames(frames)
+        with self._decoder(camera, frames, reader) as decoder:
+            return decoder.frames(frames)
 
     def each(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> list[torch.Tensor]:
         """See ``frames``; duplicates are one tensor."""
-        return self._decoder(camera, frames, reader).each(frames)
+        with self._decoder(camera, frames, reader) as decoder:
+            return decoder.each(frames)
 
     def give(
         self, camera: str, frames: Sequence[int], take: Callable[[int, torch.Tensor], None], *, reader: int = 0
     ) -> None:
         """See ``frames``; each is given by ``take(place in frames, picture)`` as soon as it is decoded."""
-        self._decoder(camera, frames, reader).give(frames, take)
+        with self._decoder(camera, frames, reader) as decoder:
+            decoder.give(frames, take)
 
-    def _decoder(self, camera: str, frames: Sequence[int], reader: int) -> FrameDecoder:
+    @contextmanager
+    def _decoder(self, camera: str, frames: Sequence[int], reader: int) -> Iterator[FrameDecoder]:
         self._check()
         stretch, length = self.stretch, self.episode.length
         start, stop = stretch.span(camera, length)
@@ -160,7 +171,11 @@ class HeldEpisode:
             if not start <= frame < stop and 0 <= frame < length:
                 name = stretch.name(length)
                 raise AssertionError(f"{name}: frame {frame} of {camera}, of which it holds [{start}, {stop})")
-        return self._cache.decoder(self._entry, camera, frames, reader)
+        try:
+            yield self._cache.decoder(self._entry, camera, frames, reader)
+        except (DatasetError, DecodeError):
+            self._cache.doubt(stretch)
+            raise
 
     def release(self) -> None:
         """Let go of its bytes. Call it on the loop."""
@@ -178,6 +193,10 @@ class HeldEpisode:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.release()
+
+
+class PlanChange(Exception):
+    """The clips that an episode's rows ask for aren't those that were weighed: they are to be weighed again."""
 
 
 T = TypeVar("T")
@@ -232,7 +251,7 @@ class EpisodeCache:
         number: Of the dataset in the engine.
         metadata: Of the dataset.
         backend: Which library decodes.
-        tolerance_seconds: By which a frame may be shown at another time than the metadata says.
+        tolerance_seconds: By which a frame may be shown at another time than its row has.
         depth_unit: Unit of depth cameras' frames.
     """
 
@@ -281,8 +300,10 @@ class EpisodeCache:
         self._plans: LRUPart[Stretch, _KeptPart[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
         self._tables: LRUPart[int, _KeptPart[EpisodeRows]] = LRUPart(engine.tables, number)
         self._held_rows: WeakValueDictionary[int, EpisodeRows] = WeakValueDictionary()  # by episode, as in _tables
+        self._doubted: set[int] = set()
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
+        self._rows_come_first = False  # once clips were fetched that the rows didn't ask for
 
     async def clip_bytes(self, stretch: Stretch) -> int:
         """Memory that the clips of the stretch take. Fetches the indexes of its videos where needed."""
@@ -293,6 +314,12 @@ class EpisodeCache:
         """Return what is fetched of the clips of the stretch: without the headers that are made for them."""
         planned = await self._plan(stretch)
         return sum(clip.plan.stop - clip.plan.start for clip in planned.values())
+
+    async def missing_frames(self, stretch: Stretch, *, by_rows: bool) -> Mapping[str, int]:
+        """Return how many frames the video of each camera lacks: by the times of its rows, or at the rate of frames."""
+        rows = await self._rows(stretch.episode) if by_rows else None
+        planned = (await self._make_plan(stretch, rows)).value
+        return {camera: int((clip.plan.frame_index < 0).sum()) for camera, clip in planned.items()}
 
     async def locate_rows(self, stretch: Stretch) -> None:
         """Fetches the footer of the stretch's table where needed: beside ``clip_bytes``, so that ``hold`` needn't."""
@@ -336,6 +363,7 @@ class EpisodeCache:
         Raises:
             FetchError, FormatError, DatasetError: Its files can't be read.
             CacheError: Its clips are larger than the byte cache.
+            PlanChange: They aren't those that ``clip_bytes`` weighed.
             ClosedError: The cache's owner ended.
         """
         return self.hold_nowait(stretch, paid=paid) or await self._loaded(stretch, paid=paid)
@@ -395,14 +423,13 @@ class EpisodeCache:
 
     def _revive(self, stretch: Stretch) -> EpisodeEntry | None:
         """An entry made of what is kept, if that is everything."""
+        self._look_again(stretch)
         plan, rows = self._plans.get_nowait(stretch), self._kept_rows(stretch.episode)
-        if plan is None or rows is None:
+        if plan is None or rows is None or not _is_of(plan.value, rows):
             return None
         leases: dict[str, Lease] = {}
         for camera, clip in plan.value.items():
-            lease = self._clips.try_lease(
-                clip.url, clip.plan.start, clip.plan.stop, headroom_bytes=clip.plan.header_bytes
-            )
+            lease = self._clips.try_lease(clip.url, clip.plan.start, clip.plan.stop, header=clip.plan.header)
             if lease is None:
                 _release(leases)
                 return None
@@ -442,7 +469,7 @@ class EpisodeCache:
             async with self._fetching_clips.permit():
                 if meter is not None:
                     meter.add(Cause.LIMIT, time.perf_counter() - since)
-                return await self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+                return await self._clips.acquire(clip.url, plan.start, plan.stop, header=plan.header)
 
         planned = await self._plan(stretch)
         meter, since = running_meter(), time.perf_counter()
@@ -464,7 +491,7 @@ class EpisodeCache:
 
         async def lease(clip: PlannedClip) -> Lease | None:
             plan = clip.plan
-            return await rank.lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+            return await rank.lease(clip.url, plan.start, plan.stop, header=plan.header)
 
         planned = await self._plan(stretch)
         fetched = await self._all_of(stretch, planned, lease)
@@ -479,25 +506,38 @@ class EpisodeCache:
         planned: Mapping[str, PlannedClip],
         lease: Callable[[PlannedClip], Awaitable[Lease | None]],
     ) -> _Fetched:
-        """Return the rows and the leases of those clips that ``lease`` gives one for, their headers written."""
-        rows: list[EpisodeRows] = []
+        """Return the rows and the leases of those clips that ``lease`` gives one for."""
+        found: list[tuple[EpisodeRows, Mapping[str, PlannedClip]]] = []
         leases: dict[str, Lease] = {}
 
         async def add_rows() -> None:
-            rows.append(await self._rows(stretch.episode))
+            rows = await self._rows(stretch.episode)
+            found.append((rows, await self._by_rows(stretch, planned, rows)))
 
         async def add(camera: str, clip: PlannedClip) -> None:
             given = await self._watch(lease(clip))
             if given is not None:
                 leases[camera] = given
-                clip.plan.write_header(given.buffer)
 
         try:
             await gather(add_rows, *(partial(add, camera, clip) for camera, clip in planned.items()))
         except BaseException:
             _release(leases)
             raise
-        return _Fetched(rows[0], planned, leases)
+        return _Fetched(*found[0], leases)
+
+    async def _by_rows(
+        self, stretch: Stretch, guessed: Mapping[str, PlannedClip], rows: EpisodeRows
+    ) -> Mapping[str, PlannedClip]:
+        """Return the plan that the rows' own times make; PlanChange where it is of other bytes."""
+        planned = guessed
+        while not _is_of(planned, rows):
+            self._plans.clear(stretch.__eq__)
+            planned = (await self._plans.get(stretch, partial(self._make_plan, stretch, rows))).value
+        if any(_bytes_of(clip) != _bytes_of(guessed[camera]) for camera, clip in planned.items()):
+            self._rows_come_first = True
+            raise PlanChange
+        return planned
 
     def _checked_bytes(self, stretch: Stretch, planned: Mapping[str, PlannedClip]) -> int:
         """Memory that the clips take, which must fit in the byte cache."""
@@ -513,12 +553,18 @@ class EpisodeCache:
     async def _plan(self, stretch: Stretch) -> Mapping[str, PlannedClip]:
         return (await self._plans.get(stretch, partial(self._make_plan, stretch))).value
 
-    async def _make_plan(self, stretch: Stretch) -> _KeptPart[Mapping[str, PlannedClip]]:
+    async def _make_plan(
+        self, stretch: Stretch, rows: EpisodeRows | None = None
+    ) -> _KeptPart[Mapping[str, PlannedClip]]:
         episode = self._episodes[stretch.episode]
         planned: dict[str, PlannedClip] = {}
+        if rows is None:
+            rows = self._kept_rows(stretch.episode)
+        if rows is None and (self._rows_come_first or any(span.contradiction for span in episode.videos.values())):
+            rows = await self._rows(stretch.episode)
 
         async def plan_clip(camera: str) -> None:
-            clip = await self._watch(self._indexes.plan(episode, stretch, camera, fps=self._fps))
+            clip = await self._watch(self._indexes.plan(episode, stretch, camera, fps=self._fps, rows=rows))
             _check_size(self._features[camera], clip)
             planned[camera] = clip
 
@@ -584,6 +630,18 @@ class EpisodeCache:
             for camera, clip in planned.items()
         }
 
+    def doubt(self, stretch: Stretch) -> None:
+        """Frames of it couldn't be read: its episode is planned anew when it is held next. Thread-safe."""
+        self._doubted.add(stretch.episode)
+
+    def _look_again(self, stretch: Stretch) -> None:
+        """Forget the plans of an episode that is doubted: its video may have been replaced, which an index tells."""
+        if stretch.episode in self._doubted:
+            self._doubted.discard(stretch.episode)
+            self._plans.clear(lambda planned: planned.episode == stretch.episode)
+            for span in self._episodes[stretch.episode].videos.values():
+                self._indexes.forget(span.url)
+
     def decoder(self, entry: EpisodeEntry, camera: str, frames: Sequence[int], reader: int) -> FrameDecoder:
         """A reader's decoder of a held clip, kept or a new one, to ask for these frames. Thread-safe."""
         clip, lease = entry.clips[camera], entry.leases[camera]
@@ -613,6 +671,16 @@ def _check_size(feature: Feature, clip: PlannedClip) -> None:
             f"says {feature.shape} of {feature.key}",
             remedy=LEAVE_OUT_FEATURE,
         )
+
+
+def _is_of(planned: Mapping[str, PlannedClip], rows: EpisodeRows) -> bool:
+    """Return whether the frames are those that the rows' times say."""
+    return rows.own_seconds is None or all(clip.is_by_rows for clip in planned.values())
+
+
+def _bytes_of(clip: PlannedClip) -> tuple[int, int, bytes]:
+    """Return what is in the clip's memory: bytes of its file behind a header."""
+    return clip.plan.start, clip.plan.stop, clip.plan.header
 
 
 def _clip_bytes(planned: Mapping[str, PlannedClip]) -> int:

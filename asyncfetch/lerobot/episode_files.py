@@ -282,7 +282,8 @@ def _video_places(
 ) -> VideoPlaces:
     """Return where the frames are, with what can't be true of it: read on, it would be the frames of another episode.
 
-    It fails the episodes alone that it is about. Videos of converted datasets may be shorter than their rows.
+    It fails the episodes alone that it is about. Videos of converted datasets may be shorter than their rows, and
+    episodes longer or shorter than their number of frames where rows are at times of their own: see VideoSpan.
     """
 
     def seconds(name: str) -> NDArray[np.float64]:
@@ -303,11 +304,11 @@ def _video_places(
         no_place = ~placed & ~np.isnan(starts)
         wrong_length = placed & ~np.isnan(durations) & ~(np.abs(durations - lengths) <= 1 / 2)
         first_frames = np.where(placed, frames, ABSENT).astype(np.int64)
+    refusals = {
+        row: f"{urls[row]}: episode {episodes[row]} begins at {starts[row]} s of {camera}, where no video can"
+        for row in np.flatnonzero(no_place).tolist()
+    }
     contradictions = {}
-    for row in np.flatnonzero(no_place).tolist():
-        contradictions[row] = (
-            f"{urls[row]}: episode {episodes[row]} begins at {starts[row]} s of {camera}, where no video can"
-        )
     for row in np.flatnonzero(wrong_length).tolist():
         contradictions[row] = (
             f"{urls[row]}: episode {episodes[row]} has {lengths[row]} frames, but from {starts[row]} s to {stops[row]} "
@@ -317,13 +318,14 @@ def _video_places(
     note = f"; video_path of info.json has no {' and no '.join(lacking)}" if lacking else ""
     told = placed & ~wrong_length & (lengths > 0) & (files.chunk != ABSENT) & (files.file != ABSENT)
     for row, other in _overlaps(files, first_frames, lengths, np.flatnonzero(told)):
+        never = lacking or first_frames[row] == first_frames[other]  # at whatever times their rows are
         for one, two in ((row, other), (other, row)):
-            contradictions[one] = (
+            (refusals if never else contradictions)[one] = (
                 f"{urls[one]}: episode {episodes[one]} has frames [{first_frames[one]}, "
                 f"{first_frames[one] + lengths[one]}) of {camera} file {files.file[one]} in chunk {files.chunk[one]}, "
                 f"and episode {episodes[two]} [{first_frames[two]}, {first_frames[two] + lengths[two]}){note}"
             )
-    return VideoPlaces(files, np.where(placed, starts, np.nan), contradictions)
+    return VideoPlaces(files, np.where(placed, starts, np.nan), contradictions, refusals)
 
 
 def _overlaps(

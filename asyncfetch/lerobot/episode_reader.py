@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import anyio
 
@@ -24,15 +21,15 @@ from asyncfetch.errors import (
 )
 from asyncfetch.fetch.limiter import Caller, calling
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
-from asyncfetch.lerobot.episode_cache import EpisodeCache
+from asyncfetch.lerobot.episode_cache import EpisodeCache, PlanChange
 from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
 from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.stretch import Stretch
 from asyncfetch.observe import Figures, Quantiles
-from asyncfetch.runtime.concurrently import copied, gather, kept
+from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -57,111 +54,47 @@ __all__ = ["DatasetStatistics", "EpisodeReader"]
 
 MAX_PREFETCHES = 1024
 """Stretches that may be asked for and not yet be done; more would only queue up behind the host's limit."""
-MAX_FAILURES = 1024
-"""Failures that are remembered; the oldest is forgotten, and its stretch is then fetched again when it is read."""
-
-
-class _Try:
-    """The state that all who ask for a stretch share until the first is told what came of it; later ones try anew.
-
-    Those who are told later, because they still had something to end, have nothing to say of what was asked meanwhile.
-    """
-
-    __slots__ = ("__weakref__", "is_ahead")
-
-    def __init__(self) -> None:
-        self.is_ahead = False
-        """True if a task of its own fetches the stretch."""
 
 
 class Prefetches:
     """Prefetches of one dataset. Loop-bound, as that is.
+
+    What one fails by is met by those who wait for the same fetches, and kept for nobody: a later call asks anew.
 
     Args:
         fetch: Brings a stretch into memory.
     """
 
     def __init__(self, fetch: Callable[[Stretch], Awaitable[None]]) -> None:
-        self._fetch_episode = fetch
-        self._under_way = 0
-        self._tries: WeakValueDictionary[Stretch, _Try] = WeakValueDictionary()  # as long as somebody is at it
+        self._fetch = fetch
+        self._under_way: set[Stretch] = set()
         self._ahead = Caller(urgent=False)
-        self._failures: OrderedDict[Stretch, AsyncFetchError] = OrderedDict()
+
+    def __contains__(self, stretch: Stretch) -> bool:
+        """Return whether one is at it."""
+        return stretch in self._under_way
 
     def start(self, stretch: Stretch, group: TaskGroup) -> None:
-        """Fetch it in a task of this group, unless one is at it; what it failed by before is forgotten.
+        """Fetch it in a task of this group, unless one is at it.
 
         Raises:
             CacheError: 1,024 are under way.
         """
-        self._failures.pop(stretch, None)
-        attempt = self._try(stretch)
-        if attempt.is_ahead:
+        if stretch in self._under_way:
             return
-        if self._under_way >= MAX_PREFETCHES:
+        if len(self._under_way) >= MAX_PREFETCHES:
             raise CacheError(f"{MAX_PREFETCHES} prefetches are under way; await ready() of some before asking for more")
-        self._under_way += 1
-        attempt.is_ahead = True
-        group.start_soon(self._run, stretch, attempt, name=f"prefetch episode {stretch.episode}")
+        self._under_way.add(stretch)
+        group.start_soon(self._run, stretch, name=f"prefetch episode {stretch.episode}")
 
-    async def _run(self, stretch: Stretch, attempt: _Try) -> None:
+    async def _run(self, stretch: Stretch) -> None:
         try:
             with calling(Caller(urgent=False, behind=self._ahead)):
-                await self._fetch(stretch, attempt)
+                await self._fetch(stretch)
         except AsyncFetchError:
-            pass  # whoever reads this stretch gets it from self._failures, or meets it again
+            pass  # whoever reads this stretch asks for it anew
         finally:
-            self._under_way -= 1
-
-    def is_fetching(self, stretch: Stretch) -> bool:
-        """Return whether a task of its own is at it."""
-        attempt = self._tries.get(stretch)
-        return attempt is not None and attempt.is_ahead
-
-    async def ready(self, stretch: Stretch) -> None:
-        """Wait until it is in memory, fetching it where nobody did. Raises what its fetch ended with."""
-        self.raise_failure(stretch)
-        await self._fetch(stretch, self._try(stretch))
-
-    def raise_failure(self, stretch: Stretch) -> None:
-        """Raise what fetching it ended with, if that failed and wasn't started again since."""
-        failure = self._failures.get(stretch)
-        if failure is not None:
-            raise copied(failure)
-
-    @contextmanager
-    def told(self, stretch: Stretch, *, is_whole: bool = True) -> Iterator[None]:
-        """Around what brings the stretch, or a part of it, beside these fetches: who gets its error is told, too."""
-        attempt = self._try(stretch)
-        try:
-            yield
-        except AsyncFetchError:
-            self._end(stretch, attempt)
-            raise
-        if is_whole:
-            self._end(stretch, attempt)
-
-    async def _fetch(self, stretch: Stretch, attempt: _Try) -> None:
-        try:
-            await self._fetch_episode(stretch)
-        except AsyncFetchError as error:
-            # After CacheError there may be room when it is asked for again.
-            if self._end(stretch, attempt) and not isinstance(error, CacheError):
-                self._failures[stretch] = kept(error)
-                if len(self._failures) > MAX_FAILURES:
-                    self._failures.popitem(last=False)
-            raise
-        self._end(stretch, attempt)
-
-    def _try(self, stretch: Stretch) -> _Try:
-        return self._tries.setdefault(stretch, _Try())
-
-    def _end(self, stretch: Stretch, attempt: _Try) -> bool:
-        """Return what came of a try; False where somebody was told before."""
-        if self._tries.get(stretch) is not attempt:
-            return False
-        del self._tries[stretch]
-        return True
+            self._under_way.discard(stretch)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -272,7 +205,7 @@ class EpisodeReader:
 
     async def ready(self, wanted: Stretch | int) -> None:
         """Wait until a stretch is in memory; see LeRobotDataset."""
-        await self._prefetches.ready(self._stretch(wanted))
+        await self._load(self._stretch(wanted))
 
     async def hold_beside_passes(self, wanted: Stretch | int) -> HeldEpisode:
         """The stretch, or CacheError as soon as its clips don't fit beside those that passes have paid for.
@@ -281,25 +214,21 @@ class EpisodeReader:
         """
         stretch = self._stretch(wanted)
         whole = self._stretch(stretch.episode)
-        self._prefetches.raise_failure(whole)
-        if self._prefetches.is_fetching(whole) or self._episodes.is_held(whole):
+        if whole in self._prefetches or self._episodes.is_held(whole):
             stretch = whole
-        elif (held := self._episodes.hold_nowait(whole)) is not None:
-            return held
-        with self._prefetches.told(stretch):
-            return await self._hold_beside_passes(stretch)
+        return self._episodes.hold_nowait(whole) or await self._hold_beside_passes(stretch)
 
     async def hold(self, wanted: Stretch | int) -> HeldEpisode:
-        """The stretch in memory until it is released, fetched where needed; for a pass, which pays first."""
-        stretch = self._stretch(wanted)
-        with self._prefetches.told(stretch):
-            return await self._episodes.hold(stretch, paid=True)
+        """The stretch in memory until it is released, fetched where needed; for a pass, which pays first.
+
+        Raises:
+            PlanChange: See EpisodeCache, as for other errors. It is to be weighed, and paid for, again.
+        """
+        return await self._episodes.hold(self._stretch(wanted), paid=True)
 
     async def hold_common(self, wanted: Stretch | int) -> HeldEpisode | None:
         """The same in memory that all loader workers of the rank share; None where there is none, or no room in it."""
-        stretch = self._stretch(wanted)
-        with self._prefetches.told(stretch):
-            return await self._episodes.hold_common(stretch)
+        return await self._episodes.hold_common(self._stretch(wanted))
 
     def raise_priority(self, wanted: Stretch | int) -> None:
         """Somebody waits now for a stretch that was read ahead; for a pass."""
@@ -307,19 +236,19 @@ class EpisodeReader:
 
     async def clip_bytes(self, wanted: Stretch | int) -> int:
         """Memory that the clips of a stretch take; fetches its videos' indexes where needed."""
-        stretch = self._stretch(wanted)
-        with self._prefetches.told(stretch, is_whole=False):
-            return await self._episodes.clip_bytes(stretch)
+        return await self._episodes.clip_bytes(self._stretch(wanted))
 
     async def range_bytes(self, wanted: Stretch | int) -> int:
         """Return what is fetched for the clips of a stretch; fetches its videos' indexes where needed."""
         return await self._episodes.range_bytes(self._stretch(wanted))
 
+    async def missing_frames(self, wanted: Stretch | int, *, by_rows: bool) -> Mapping[str, int]:
+        """See EpisodeCache; reads no clip."""
+        return await self._episodes.missing_frames(self._stretch(wanted), by_rows=by_rows)
+
     async def locate_rows(self, wanted: Stretch | int) -> None:
         """Fetch the footer of a stretch's table where needed; for a pass, beside ``clip_bytes``."""
-        stretch = self._stretch(wanted)
-        with self._prefetches.told(stretch, is_whole=False):
-            await self._episodes.locate_rows(stretch)
+        await self._episodes.locate_rows(self._stretch(wanted))
 
     async def file_bytes(self, url: str) -> int | None:
         """Return the size of one of its files; None where it isn't there."""
@@ -374,6 +303,13 @@ class EpisodeReader:
 
         For room that other calls like this one hold it waits: they give it back by themselves.
         """
+        while True:
+            try:
+                return await self._hold_as_planned(stretch)
+            except PlanChange:
+                continue
+
+    async def _hold_as_planned(self, stretch: Stretch) -> HeldEpisode:
         held = self._episodes.hold_nowait(stretch) or await self._episodes.hold_common(stretch)
         if held is not None:
             return held

@@ -38,7 +38,9 @@ class VideoSpan:
     num_frames: int
     """The episode's length."""
     start_seconds: float
-    """Time at which frame 0 is shown by the metadata, ``from_timestamp``."""
+    """Time at which the episode begins by the metadata, ``from_timestamp``; a row's own time is counted from there."""
+    contradiction: str = ""
+    """What can't be true of it, unless its rows are at other times than the rate of frames says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,9 @@ class VideoPlaces:
     start_seconds: NDArray[np.float64]
     """Time at which its frame 0 is shown in the file per position, or NaN."""
     contradictions: Mapping[int, str] = field(default_factory=dict)
-    """Statements of the table on an episode's frames that can't be true, by position, of those few where that is so."""
+    """See VideoSpan, by position, of those few where there is one."""
+    refusals: Mapping[int, str] = field(default_factory=dict)
+    """Statements of the table on an episode's frames that can't be true at all, by position."""
 
     def first_frames(self, fps: float) -> NDArray[np.int64]:
         """Number of its frame 0 in the file per position, or ABSENT."""
@@ -285,13 +289,14 @@ class EpisodeTable:
         places = self._videos[camera]
         url = self._url(position, places.files, f"videos/{camera}", camera)
         start_seconds, length = float(places.start_seconds[position]), int(self._lengths[position])
-        if length and position in places.contradictions:
-            raise DatasetError(places.contradictions[position], remedy=LEAVE_OUT_EPISODE)
+        if length and position in places.refusals:
+            raise DatasetError(places.refusals[position], remedy=LEAVE_OUT_EPISODE)
         if math.isnan(start_seconds):
             if length:
                 raise self._absent(position, f"videos/{camera}/from_timestamp")
             start_seconds = 0.0
-        return VideoSpan(url, round(start_seconds * self._info.fps), length, start_seconds)
+        contradiction = places.contradictions.get(position, "") if length else ""
+        return VideoSpan(url, round(start_seconds * self._info.fps), length, start_seconds, contradiction)
 
     def _url(self, position: int, files: FilePlaces, column: str, camera: str = "") -> str:
         chunk, file = int(files.chunk[position]), int(files.file[position])

@@ -285,6 +285,8 @@ def _features(raw: Mapping[str, Any], url: str) -> dict[str, Feature]:
     for key in DEFAULT_FEATURES:
         if features[key].kind != "value":
             raise FormatError(f"feature {key!r} of {redact_url(url)} is {features[key].dtype!r}; it must be numbers")
+    if (shape := features["timestamp"].shape) not in {(), (1,)}:
+        raise FormatError(f"feature 'timestamp' of {redact_url(url)} has shape {shape}; it must be one number a row")
     return features
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.errors import (
     COPY_ANEW,
@@ -29,6 +28,7 @@ from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_e
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
 from asyncfetch.runtime.concurrently import Eventual, ungrouped
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -104,7 +104,7 @@ async def load_metadata(
     url: str,
     *,
     features: Collection[str] | None = None,
-    run: RunSync = anyio.to_thread.run_sync,
+    run: RunSync = run_sync,
     read_files: RunSync | None = None,
     version2: Callable[[], Awaitable[Metadata]] | None = None,
 ) -> Metadata:

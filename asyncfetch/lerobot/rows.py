@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anyio.to_thread
 import numpy as np
 
 from asyncfetch.errors import LEAVE_OUT_EPISODE, AccessDenied, ConfigError, DatasetError, NotFound, redact_url
 from asyncfetch.lerobot.columns import empty_column, take_rows, to_column, to_integers
+from asyncfetch.lerobot.frame_times import own_seconds
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, INDEX_FEATURES
 from asyncfetch.lerobot.parquet import (
     MAX_TAIL_BYTES,
@@ -29,6 +29,7 @@ from asyncfetch.lerobot.parquet import (
 )
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SharedLRU
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -158,12 +159,16 @@ class EpisodeRows(Mapping[str, "Column"]):
     ``episode_index`` and ``task_index`` are int64, however they are stored.
     """
 
-    __slots__ = ("__weakref__", "_columns", "nbytes")
+    __slots__ = ("__weakref__", "_columns", "nbytes", "own_seconds")
 
-    def __init__(self, columns: Mapping[str, Column], nbytes: int) -> None:
+    def __init__(
+        self, columns: Mapping[str, Column], nbytes: int, own_seconds: NDArray[np.float64] | None = None
+    ) -> None:
         self._columns = columns
-        self.nbytes = nbytes
+        self.nbytes = nbytes + (0 if own_seconds is None else own_seconds.nbytes)
         """Memory held; of lists about."""
+        self.own_seconds = own_seconds
+        """Times of the rows in their episode, where they aren't those of the rate of frames."""
 
     def __getitem__(self, key: str) -> Column:
         return self._columns[key]
@@ -245,7 +250,7 @@ class RowReader:
         columns: Collection[str] | None = None,
         kept: RowCache,
         number: int = 0,
-        run: RunSync = anyio.to_thread.run_sync,
+        run: RunSync = run_sync,
     ) -> None:
         features = metadata.features
         unknown = [key for key in columns or () if key not in features]
@@ -284,6 +289,14 @@ class RowReader:
         if episode.length == 0:
             return EpisodeRows({key: empty_column(feature) for key, feature in self._features.items()}, 0)
         file = await self.file(episode)
+        try:
+            return await self._rows_in(file, episode)
+        except DatasetError:  # who asks next is told what the file is then
+            url = file.table.url
+            self._kept.clear(lambda key: key == url or key[0] == url)
+            raise
+
+    async def _rows_in(self, file: IndexedTable, episode: Episode) -> EpisodeRows:
         url = file.table.url
         if self.metadata.has_files_of_episodes:
             episode = file.beginning(episode)
@@ -295,7 +308,7 @@ class RowReader:
             reads.append(partial(self._fetch, file, own))
         parts = await gather(*reads)
         episode = replace(episode, data_url=url)
-        return await self._run(partial(_select, parts, episode, self._features, self.metadata.tasks))
+        return await self._run(partial(_select, parts, episode, self._features, self.metadata))
 
     async def locate(self, episode: Episode) -> None:
         """Fetch what tells where the episode's rows lie, so that ``rows`` asks for them alone; errors as there."""
@@ -316,6 +329,7 @@ class RowReader:
         except (AccessDenied, NotFound):
             found = await self._look_beside(episode, (-1, 1))
             if found is None:
+                self._moved.pop(episode.index, None)
                 raise
             return found
         if file.covers(episode.from_index, episode.to_index):
@@ -390,7 +404,7 @@ def _select(
     groups: Sequence[_Group | FetchedColumns],
     episode: Episode,
     features: Mapping[str, Feature],
-    tasks: Mapping[int, str],
+    metadata: Metadata,
 ) -> EpisodeRows:
     url = episode.data_url
     where = f"{redact_url(url)}, episode {episode.index}"
@@ -412,8 +426,8 @@ def _select(
         else:
             columns[key] = to_column(rows[key], feature, url)
         nbytes += _nbytes(columns[key], rows[key])
-    _check_rows(columns, episode, tasks, where)
-    return EpisodeRows(columns, nbytes)
+    _check_rows(columns, episode, metadata.tasks, where)
+    return EpisodeRows(columns, nbytes, own_seconds(columns["timestamp"], metadata.info.fps))
 
 
 def _check_rows(columns: Mapping[str, Column], episode: Episode, tasks: Mapping[int, str], where: str) -> None:

@@ -225,7 +225,7 @@ class SampleBuilder:
         self._windows = windows
         self._image_dtype = image_dtype
         self.reach = reach_of(windows, (key for key, feature in features.items() if feature.is_camera))
-        """How far windows reach: what stretches are to hold, too, for its samples of them."""
+        """Reach of its windows: stretches with it hold all that its samples of them need."""
 
     @property
     def sample_bytes(self) -> int:
@@ -383,7 +383,7 @@ class SampleBuilder:
 
 
 def _by_reader(asked: Sequence[Asked]) -> Iterator[tuple[HeldEpisode, int, list[int]]]:
-    """What is held of an episode, a reader of that, and the places of what it is asked for."""
+    """A stretch, a reader of it, and the places of what it is asked for."""
     by_reader: dict[tuple[HeldEpisode, int], list[int]] = {}
     for place, (held, _, reader) in enumerate(asked):
         by_reader.setdefault((held, reader), []).append(place)

@@ -158,6 +158,8 @@ def _unit_rows(table: TableFile, columns: Sequence[str]) -> int:
 
 
 async def _read(reader: RangeReader, columns: Sequence[str], unit: _Unit, *, run: RunSync) -> list[pa.RecordBatch]:
+    if not unit.groups:
+        raise _wrong_count(unit, 0, 0)
     wanted = [*columns, *({"index"} - {*columns})]
     fetched = await fetch_groups(reader, unit.table, unit.groups, wanted, together=True)
     batches = await run(partial(_in_order, fetched, columns, unit))
@@ -190,13 +192,19 @@ def _sorted_out(fetched: FetchedGroups, columns: Sequence[str], unit: _Unit) -> 
     counts = np.bincount(place[mine], minlength=len(due))
     if (counts != 1).any():
         wrong = int(np.flatnonzero(counts != 1)[0])
-        message = f"{redact_url(unit.table.url)}, episode {owners[wrong]}: {counts[wrong]} rows have its episode_index"
-        raise DatasetError(f"{message} and index {due[wrong]}; it should be one", remedy=LEAVE_OUT_EPISODE)
+        raise _wrong_count(unit, wrong, int(counts[wrong]))
     found = np.flatnonzero(mine)
     found = found[np.argsort(place[found])]
     table = take_rows(require_pyarrow().Table.from_batches(batches).select(list(columns)), found)
     result: list[pa.RecordBatch] = table.to_batches()
     return result
+
+
+def _wrong_count(unit: _Unit, row: int, count: int) -> DatasetError:
+    """Return the error of a row of the unit that is there so many times."""
+    owner, index = np.repeat(unit.episodes, unit.lengths)[row], unit.index()[row]
+    message = f"{redact_url(unit.table.url)}, episode {owner}: {count} rows have its episode_index"
+    return DatasetError(f"{message} and index {index}; it should be one", remedy=LEAVE_OUT_EPISODE)
 
 
 def _integers(batches: list[pa.RecordBatch], name: str, unit: _Unit) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Reach", "Stretch", "reach_of", "segment_at"]
 
 Reach: TypeAlias = "tuple[tuple[str, int, int], ...]"
-"""For each camera whose window reaches further than a sample's own frame: (camera, least offset, greatest offset)."""
+"""(camera, least offset, greatest offset) of each whose window reaches further than a sample's own frame."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from asyncfetch.decode import Clip
-from asyncfetch.errors import ConfigError, DatasetError, FormatError, redact_url
+from asyncfetch.errors import DatasetError, FormatError, redact_url
+from asyncfetch.lerobot.frame_times import find_frames
 from asyncfetch.media import locate_moov, parse_moov
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from asyncfetch.decode import DepthScale
     from asyncfetch.fetch import RangeReader
     from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.rows import EpisodeRows
     from asyncfetch.lerobot.stretch import Stretch
     from asyncfetch.media import ClipPlan, Mp4Index
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
     from asyncfetch.runtime.single_flight import SharedLRU
 
-__all__ = ["PlannedClip", "VideoFile", "VideoIndexes", "are_misplaced", "fetch_moov"]
+__all__ = ["PlannedClip", "VideoFile", "VideoIndexes", "fetch_moov"]
 
 HEAD_BYTES = 16 * 1024
 """Bytes asked for first. They hold the whole index of a short file, and tell where another one lies."""
@@ -41,10 +42,6 @@ MAX_INDEX_BYTES = 512 * 1024
 """Bytes asked for on a guess, in one stream; a longer index costs one request more."""
 MAX_READS = 32
 """Requests for one index after the first. One is usual, and one for each long box in front that isn't media data."""
-QUARTER = 0.25
-"""A quarter of a frame; more than this a frame is never taken to be misplaced by its metadata."""
-ROUNDING_SECONDS = 1e-9
-"""Error of sums of times in float64."""
 PARSED_ON_THE_LOOP_BYTES = 64 * 1024
 """Index that is parsed on the loop, in 0.3-0.5 ms. A thread takes 3-5 ms for one where a stream begins, for the loop is
 busy there, and each waits for the end of the other's turn with the interpreter first, 5 ms by default."""
@@ -58,7 +55,9 @@ class PlannedClip:
     plan: ClipPlan
     first_frame: int
     """Number of its first frame in the episode."""
-    misplaced: NDArray[np.float64] | None = None
+    is_by_rows: bool
+    """True where the rows' own times said which frames are the episode's, False where the rate of frames did."""
+    misplaced: NDArray[np.float64] | None
     """See Clip."""
 
     @property
@@ -106,46 +105,35 @@ class VideoFile:
         return self.index.nbytes
 
     def clip(
-        self, episode: Episode, stretch: Stretch, camera: str, *, fps: float, tolerance_seconds: float
+        self,
+        episode: Episode,
+        stretch: Stretch,
+        camera: str,
+        rows: EpisodeRows | None,
+        *,
+        fps: float,
+        tolerance_seconds: float,
     ) -> PlannedClip:
-        """The part of it that the stretch needs, without the frames that the metadata says are shown at another time.
-
-        From the key frame in front of it on, to its last frame.
-        """
+        """The part of it that the stretch needs; see ``VideoIndexes.plan``."""
         span = episode.videos[camera]
         start, stop = stretch.span(camera, span.num_frames)
-        try:
-            plan = self.index.clip(span.first_frame + start, stop - start, fps=fps)
-        except ConfigError as error:
-            message = f"meta/episodes gives episode {episode.index} a place that {redact_url(span.url)} can't have"
-            raise DatasetError(f"{message}: {error}") from error
+        frames = find_frames(
+            self.index,
+            span,
+            None if rows is None else rows.own_seconds,
+            episode=episode.index,
+            fps=fps,
+            tolerance_seconds=tolerance_seconds,
+            start=start,
+            stop=stop,
+        )
+        plan = self.index.clip(frames.samples)
         if plan.stop > self.size_bytes:
             raise FormatError(
                 f"{redact_url(span.url)}: truncated: it has {self.size_bytes} bytes, but by its index the frames of "
                 f"{stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop}); copy or record it again"
             )
-        due = span.start_seconds + np.arange(start, stop) / fps
-        shown = plan.start_seconds + plan.pts / plan.timescale
-        off = are_misplaced(due, shown, fps, max(tolerance_seconds, 1 / plan.timescale)) & (plan.frame_index >= 0)
-        if not off.any():
-            return PlannedClip(span.url, plan, start)
-        frame_index = np.where(off, np.int32(-1), plan.frame_index)
-        return PlannedClip(
-            span.url,
-            replace(plan, frame_index=frame_index),
-            start,
-            np.where(off[:, np.newaxis], np.stack((due, shown), axis=1), np.nan),
-        )
-
-
-def are_misplaced(
-    due: NDArray[np.float64], shown: NDArray[np.float64], fps: float, tolerance_seconds: float = np.inf
-) -> NDArray[np.bool_]:
-    """Return which frames the metadata and the video put further apart than that, or than a quarter of a frame.
-
-    Beyond that it could as well be the neighbour that is meant.
-    """
-    return np.abs(shown - due) > min(tolerance_seconds, QUARTER / fps) + ROUNDING_SECONDS
+        return PlannedClip(span.url, plan, start, rows is not None, frames.misplaced)
 
 
 class VideoIndexes:
@@ -155,8 +143,7 @@ class VideoIndexes:
         reader: Fetches them.
         kept: Keeps them, by url; one that is dropped is fetched again when it is needed.
         run: Runs the parser off the loop.
-        tolerance_seconds: By which a frame may be shown at another time than the metadata says; a tick of the file's
-            clock at least, a quarter of a frame at most.
+        tolerance_seconds: See ``find_frames``.
         sharing: How many episodes, and frames, of a camera are in the file that has this episode, 0 where unknown: an
             index is asked for in one go where its length can be told.
     """
@@ -176,16 +163,27 @@ class VideoIndexes:
         self._run = run
         self._kept = kept
 
-    async def plan(self, episode: Episode, stretch: Stretch, camera: str, *, fps: float) -> PlannedClip:
-        """One camera's clip of a stretch of an episode.
+    async def plan(
+        self, episode: Episode, stretch: Stretch, camera: str, *, fps: float, rows: EpisodeRows | None = None
+    ) -> PlannedClip:
+        """One camera's clip of a stretch: by its rows, or, as long as they haven't come, as if they were at that rate.
 
         Raises:
             FetchError: The file could not be fetched.
             FormatError: The file isn't an MP4 that can be read, or is cut off.
-            DatasetError: The metadata gives a place that no file has.
+            DatasetError: The metadata gives a place that no file has, or that another episode has, too.
         """
-        file = await self._kept.get(episode.videos[camera].url, partial(self._fetch, episode, camera))
-        return file.clip(episode, stretch, camera, fps=fps, tolerance_seconds=self._tolerance_seconds)
+        url = episode.videos[camera].url
+        file = await self._kept.get(url, partial(self._fetch, episode, camera))
+        try:
+            return file.clip(episode, stretch, camera, rows, fps=fps, tolerance_seconds=self._tolerance_seconds)
+        except DatasetError:
+            self.forget(url)
+            raise
+
+    def forget(self, url: str) -> None:
+        """Forget one that didn't hold what it should: who asks for it next is told what the file is then."""
+        self._kept.clear(lambda kept: kept == url)
 
     def clear(self) -> None:
         """Forget all of them, those on their way included."""

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncfetch.errors import ConfigError
 from asyncfetch.media.samples import changes
 
 if TYPE_CHECKING:
@@ -87,9 +86,9 @@ UINT32_LIMIT = 1 << 32
 class ClipPlan:
     """The bytes of a video file to fetch for some frames, and how to find the frames in them.
 
-    ``buffer[:header_bytes]``, filled by ``write_header``, followed by the file's bytes [start, stop) is an MP4 of one
-    video track. It may hold more frames than asked for: the key frame in front, and what lies between.
-    With no frame to show, all is empty: ``start == stop``, no header.
+    The header, followed by the file's bytes [start, stop), is an MP4 of one video track. It may hold more frames than
+    asked for: the key frame in front, and what lies between. With no frame to show, all is empty: ``start == stop``, no
+    header.
     """
 
     start: int
@@ -117,18 +116,8 @@ class ClipPlan:
 
     @property
     def header_bytes(self) -> int:
-        """Room to reserve in front of the fetched bytes."""
+        """Length of the header."""
         return len(self.header)
-
-    def write_header(self, buffer: memoryview) -> None:
-        """Writes the header to the first ``header_bytes`` of a writable byte buffer; what follows is left alone.
-
-        Raises:
-            ConfigError: The buffer is too short.
-        """
-        if buffer.nbytes < self.header_bytes:
-            raise ConfigError(f"the clip's header takes {self.header_bytes} bytes; the buffer has {buffer.nbytes}")
-        buffer[: self.header_bytes] = self.header
 
 
 @dataclass(frozen=True, slots=True)

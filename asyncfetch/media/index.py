@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 import struct
 from dataclasses import dataclass
-from math import ceil, floor, isfinite
+from math import ceil, floor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncfetch.errors import ConfigError, FormatError, redact_url
+from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.media.boxes import Box, Buffer, find
 from asyncfetch.media.clip import ClipPlan, ClipTables, KeyFrames, Timing, TrackFormat, build_header, clip_timing
 from asyncfetch.media.samples import MAX_DURATION, MAX_OFFSET, MAX_POSITION, ByteRuns, SampleTable, parse_samples
@@ -22,10 +21,6 @@ __all__ = ["Mp4Index", "parse_moov"]
 
 MAX_TIMESCALE = (1 << 31) - 1
 """FFmpeg takes time scales above this for broken."""
-MAX_FIRST_FRAME = 1 << 31
-"""Frame numbers up to here, two years at 30 fps, keep every sum of times within 64 bits."""
-MAX_CLIP_FRAMES = 1 << 22
-"""Most frames of one clip, 39 hours at 30 fps: a wrong length in some table mustn't take all memory."""
 H264 = frozenset({"avc1", "avc3"})
 """Sample entries whose open GOPs can't be entered near the end of a clip."""
 HEVC = frozenset({"hev1", "hvc1", "dvhe", "dvh1"})
@@ -109,32 +104,29 @@ class Mp4Index:
         size = f"{self.width}x{self.height}"
         return f"Mp4Index({redact_url(self.url)!r}, {self.codec!r}, {size}, num_samples={self.num_samples})"
 
-    def clip(self, first_frame: int, num_frames: int, *, fps: float) -> ClipPlan:
-        """Return what to fetch for frames [first_frame, first_frame + num_frames) of the file.
-
-        Frame i is the sample shown at i / fps seconds: each sample belongs to the number nearest to its presentation
-        time; of two at one number the nearer wins, then the earlier one. A number without a sample is missing, never
-        filled from its neighbour. So is one whose sample shares its time with another: decoders know them by it.
+    def clip(self, samples: NDArray[np.int64]) -> ClipPlan:
+        """Return what to fetch for these samples of the file, in any order; -1 stands for a frame that isn't there.
 
         The clip starts at the key frame that decoding needs, and ends with the last sample needed, in decode order.
 
         Raises:
-            ConfigError: The arguments can't be meant for any file.
             FormatError: The encoding changes between these frames, or they lie too far apart in time.
         """
-        first_frame, num_frames, fps = _check_request(first_frame, num_frames, fps)
-        frame_index = np.full(num_frames, -1, np.int32)
-        pts = np.full(num_frames, -1, np.int64)
-        sample_of, earliest = self._find_frames(first_frame, num_frames, fps)
-        present = np.flatnonzero(sample_of >= 0)
+        frame_index = np.full(len(samples), -1, np.int32)
+        pts = np.full(len(samples), -1, np.int64)
+        present = np.flatnonzero(samples >= 0)
         if not len(present):
             return ClipPlan(0, 0, frame_index, pts, self.timescale, 0, self.codec, self.width, self.height, b"")
 
-        wanted = sample_of[present]
-        first, stop = self.samples.decodable_from(int(wanted.min()), earliest), int(wanted.max()) + 1
+        wanted = samples[present]
+        lowest, stop = int(wanted.min()), int(wanted.max()) + 1
+        times = self.samples.presentation_times(lowest, stop)
+        earliest = int(times[wanted - lowest].min())
+        first = self.samples.decodable_from(lowest, earliest)
         last_entry = self.samples.last_entry_before(stop) if self.codec in H264 else stop - 1
         first = min(first, last_entry)
-        times = self.samples.presentation_times(first, stop)
+        if first < lowest:
+            times = self.samples.presentation_times(first, stop)
         clip_start = min(int(times[0]), earliest)
         times -= clip_start
         rank = np.empty(stop - first, np.int32)
@@ -184,45 +176,42 @@ class Mp4Index:
             )
         return track
 
-    def samples_of(self, first_frame: int, num_frames: int, *, fps: float) -> NDArray[np.int64]:
-        """The sample of each of frames [first_frame, first_frame + num_frames), numbered as in ``clip``; -1 for none.
+    def samples_at(
+        self, seconds: NDArray[np.float64], *, within_seconds: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the sample shown nearest to each of these times of the file, and when it is; -1 and NaN for none.
 
-        Raises:
-            ConfigError: The arguments can't be meant for any file.
+        The earlier of two as near. None is there where no sample is shown within so many seconds, and where another one
+        is shown at just the same time: decoders know a sample by that.
         """
-        return self._find_frames(*_check_request(first_frame, num_frames, fps))[0]
-
-    def seconds_of(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return when the file shows each of these samples, at least one, which lie near each other."""
-        first = int(samples.min())
-        times = self.samples.presentation_times(first, int(samples.max()) + 1)[samples - first]
-        return (times - self.edit.shift) / self.timescale
-
-    def _find_frames(self, first_frame: int, num_frames: int, fps: float) -> tuple[NDArray[np.int64], int]:
-        """(sample of each asked frame or -1, earliest presentation time of these samples)."""
-        sample_of = np.full(num_frames, -1, np.int64)
-        ticks = self.timescale / fps
-        # One tick more at both ends than the exact bounds: the rounding below draws those.
-        low = floor((first_frame - 0.5) * ticks) - 1 + self.edit.shift
-        high = ceil((first_frame + num_frames - 0.5) * ticks) + 1 + self.edit.shift
-        low, high = max(low, self.edit.start), min(high, self.edit.stop)
+        sample_of, shown_at = np.full(len(seconds), -1, np.int64), np.full(len(seconds), np.nan)
+        with np.errstate(over="ignore"):
+            ticks = seconds * self.timescale + self.edit.shift
+        reach = within_seconds * self.timescale
+        asked = np.flatnonzero(np.abs(ticks) < MAX_POSITION)  # NaN isn't
+        if not len(asked):
+            return sample_of, shown_at
+        ticks = ticks[asked]
+        low = max(floor(ticks.min() - reach), self.edit.start)
+        high = min(ceil(ticks.max() + reach) + 1, self.edit.stop)
         first, stop = self.samples.presented_between(low, high)
         if first >= stop:
-            return sample_of, 0
-
+            return sample_of, shown_at
         times = self.samples.presentation_times(first, stop)
-        position = (times - self.edit.shift) / ticks
-        number = np.floor(position + 0.5)
-        frames = number.astype(np.int64) - first_frame
-        found = np.flatnonzero((times >= low) & (times < high) & (frames >= 0) & (frames < num_frames))
-        frames = frames[found]
-        sample_of[frames] = found + first
-        if np.count_nonzero(sample_of >= 0) < len(found):  # two samples at one number: of equal indices the last wins
-            best_last = np.lexsort((-times[found], -np.abs(position - number)[found]))
-            sample_of[frames[best_last]] = found[best_last] + first
-            _, place, count = np.unique(times[found], return_inverse=True, return_counts=True)
-            sample_of[np.isin(sample_of, found[count[place] > 1] + first)] = -1
-        return sample_of, int(times[found].min()) if len(found) else 0
+        shown = np.flatnonzero((times >= low) & (times < high))
+        if not len(shown):
+            return sample_of, shown_at
+        shown = shown[np.argsort(times[shown], kind="stable")]
+        times = times[shown]
+        behind = np.searchsorted(times, ticks)
+        before, behind = np.maximum(behind - 1, 0), np.minimum(behind, len(times) - 1)
+        nearest = np.where(ticks - times[before] <= times[behind] - ticks, before, behind)
+        is_alone = np.concatenate(([True], times[1:] != times[:-1], [True]))  # in front of each, and behind the last
+        found = (np.abs(times[nearest] - ticks) <= reach) & is_alone[nearest] & is_alone[nearest + 1]
+        asked, nearest = asked[found], nearest[found]
+        sample_of[asked] = shown[nearest] + first
+        shown_at[asked] = (times[nearest] - self.edit.shift) / self.timescale
+        return sample_of, shown_at
 
     def _cut(self, first: int, stop: int, times: NDArray[np.int64], sync: NDArray[np.int32] | None) -> ClipTables:
         """The tables of a clip of samples [first, stop), its key frames ``sync``, which it presents at ``times``."""
@@ -241,17 +230,6 @@ def _key_frames(track: TrackFormat, tables: ClipTables, rank: NDArray[np.int32],
     samples = np.arange(len(rank)) if tables.sync is None else np.union1d(tables.sync, [0])
     samples = samples[np.argsort(rank[samples], kind="stable")]
     return KeyFrames(rank[samples], tables.extents()[samples] + shift, track.length_bytes)
-
-
-def _check_request(first_frame: int, num_frames: int, fps: float) -> tuple[int, int, float]:
-    first_frame, num_frames, fps = operator.index(first_frame), operator.index(num_frames), float(fps)
-    if not 0 <= first_frame <= MAX_FIRST_FRAME:
-        raise ConfigError(f"first_frame must be within 0..{MAX_FIRST_FRAME}, not {first_frame}")
-    if not 0 <= num_frames <= MAX_CLIP_FRAMES:
-        raise ConfigError(f"num_frames must be within 0..{MAX_CLIP_FRAMES}, not {num_frames}")
-    if not (isfinite(fps) and 1e-3 <= fps <= 1e6):
-        raise ConfigError(f"fps must be within 0.001 and 1,000,000, not {fps}")
-    return first_frame, num_frames, fps
 
 
 def parse_moov(data: Buffer, *, url: str) -> Mp4Index:

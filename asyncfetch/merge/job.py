@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.merge.destination import Needed, system_errors
@@ -24,6 +23,7 @@ from asyncfetch.merge.sources import MergeSource, load_source
 from asyncfetch.merge.summaries import Summary, add, count_prefixes_again, quantile_ranks, summarise
 from asyncfetch.merge.tasks import RowsTask, file_units, write, write_metadata
 from asyncfetch.runtime.concurrently import gather, ungrouped
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -231,10 +231,10 @@ async def plan_job(
                 loaded |= zip(share, await schedule.get(one), strict=True)
     sources = [source for one in selections if isinstance(source := loaded[one], MergeSource)]
     if errors := [error for one in different if not isinstance(error := loaded[one], MergeSource)]:
-        others = await anyio.to_thread.run_sync(disagreements, sources) if sources else []
+        others = await run_sync(disagreements, sources) if sources else []
         refuse([*map(str, errors), *others], errors[0])
-    plan = await anyio.to_thread.run_sync(plan_merge, sources, limits)
-    units = await anyio.to_thread.run_sync(file_units, plan)
+    plan = await run_sync(plan_merge, sources, limits)
+    units = await run_sync(file_units, plan)
     return MergeJob(plan, tuple(units), destination, overwrite)
 
 
@@ -255,7 +255,7 @@ async def load_sources(
     async def load(selection: Selection) -> MergeSource | DatasetError | FetchError:
         async with limiter:
             try:
-                return await load_source(place.fetcher, selection, run=anyio.to_thread.run_sync)
+                return await load_source(place.fetcher, selection, run=run_sync)
             except (DatasetError, FetchError) as error:
                 return error
 
@@ -296,8 +296,8 @@ async def _carry_out(jobs: Sequence[MergeJob], pool: TaskPool, progress: Progres
                 continue
             files, summary, numbers = await write_and_summarise(pool, job.units, job.build, progress)
             room = await stack.enter_async_context(job.build.room())
-            metadata = await anyio.to_thread.run_sync(write_metadata, job.plan, summary, numbers, room)
-            nbytes = await anyio.to_thread.run_sync(_measure, room, metadata)
+            metadata = await run_sync(write_metadata, job.plan, summary, numbers, room)
+            nbytes = await run_sync(_measure, room, metadata)
             publications.append(
                 partial(job.build.publish, pool.fetcher, room, files, metadata, overwrite=job.overwrite)
             )

@@ -28,7 +28,6 @@ from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import anyio
-import anyio.to_thread
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from asyncfetch.config.secrets import among_own_processes
@@ -36,6 +35,7 @@ from asyncfetch.errors import AsyncFetchError, WorkerError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.merge.scheduler import WorkerSetup
 from asyncfetch.merge.summaries import add
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -83,7 +83,7 @@ async def _serve(fetch: FetchConfig, requests: IO[bytes], answers: IO[bytes]) ->
     async with Fetcher(fetch) as fetcher, anyio.create_task_group() as tasks:
         place = WorkerSetup(fetcher, lambda url, nbytes: outbox.put((WROTE, (url, nbytes))))
         while True:  # also while a piece is done, so as to see the end
-            piece, arguments = await anyio.to_thread.run_sync(_receive, requests)
+            piece, arguments = await run_sync(_receive, requests)
             tasks.start_soon(_perform, place, piece, arguments, outbox)
 
 
@@ -175,7 +175,7 @@ class Child:
         Raises:
             WorkerError: The process has died.
         """
-        await self._send(await anyio.to_thread.run_sync(pack, (piece, arguments)))
+        await self._send(await run_sync(pack, (piece, arguments)))
         while True:
             kind, value = await self._receive()
             if kind == WROTE:
@@ -205,7 +205,7 @@ class Child:
             data = await self.answers.receive_exactly(length)
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
             raise await self._why_it_ended() from None
-        message: tuple[str, Any] = await anyio.to_thread.run_sync(partial(pickle.loads, data))
+        message: tuple[str, Any] = await run_sync(partial(pickle.loads, data))
         return message
 
     async def _why_it_ended(self) -> WorkerError:

@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.errors import DatasetError, MergeError
 from asyncfetch.fetch.transports.file import local_path
 from asyncfetch.merge.destination import WrittenFile, check_space, is_taken
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -314,7 +314,7 @@ class LocalFolder:
 
     async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
         """See Destination."""
-        await anyio.to_thread.run_sync(self._check, sources, overwrite)
+        await run_sync(self._check, sources, overwrite)
 
     def build(self, fingerprint: str) -> LocalBuild:
         """See Destination."""
@@ -346,17 +346,17 @@ class LocalBuild:
         """See Build."""
         folder = self.folder
         if not overwrite:
-            await anyio.to_thread.run_sync(_check_free, self.target)
+            await run_sync(_check_free, self.target)
         with ExitStack() as stack:
-            await anyio.to_thread.run_sync(stack.enter_context, open_folder(folder, self.target))
+            await run_sync(stack.enter_context, open_folder(folder, self.target))
             try:
-                await anyio.to_thread.run_sync(self._check_space, needed)
+                await run_sync(self._check_space, needed)
                 yield
             except BaseException as error:
                 with anyio.CancelScope(shield=True):
                     if isinstance(error, DatasetError):  # the next attempt would meet it too
-                        await anyio.to_thread.run_sync(folder.remove)
-                    elif kept := await anyio.to_thread.run_sync(folder.keep_finished):
+                        await run_sync(folder.remove)
+                    elif kept := await run_sync(folder.keep_finished):
                         logger.warning(
                             "%d finished files stay in %s: the same merge goes on from there", kept, folder.root
                         )
@@ -366,23 +366,23 @@ class LocalBuild:
     async def share(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
         """See Build."""
         if not overwrite:
-            await anyio.to_thread.run_sync(_check_free, self.target)
+            await run_sync(_check_free, self.target)
         with ExitStack() as stack:
-            await anyio.to_thread.run_sync(stack.enter_context, share_folder(self.folder, self.target))
-            await anyio.to_thread.run_sync(self._check_space, needed)
+            await run_sync(stack.enter_context, share_folder(self.folder, self.target))
+            await run_sync(self._check_space, needed)
             yield
 
     async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
         """See Build. Reads all of it."""
-        return await anyio.to_thread.run_sync(self.folder.finished_at, self.target)
+        return await run_sync(self.folder.finished_at, self.target)
 
     async def forget(self, fetcher: Fetcher) -> None:
         """See Build."""
-        await anyio.to_thread.run_sync(self.folder.remove)
+        await run_sync(self.folder.remove)
 
     async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
         """See Build. Reads all of it."""
-        return await anyio.to_thread.run_sync(self.folder.find, path)
+        return await run_sync(self.folder.find, path)
 
     @asynccontextmanager
     async def room(self) -> AsyncIterator[Path]:
@@ -391,7 +391,7 @@ class LocalBuild:
 
     async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
         """See Build."""
-        return await anyio.to_thread.run_sync(self.folder.finish, path)
+        return await run_sync(self.folder.finish, path)
 
     def url(self, path: str) -> str:
         """See Build."""
@@ -408,7 +408,7 @@ class LocalBuild:
     ) -> None:
         """See Build."""
         publish = partial(self.folder.publish, self.target, files, metadata, overwrite=overwrite)
-        await anyio.to_thread.run_sync(publish)
+        await run_sync(publish)
 
     def _check_space(self, needed: Needed) -> None:
         check_space(self.folder.root, needed.dataset - self.folder.measure())

@@ -418,7 +418,7 @@ def _different_versions(sources: Sequence[MergeSource]) -> Iterator[str]:
 
 MOST_FILES_PER_CHUNK = 1000
 """LeRobot reads files in the order of their names, which have three digits: file-1000 comes before file-101."""
-_FORMAT = 1
+_FORMAT = 2
 """Counted up with what is written for the same plan, so that nothing older is gone on with."""
 _GROUP_BYTES = 200
 """Bytes that a column of a row group takes in the file's footer, about."""
@@ -452,8 +452,10 @@ class FilePlace:
 
     file: int
     """Number of the file, counted on over the chunk directories."""
-    first: int
-    """Its first frame in there."""
+    first: float
+    """Time in there that its rows' times are counted from, in frames; whole where they are at the rate of frames."""
+    length: float
+    """Time that it is long, in frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,8 +560,8 @@ def _pack_videos(
                 files.append([])
                 filled_bytes = num_frames = 0
             files[-1].append(segment)
-            for episode, offset in segment.offsets:
-                places[number, episode] = FilePlace(len(files) - 1, num_frames + offset)
+            for episode, first, length in segment.places:
+                places[number, episode] = FilePlace(len(files) - 1, num_frames + first, length)
             filled_bytes += segment.nbytes
             num_frames += segment.num_frames
     return files, places
@@ -581,7 +583,9 @@ def _place_episodes(
                     data_file, filled_bytes = data_file + 1, 0.0
                 filled_bytes += nbytes
             # An episode without frames is nowhere, and may say so.
-            videos = {camera: found.get((number, episode.index), FilePlace(0, 0)) for camera, found in places.items()}
+            videos = {
+                camera: found.get((number, episode.index), FilePlace(0, 0, 0)) for camera, found in places.items()
+            }
             planned.append(PlannedEpisode(number, episode, len(planned), from_index, data_file, nbytes, videos))
             from_index += episode.length
     return planned

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.errors import DatasetError, FetchError, MergeError, NotFound
 from asyncfetch.fetch.batch import for_each
@@ -32,6 +31,7 @@ from asyncfetch.merge.destination import WrittenFile, check_space, is_taken
 from asyncfetch.merge.info import INFO_PATH
 from asyncfetch.merge.local_folder import sweep_rooms, temporary_room
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -111,8 +111,8 @@ class S3Build:
     @asynccontextmanager
     async def share(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
         """See Build. From here on what was there is no dataset any more."""
-        await anyio.to_thread.run_sync(sweep_rooms)
-        await anyio.to_thread.run_sync(check_space, Path(tempfile.gettempdir()), needed.at_once)
+        await run_sync(sweep_rooms)
+        await run_sync(check_space, Path(tempfile.gettempdir()), needed.at_once)
         if not overwrite:
             await self.prefix.check_free(fetcher)
         await fetcher.delete(self.url(INFO_PATH))
@@ -154,12 +154,12 @@ class S3Build:
         """See Build. Gone when the block is left."""
         with ExitStack() as stack:
             with anyio.CancelScope(shield=True):
-                folder = await anyio.to_thread.run_sync(stack.enter_context, temporary_room())
+                folder = await run_sync(stack.enter_context, temporary_room())
             try:
                 yield folder
             finally:
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(stack.close)
+                    await run_sync(stack.close)
 
     async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
         """See Build. It is in the room no more."""
@@ -184,7 +184,7 @@ class S3Build:
         wanted = {self.url(file.path) for file in whole}
         there = await _list(fetcher, self.prefix.name, deep=True)
         await _delete(fetcher, {url for url in there if not url.startswith(self._note(""))} - wanted)
-        content = await anyio.to_thread.run_sync((room / info).read_bytes)
+        content = await run_sync((room / info).read_bytes)
         noted = [asdict(file) for file in (*whole, _described(info, content))]
         await fetcher.put(self._note(_FINISHED), json.dumps(noted).encode())
         await fetcher.put(self.url(info), content)

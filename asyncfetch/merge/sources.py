@@ -10,20 +10,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
 
 from asyncfetch.config import PrivateUrl
-from asyncfetch.errors import ConfigError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import ConfigError, DatasetError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.columns import to_integers
+from asyncfetch.lerobot.columns import to_column, to_integers
 from asyncfetch.lerobot.episode_files import episodes_url
+from asyncfetch.lerobot.frame_times import own_seconds
 from asyncfetch.lerobot.info import is_v2, parse_json
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import fetch_end, open_end, open_table, read_columns, require_pyarrow
-from asyncfetch.lerobot.rows import index_table
+from asyncfetch.lerobot.rows import RowCache, RowReader, index_table
+from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
@@ -37,14 +40,16 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from asyncfetch.fetch import Fetcher
     from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
+    from asyncfetch.lerobot.episode_table import Episode, EpisodeTable, VideoSpan
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.parquet import TableFile
     from asyncfetch.lerobot.version2 import Version2
+    from asyncfetch.media import Mp4Index
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
@@ -75,6 +80,8 @@ def unpack_schema(packed: bytes) -> pa.Schema:
 
 
 _INFO = "meta/info.json"
+_KEPT_BYTES = 16 * 1024 * 1024
+"""Footers that are kept while the times of rows are read."""
 _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
 _CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
@@ -183,17 +190,19 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     episodes = list(metadata.episodes)
     if selection.episodes is not None:
         episodes = [metadata.episodes[index] for index in selection.episodes]
-    spans: dict[str, dict[str, list[EpisodeSpan]]] = {camera: defaultdict(list) for camera in metadata.cameras}
+    spans: dict[str, dict[str, list[tuple[int, VideoSpan]]]] = {
+        camera: defaultdict(list) for camera in metadata.cameras
+    }
     data_urls: dict[str, None] = {}
     for episode in episodes:
         if episode.length:
             data_urls[episode.data_url] = None
             for camera, span in episode.videos.items():
-                place = EpisodeSpan(episode.index, span.first_frame, span.num_frames, span.start_seconds)
-                spans[camera][span.url].append(place)
+                spans[camera][span.url].append((episode.index, span))
     limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
     data_files: dict[str, DataFile] = {}
-    videos: dict[str, dict[str, tuple[Pictures, list[Segment]]]] = {camera: {} for camera in spans}
+    indexes: dict[str, Mp4Index] = {}
+    seconds: dict[int, NDArray[np.float64]] = {}
     objects: dict[str, ObjectInfo] = {}
     statistics: _PictureStatistics = {}
     dropped: list[str] = []
@@ -210,12 +219,14 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         schema = pack_schema(file.metadata.schema.to_arrow_schema())
         data_files[data_url] = DataFile(schema, file.data_stop / max(1, file.metadata.num_rows))
 
-    async def video_file(camera: str, video_url: str, wanted: list[EpisodeSpan]) -> None:
+    async def video_file(video_url: str) -> None:
         async with limiter:
             objects[video_url], moov = await fetch_moov(reader, video_url)
-            index = await run(partial(parse_moov, moov, url=video_url))
-            cut = await run(partial(cut_file, index, wanted, fps=metadata.info.fps))
-            videos[camera][video_url] = describe_pictures(index), cut
+            indexes[video_url] = await run(partial(parse_moov, moov, url=video_url))
+
+    async def times_of_rows() -> None:
+        if metadata.cameras:
+            seconds.update(await _own_seconds(reader, metadata, episodes, run))
 
     async def statistics_of_pictures() -> None:
         found = await _picture_statistics(reader, metadata, run) if old is None else _statistics_of_version2(old)
@@ -228,9 +239,19 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     await gather(
         statistics_of_pictures,
         look_for_others,
+        times_of_rows,
         *(partial(data_file, data_url) for data_url in data_urls),
-        *(partial(video_file, camera, *item) for camera, of_file in spans.items() for item in of_file.items()),
+        *(partial(video_file, video_url) for of_file in spans.values() for video_url in of_file),
     )
+
+    def cut(camera: str) -> list[Segment]:
+        found: list[Segment] = []
+        for video_url, of_file in spans[camera].items():
+            wanted = [EpisodeSpan(episode, span, seconds.get(episode)) for episode, span in of_file]
+            found += cut_file(indexes[video_url], wanted, fps=metadata.info.fps)
+        return sorted(found, key=lambda one: one.places[0])
+
+    segments = {camera: await run(partial(cut, camera)) for camera in spans}
     episodes = [_beginning_at(starts.get(episode.data_url, episode.from_index), episode) for episode in episodes]
     indices = [episode.index for episode in episodes]
     if indices != list(all_indices):  # its statistics may be of others, too
@@ -240,10 +261,6 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         for columns in statistics.values():
             for column in columns.values():
                 column.is_known[~is_chosen] = False
-    segments = {
-        camera: sorted((one for _, cut in of_file.values() for one in cut), key=lambda one: one.offsets[0])
-        for camera, of_file in videos.items()
-    }
     versions = sorted((one, (info.size, info.version)) for one, info in objects.items())
     return MergeSource(
         url=url,
@@ -251,13 +268,39 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         metadata=metadata,
         episodes=episodes,
         data_files={data_url: data_files[data_url] for data_url in data_urls},
-        pictures={camera: {one: videos[camera][one][0] for one in of_file} for camera, of_file in spans.items()},
+        pictures={
+            camera: {one: describe_pictures(indexes[one]) for one in of_file} for camera, of_file in spans.items()
+        },
         segments=segments,
         objects=objects,
         picture_statistics=statistics,
         version=_digest(raw, metadata.fingerprint, indices, versions),
         dropped=tuple(dropped),
     )
+
+
+async def _own_seconds(
+    reader: RangeReader, metadata: Metadata, episodes: Iterable[Episode], run: RunSync
+) -> dict[int, NDArray[np.float64]]:
+    """The times of the rows of those episodes, by index, in which they aren't those of the rate of frames."""
+    filled = [episode for episode in episodes if episode.length]
+    positions = metadata.episodes.positions([episode.index for episode in filled])
+    rows = RowReader(reader, metadata, columns=(), kept=RowCache(_KEPT_BYTES), run=run)
+    columns: list[Any] = []
+    with suppress(DatasetError):  # of rows that can't be read, or aren't there, who copies them says so
+        async for batch in scan(rows, reader, ["timestamp"], positions, run=run):
+            columns += batch.columns
+
+    def look() -> dict[int, NDArray[np.float64]]:
+        column, found = require_pyarrow().chunked_array(columns), {}
+        seconds = to_column(column, metadata.features["timestamp"], metadata.url)
+        for episode, stop in zip(filled, accumulate(episode.length for episode in filled), strict=True):
+            own = own_seconds(seconds[stop - episode.length : stop], metadata.info.fps)
+            if own is not None:
+                found[episode.index] = own
+        return found
+
+    return await run(look) if columns else {}
 
 
 async def _first_index(reader: RangeReader, file: TableFile, run: RunSync) -> int:

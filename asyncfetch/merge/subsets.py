@@ -11,7 +11,6 @@ from itertools import accumulate, pairwise
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
-import anyio.to_thread
 import numpy as np
 
 from asyncfetch.config import FetchConfig
@@ -21,6 +20,7 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.merge.apply import Options, destination_path, merge_datasets, merge_several
 from asyncfetch.merge.sources import Selection, read_indices, read_version
 from asyncfetch.ranges import whole_number
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     import os
@@ -109,7 +109,7 @@ async def split_dataset(
     root, selection = destination_path(destination), Selection(source)
     checked = Options(**options)
     async with Fetcher(checked.fetch or FetchConfig()) as fetcher:
-        indices = await read_indices(fetcher, selection.url, run=anyio.to_thread.run_sync)
+        indices = await read_indices(fetcher, selection.url, run=run_sync)
     assigned = split_episodes(indices, splits, seed=seed)
     parts = [([Selection(source, episodes)], join_url(root, name)) for name, episodes in assigned.items()]
     return dict(zip(assigned, await merge_several(parts, checked), strict=True))
@@ -125,7 +125,7 @@ async def convert_dataset(
     """
     selection = Selection(source)
     async with Fetcher(options.get("fetch") or FetchConfig()) as fetcher:
-        version = await read_version(fetcher, selection.url, run=anyio.to_thread.run_sync)
+        version = await read_version(fetcher, selection.url, run=run_sync)
     if version.startswith("v3"):
         raise MergeError(
             f"{redact_url(selection.url)} is a LeRobot {version} dataset already, and needs no conversion; to write it "

@@ -14,12 +14,12 @@ import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import anyio.to_thread
 import numpy as np
 
 from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.merge.quantiles import CountersByFeature, count_prefixes, keys_of
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -223,7 +223,7 @@ def cut_parts(lengths: Sequence[int], features: tuple[Feature, ...]) -> list[Sum
 async def summarise(place: WorkerSetup, build: Build, written: WrittenFile, part: SummaryTask, shift: int) -> Summary:
     """Return what is known of some row groups of a written file, its quantiles as a first round of their search."""
     url, table = await _read_part(place, build, written, part, [feature.key for feature in part.features])
-    return await anyio.to_thread.run_sync(_summarise, table, part, url, shift)
+    return await run_sync(_summarise, table, part, url, shift)
 
 
 async def count_prefixes_again(
@@ -236,21 +236,21 @@ async def count_prefixes_again(
 ) -> CountersByFeature:
     """A further round of the search for quantiles."""
     url, table = await _read_part(place, build, written, part, list(wanted))
-    return await anyio.to_thread.run_sync(_count_prefixes_again, table, part, url, wanted, shift)
+    return await run_sync(_count_prefixes_again, table, part, url, wanted, shift)
 
 
 async def add(place: WorkerSetup, left: T, right: T) -> T:
     """Two summaries or counts, the left one's episodes first."""
-    return await anyio.to_thread.run_sync(operator.add, left, right)
+    return await run_sync(operator.add, left, right)
 
 
 async def _read_part(
     place: WorkerSetup, build: Build, written: WrittenFile, part: SummaryTask, columns: Sequence[str]
 ) -> tuple[str, pa.Table]:
     url = build.url(written.path)
-    file = await open_table(place.fetcher, url, run=anyio.to_thread.run_sync)
+    file = await open_table(place.fetcher, url, run=run_sync)
     groups = range(part.first_group, part.first_group + len(part.lengths))
-    return url, await read_columns(place.fetcher, file, groups, columns, run=anyio.to_thread.run_sync)
+    return url, await read_columns(place.fetcher, file, groups, columns, run=run_sync)
 
 
 def _summarise(table: pa.Table, part: SummaryTask, url: str, shift: int) -> Summary:

@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 import numpy as np
 
 from asyncfetch.errors import redact_url
@@ -25,6 +24,7 @@ from asyncfetch.merge.plan import RowsByIndex, open_writer, rows_schema, write_e
 from asyncfetch.merge.sources import has_pictures, pack_schema, unpack_schema
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn, combine, cut_parts
 from asyncfetch.merge.videos import build_video
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ class VideoTask:
     @property
     def num_episodes(self) -> int:
         """Episodes that are in it."""
-        return sum(len(segment.offsets) for segment in self.segments)
+        return sum(len(segment.places) for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ async def write(place: WorkerSetup, build: Build, unit: FileUnit) -> WrittenFile
     if written is None:
         async with build.room() as room:
             path = room / unit.path
-            await anyio.to_thread.run_sync(partial(path.parent.mkdir, parents=True, exist_ok=True))
+            await run_sync(partial(path.parent.mkdir, parents=True, exist_ok=True))
             if isinstance(unit, VideoTask):
                 await _write_video(unit, path, place.fetcher, partial(place.wrote, build.url(unit.path)))
             else:
@@ -163,14 +163,14 @@ async def write(place: WorkerSetup, build: Build, unit: FileUnit) -> WrittenFile
 
 
 async def _write_video(unit: VideoTask, path: Path, fetcher: Fetcher, wrote: Callable[[int], object]) -> None:
-    video: SourceVideo = await anyio.to_thread.run_sync(partial(build_video, unit.segments, fps=unit.fps))
+    video: SourceVideo = await run_sync(partial(build_video, unit.segments, fps=unit.fps))
     nbytes = 0
     async with await anyio.open_file(path, "wb") as file:
-        await anyio.to_thread.run_sync(_write_all, file.wrapped, video.header)
+        await run_sync(_write_all, file.wrapped, video.header)
         for url, first, stop in _pieces(video):
             insist_on(fetcher, unit.objects[url])
             piece = await fetcher.fetch(url, first, stop)
-            await anyio.to_thread.run_sync(_write_all, file.wrapped, piece)
+            await run_sync(_write_all, file.wrapped, piece)
             nbytes += len(piece)
             wrote(nbytes)
 
@@ -186,23 +186,23 @@ def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
 
 
 async def _write_rows(place: WorkerSetup, path: Path, unit: RowsTask) -> None:
-    writer = await anyio.to_thread.run_sync(lambda: open_writer(path, unpack_schema(unit.packed_schema)))
+    writer = await run_sync(lambda: open_writer(path, unpack_schema(unit.packed_schema)))
     try:
         for url, from_one_file in groupby(unit.episodes, key=lambda planned: planned.episode.data_url):
             episodes = list(from_one_file)
             insist_on(place.fetcher, unit.objects[url])
             table = await _read_rows(place.fetcher, url, writer.schema.names, episodes)
-            await anyio.to_thread.run_sync(_write_episodes, writer, unit, episodes, table)
+            await run_sync(_write_episodes, writer, unit, episodes, table)
     finally:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(writer.close)
+            await run_sync(writer.close)
 
 
 async def _read_rows(
     fetcher: Fetcher, url: str, columns: Sequence[str], episodes: Sequence[PlannedEpisode]
 ) -> pa.Table:
     """The row groups with rows of these episodes, which are of this file; nothing of the others."""
-    run = anyio.to_thread.run_sync
+    run = run_sync
     indexed = await index_table(fetcher, await open_table(fetcher, url, run=run), run=run)
     groups: set[int] = set()
     for planned in episodes:
@@ -332,9 +332,7 @@ def _episode_columns(build: _MetadataBuild) -> dict[str, list[Any] | EpisodeColu
         columns[f"videos/{camera}/chunk_index"] = [place.file // per_chunk for place in places]
         columns[f"videos/{camera}/file_index"] = [place.file % per_chunk for place in places]
         columns[f"videos/{camera}/from_timestamp"] = [place.first / fps for place in places]
-        columns[f"videos/{camera}/to_timestamp"] = [
-            (place.first + planned.episode.length) / fps for place, planned in zip(places, episodes, strict=True)
-        ]
+        columns[f"videos/{camera}/to_timestamp"] = [(place.first + place.length) / fps for place in places]
     columns |= _statistics_columns(build)
     per_file = _episodes_per_file(build, len(columns) + 2)
     columns["meta/episodes/chunk_index"] = [planned.index // per_file // per_chunk for planned in episodes]

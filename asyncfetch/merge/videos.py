@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import FormatError, redact_url
-from asyncfetch.lerobot.video_index import are_misplaced
+from asyncfetch.lerobot.frame_times import find_frames
 from asyncfetch.media.boxes import Box
 from asyncfetch.media.clip import ClipTables, Timing, build_header
 from asyncfetch.media.samples import ByteRuns
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from asyncfetch.lerobot.episode_table import VideoSpan
     from asyncfetch.media import Mp4Index
 
 __all__ = [
+    "EpisodePlace",
     "EpisodeSpan",
     "Pictures",
     "Segment",
@@ -47,14 +49,24 @@ __all__ = [
 
 
 class EpisodeSpan(NamedTuple):
-    """Frames [first_frame, first_frame + num_frames) of a video file, which are an episode's."""
+    """The frames of a video file that are an episode's."""
 
     episode: int
     """Its index in its dataset."""
-    first_frame: int
-    num_frames: int
-    start_seconds: float
-    """Time at which frame 0 is shown by the metadata."""
+    span: VideoSpan
+    seconds: NDArray[np.float64] | None = None
+    """Times of its rows, where they aren't those of the rate of frames: see ``own_seconds``."""
+
+
+class EpisodePlace(NamedTuple):
+    """The place of an episode in a segment's time, in frames at the dataset's rate; whole where its rows are at it."""
+
+    episode: int
+    """Its index in its dataset."""
+    first: float
+    """The time that its rows' times are counted from."""
+    length: float
+    """Time from there to the end of its last row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,9 +77,9 @@ class Segment:
     first: int
     stop: int
     num_frames: int
-    """Number of frames that it is long on the screen, at the dataset's rate."""
-    offsets: tuple[tuple[int, int], ...]
-    """(episode, number of its frame 0 in the segment), ascending by episode."""
+    """Number of frames that it is long on the screen, at the dataset's rate; a part of one counts as a whole."""
+    places: tuple[EpisodePlace, ...]
+    """Ascending by episode."""
     nbytes: int
     """Length of its samples."""
     configuration: tuple[bytes, bytes]
@@ -79,10 +91,11 @@ def cut_file(index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float) -> li
 
     Raises:
         FormatError: The file lacks frames of an episode, or has others in their place.
+        DatasetError: The metadata gives an episode a place that can't be its own.
     """
     edges, configuration = _closed_edges(index), (plain_description(index.track.stsd), index.track.geometry)
     groups: list[tuple[int, int, list[EpisodeSpan]]] = []
-    for low, high, span in sorted(_extents(index, spans, fps)):
+    for low, high, span in sorted(_extents(index, spans, fps), key=lambda extent: extent[:2]):
         first = int(edges[np.searchsorted(edges, low, "right") - 1])
         stop = int(edges[np.searchsorted(edges, high)])
         if groups and first < groups[-1][1]:
@@ -91,7 +104,7 @@ def cut_file(index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float) -> li
         else:
             groups.append((first, stop, [span]))
     segments = [_segment(index, configuration, first, stop, members, fps) for first, stop, members in groups]
-    return sorted(segments, key=lambda segment: segment.offsets[0])
+    return sorted(segments, key=lambda segment: segment.places[0])
 
 
 def _closed_edges(index: Mp4Index) -> NDArray[np.int64]:
@@ -106,21 +119,22 @@ def _closed_edges(index: Mp4Index) -> NDArray[np.int64]:
 
 
 def _extents(index: Mp4Index, spans: Iterable[EpisodeSpan], fps: float) -> Iterable[tuple[int, int, EpisodeSpan]]:
-    for span in spans:
-        samples = index.samples_of(span.first_frame, span.num_frames, fps=fps)
+    for episode, span, seconds in spans:
+        samples, misplaced = find_frames(index, span, seconds, episode=episode, fps=fps, tolerance_seconds=np.inf)
+        if misplaced is not None:
+            frame = int(np.flatnonzero(~np.isnan(misplaced[:, 0]))[0])
+            due, shown = misplaced[frame].tolist()
+            raise FormatError(
+                f"{redact_url(index.url)}: frame {frame} of episode {episode} is due at {due:.6f} s by "
+                f"meta/episodes and its row's timestamp, but the nearest one is shown at {shown:.6f} s, more than a "
+                "quarter of a frame off, and may be its neighbour: write these times anew"
+            )
         if missing := int(np.count_nonzero(samples < 0)):
             raise FormatError(
-                f"{redact_url(index.url)} lacks {missing} of the {span.num_frames} frames of episode {span.episode}, "
+                f"{redact_url(index.url)} lacks {missing} of the {span.num_frames} frames of episode {episode}, "
                 f"which meta/episodes places at frame {span.first_frame} of its {index.num_samples}"
             )
-        due, shown = span.start_seconds + np.arange(span.num_frames) / fps, index.seconds_of(samples)
-        for frame in np.flatnonzero(are_misplaced(due, shown, fps))[:1].tolist():
-            raise FormatError(
-                f"{redact_url(index.url)}: frame {frame} of episode {span.episode} is due at {due[frame]:.6f} s by "
-                f"meta/episodes, but the nearest one is shown at {shown[frame]:.6f} s, more than a quarter of a frame "
-                "off, and may be its neighbour: write from_timestamp anew"
-            )
-        yield int(samples.min()), int(samples.max()) + 1, span
+        yield int(samples.min()), int(samples.max()) + 1, EpisodeSpan(episode, span, seconds)
 
 
 def _segment(
@@ -137,9 +151,21 @@ def _segment(
     origin = round((int(shown.min()) - index.edit.shift) / ticks)
     # By the pictures, and by the times of decoding: the next segment's must come after both.
     last = max(round(int(shown.max() - shown.min()) / ticks), int((decode[-1] - decode[0]) // ticks))
-    offsets = tuple(sorted((span.episode, span.first_frame - origin) for span in members))
+    places = tuple(
+        sorted(
+            _place(member, origin, (int(shown.min()) - index.edit.shift) / index.timescale, fps) for member in members
+        )
+    )
     nbytes = int(index.samples.sizes[first:stop].sum(dtype=np.int64))
-    return Segment(index, first, stop, last + 1, offsets, nbytes, configuration)
+    return Segment(index, first, stop, last + 1, places, nbytes, configuration)
+
+
+def _place(member: EpisodeSpan, origin: int, origin_seconds: float, fps: float) -> EpisodePlace:
+    """Return where an episode is in a segment that begins at this frame, and this time, of its file."""
+    episode, span, seconds = member
+    if seconds is None:
+        return EpisodePlace(episode, span.first_frame - origin, span.num_frames)
+    return EpisodePlace(episode, (span.start_seconds - origin_seconds) * fps, float(seconds.max()) * fps + 1)
 
 
 _CODECS = {"av01": "av1", "avc1": "h264", "avc3": "h264", "hev1": "hevc", "hvc1": "hevc"}

@@ -48,6 +48,7 @@ _WORDS = {
     Cause.DECODING: "decoding",
     Cause.TRANSFORM: "the transform",
     Cause.HAND_OVER: "making batches and handing them over",
+    Cause.OUTAGE: "a host that was away",
 }
 
 
@@ -152,6 +153,7 @@ class Report:
                 "requests": float(fetch.requests),
                 "retries": float(fetch.retries),
                 "throttled": float(fetch.throttled),
+                "outages": float(fetch.outages),
                 "first_byte_p50_seconds": fetch.first_byte.p50_seconds,
                 "first_byte_p99_seconds": fetch.first_byte.p99_seconds,
                 "decode_threads": float(decode.threads),
@@ -191,10 +193,18 @@ class Report:
             lines.append(f"set {name}={value:_} for about {verdict.gain:.2g} times as many samples/s")
         if verdict.advice:
             lines.append(verdict.advice)
+        if (refused := _refused(self.statistics)) not in verdict.evidence:
+            lines.append(refused)
         return "\n".join(
             textwrap.fill(line, PAGE_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
             for line in lines
         )
+
+
+def _refused(statistics: Any) -> str:  # noqa: ANN401
+    """Return that the disk cache takes nothing, and why; empty where it does, or there is none."""
+    disk = None if statistics is None else statistics.disk
+    return f"the disk cache takes no more: {disk.refusal}" if disk is not None and disk.refusal else ""
 
 
 def _share(seconds: float, waits: Waits) -> float:
@@ -264,6 +274,11 @@ class _Judge:
         huge = self._huge(network)
         if huge is not None:
             return huge
+        if seen.disk is not None and seen.disk.misses > seen.disk.hits and seen.disk.refusal:
+            evidence = f"{told}, because {_refused(seen)}"
+            return Diagnosis(
+                binds=Cause.DISK.key, evidence=evidence, advice="see to it, or choose another disk_cache_dir"
+            )
         if seen.disk is not None and seen.disk.misses > seen.disk.hits:
             return Diagnosis(
                 binds=Cause.DISK.key,
@@ -367,6 +382,15 @@ class _Judge:
             )
         return Diagnosis(
             binds=cause.key, evidence=share, advice="send fewer requests at a time to a host that refuses, or fix it"
+        )
+
+    def _of_outage(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
+        hosts = {} if self._seen is None else self._seen.fetch.hosts
+        away = [f"{origin} {host.outages} times" for origin, host in hosts.items() if host.outages]
+        if away:
+            share += f": {', '.join(away[:3])}"
+        return Diagnosis(
+            binds=cause.key, evidence=share, advice="find out why it goes away; what is in memory goes on meanwhile"
         )
 
     def _of_room(self, cause: Cause, seconds: float, share: str) -> Diagnosis:

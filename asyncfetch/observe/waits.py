@@ -46,6 +46,8 @@ class Cause(IntEnum):
     """The user's own function, likewise."""
     HAND_OVER = 9
     """Putting batches together, and the way from the loop to the consumer."""
+    OUTAGE = 10
+    """Hosts that are away."""
 
     @property
     def key(self) -> str:

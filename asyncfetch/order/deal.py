@@ -23,7 +23,6 @@ import numpy as np
 
 from asyncfetch.order.lanes import Lanes
 from asyncfetch.order.mixing import Turns
-from asyncfetch.order.runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.order.lanes import Cursor
     from asyncfetch.order.line import Piece
+    from asyncfetch.order.runs import Runs
 
 __all__ = ["Deal", "Ends", "Left", "Leg", "RankOrder", "Visit", "Visits"]
 

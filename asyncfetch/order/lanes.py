@@ -57,7 +57,8 @@ class Lanes:
             lanes = lanes[np.argsort(np.minimum(ends, lanes[:, 1]) - lanes[:, 0], kind="stable")]
         self.starts, self.stops = lanes[:, 0] + start, lanes[:, 1] + start
         """Between which offsets each lane lies, in the order in which they are visited."""
-        self._sizes = sizes = lanes[:, 1] - lanes[:, 0]
+        self._sizes: NDArray[np.int64] = lanes[:, 1] - lanes[:, 0]
+        sizes = self._sizes
         self._lanes = lanes
         self._levels: list[int] = [0, *np.unique(sizes).tolist()]
         """The cycles before which lanes end, and 0."""

@@ -154,9 +154,13 @@ class Deadlines:
         """It isn't told any more. May be called again."""
         self._watched.pop(one, None)
 
+    def watched(self) -> list[Watched]:
+        """Return all that are told."""
+        return list(self._watched)
+
     def forget(self) -> list[Watched]:
         """Let go of all, whose loop does nothing more, and return them."""
-        watched = list(self._watched)
+        watched = self.watched()
         self._watched.clear()
         return watched
 

@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 
 class RunSync(Protocol):
-    """Runs a blocking call off the loop, as ``anyio.to_thread.run_sync`` does."""
+    """Runs a blocking call off the loop, as ``runtime.threads.run_sync`` does."""
 
     def __call__(self, func: Callable[[], T], /) -> Awaitable[T]:
         """Its result or its error, once it has ended; a cancelled caller waits for that too."""

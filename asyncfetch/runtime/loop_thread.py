@@ -32,7 +32,7 @@ from asyncfetch.errors import ClosedError, WrongLoop, anew
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.fork import ForkGuard, leave_openssl, running_loop, stand_still_at_forks
 from asyncfetch.runtime.single_flight import SharedFuture
-from asyncfetch.runtime.threads import begin_exit, call_on, close_executor_here_at_exit, hold_daemon_at_exit
+from asyncfetch.runtime.threads import begin_exit, call_on, close_executor_here_at_exit, hold_daemon_at_exit, no_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -193,7 +193,7 @@ class _LoopEngine:
             self._thread.start()
         except RuntimeError as error:  # "can't start new thread", among others at interpreter exit
             hold_daemon_at_exit()
-            raise ClosedError(f"no thread for an event loop could be started: {error}") from error
+            raise no_thread(error) or ClosedError(f"no thread for an event loop could be started: {error}") from error
         self._started.result()
 
     @property

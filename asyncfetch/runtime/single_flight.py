@@ -342,9 +342,9 @@ class LRUPart(Generic[K, W]):
         """The value of the key: kept, being loaded, or loaded now."""
         return await self._lru.get((self._number, key), load)
 
-    def clear(self) -> None:
-        """Forget this part's values."""
-        self._lru.clear(self._is_own)
+    def clear(self, of: Callable[[K], bool] = lambda _: True) -> None:
+        """Forget this part's values of such keys."""
+        self._lru.clear(lambda key: self._is_own(key) and of(key[1]))
 
     def _is_own(self, key: tuple[int, K]) -> bool:
         return key[0] == self._number

@@ -20,12 +20,20 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-__all__ = ["Sockets", "SocketsClosed", "abort"]
+try:
+    import resource
+except ImportError:  # not where descriptors are bounded so
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["Sockets", "SocketsClosed", "abort", "is_among_last"]
 
 CLOSE_SECONDS = 1.0
 """Longest wait for transports to close their sockets: the loop's own work, some 0.1 ms each."""
 BACKLOG = 1024
 """Hundreds of clients may connect to a server at once."""
+SPARE_FILES = 64
+"""Files that a process may open still when idle connections begin to be in the way; a quarter of its limit where that
+is less."""
 HANDSHAKE_SECONDS = 5.0
 """A client that connects to a server and doesn't speak TLS is dropped after this."""
 
@@ -36,6 +44,14 @@ def abort(transport: asyncio.BaseTransport) -> None:
     # transport is can't be asked by its class: those of uvloop and aiofastnet aren't asyncio's.
     if getattr(transport, "_ssl_protocol", transport) is not None:
         cast("asyncio.WriteTransport", transport).abort()
+
+
+def is_among_last(descriptor: int) -> bool:
+    """Return whether a descriptor that was just made says that the process may open few more: it is the lowest free."""
+    if resource is None:
+        return False
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit != resource.RLIM_INFINITY and descriptor >= limit - min(limit // 4, SPARE_FILES)
 
 
 class SocketsClosed(ConnectionAbortedError):

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 import anyio
 from anyio import to_thread
 
+from asyncfetch.errors import WorkerError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -30,11 +32,37 @@ __all__ = [
     "hold_daemon_at_exit",
     "in_daemon",
     "in_thread",
+    "no_thread",
     "run_in_thread",
+    "run_sync",
     "run_to_its_end",
 ]
 
 ResultT = TypeVar("ResultT")
+ArgsT = TypeVarTuple("ArgsT")
+
+
+def no_thread(error: RuntimeError) -> WorkerError | None:
+    """Return what to raise instead where ``error`` says that no thread can be started; None where it says another."""
+    if "can't start new thread" not in str(error):
+        return None
+    return WorkerError(
+        f"no thread can be started ({error}): raise the limit of processes (ulimit -u), or of memory (ulimit -v, the"
+        " container's), or use fewer threads: decode_threads, num_workers"
+    )
+
+
+async def run_sync(
+    function: Callable[[*ArgsT], ResultT], /, *args: *ArgsT, limiter: anyio.CapacityLimiter | None = None
+) -> ResultT:
+    """Return what ``function`` does, from a thread, as anyio's of this name; WorkerError where none can be started."""
+    try:
+        return await to_thread.run_sync(function, *args, limiter=limiter)
+    except RuntimeError as error:
+        instead = no_thread(error)
+        if instead is None:
+            raise
+        raise instead from error
 
 
 class ThreadCall(Generic[ResultT]):
@@ -89,7 +117,7 @@ async def run_to_its_end(
     """
     call = ThreadCall(function)
     try:
-        return await to_thread.run_sync(call.run, limiter=limiter)
+        return await run_sync(call.run, limiter=limiter)
     except asyncio.CancelledError:  # Task.cancel() goes through anyio's shield
         if stop is not None:
             stop()
@@ -129,9 +157,6 @@ class ThreadClock:
         except (OSError, ValueError):
             return 0.0
         return seconds
-
-
-ArgsT = TypeVarTuple("ArgsT")
 
 
 def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[*ArgsT], object], *args: *ArgsT) -> bool:

@@ -19,6 +19,7 @@ import anyio.lowlevel
 
 from asyncfetch.errors import CacheError, redact_url
 from asyncfetch.fetch.limiter import Caller, calling
+from asyncfetch.lerobot import PlanChange
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, Meter, WaitStep, metered
 from asyncfetch.runtime.concurrently import copied, gather, kept
@@ -310,6 +311,13 @@ class Prefetcher:
         self._let_go(slot)
 
     async def _hold(self, slot: _Slot) -> None:
+        while True:
+            try:
+                return await self._hold_as_planned(slot)
+            except PlanChange:
+                self._give_back(slot)
+
+    async def _hold_as_planned(self, slot: _Slot) -> None:
         reader, stretch = slot.origin.reader, slot.origin.stretch
         size_bytes = await reader.clip_bytes(stretch)
         slot.held = await reader.hold_common(stretch)
@@ -326,6 +334,14 @@ class Prefetcher:
         await slot.granted.wait()
         slot.granted_at = time.perf_counter()
         slot.held = await reader.hold(stretch)
+
+    def _give_back(self, slot: _Slot) -> None:
+        """Admit a piece anew, at its place in the order: it weighs something else than was paid for."""
+        if slot.granted.is_set():
+            unpaid = {*self._unpaid, slot}
+            self._unpaid = deque(one for one in self._slots.values() if one in unpaid)
+            slot.granted, paid_bytes, slot.size_bytes = anyio.Event(), slot.size_bytes or 0, None
+            self._paid.give(paid_bytes)
 
     def _weigh(self, origin: Origin, size_bytes: int) -> None:
         self._weighed += 1

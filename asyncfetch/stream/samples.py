@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from asyncfetch.errors import CacheError, ClosedError, DatasetError
 from asyncfetch.observe import Figures, Histogram
@@ -24,7 +23,7 @@ from asyncfetch.observe.trace import CONSUMER, running
 from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import copied
-from asyncfetch.runtime.threads import ThreadClock
+from asyncfetch.runtime.threads import ThreadClock, run_sync
 from asyncfetch.stream.figures import PUBLISH_SECONDS
 from asyncfetch.stream.job_builder import FailedSample
 from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes, raise_where_none_is_good
@@ -414,7 +413,7 @@ class RunningPass:
         await self._group.__aenter__()
         try:
             if self._plan.is_far:
-                await anyio.to_thread.run_sync(self._plan.find)
+                await run_sync(self._plan.find)
             self._ahead = self._decode_ahead(self._group)
             self._group.start_soon(self._figures.publish, name="publish figures")
             if self._beyond is not None:
@@ -537,7 +536,7 @@ class RunningPass:
     async def _look_beyond(self, beyond: PassPlan) -> None:
         """Fetch as many pieces of the next epoch as this one's leave room for: its start then finds them here."""
         if beyond.is_far:
-            await anyio.to_thread.run_sync(beyond.find)
+            await run_sync(beyond.find)
         prefetched = 0
         for piece in beyond.first_uses():
             if prefetched == self._max_pieces:

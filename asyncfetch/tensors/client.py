@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import anyio
-import anyio.to_thread
 import numpy as np
 
 from asyncfetch.config import FetchConfig, Secrets
@@ -27,7 +26,7 @@ from asyncfetch.runtime.concurrently import copied
 from asyncfetch.runtime.fork import ForkGuard, running_loop
 from asyncfetch.runtime.loop_thread import BackgroundContext
 from asyncfetch.runtime.memory_pool import MemoryPool
-from asyncfetch.runtime.threads import in_thread, run_in_thread
+from asyncfetch.runtime.threads import in_thread, run_in_thread, run_sync
 from asyncfetch.tensors.ahead import MAX_BYTES as AHEAD_BYTES
 from asyncfetch.tensors.ahead import Ahead
 from asyncfetch.tensors.buffer import MAX_BATCH_SHARDS, BufferStatistics, FetchBuffer, FetchedShards, Flights, Shard
@@ -173,7 +172,7 @@ class TensorSession:
         """Forget shards at their server, and what comes of them until then; TensorError with ids that may be left."""
         try:
             if self._is_own(server):
-                return await anyio.to_thread.run_sync(self._storage.delete, shard_ids)
+                return await run_sync(self._storage.delete, shard_ids)
             return await self._delete(server, shard_ids)
         finally:
             self._buffer.clear(shard_ids)
@@ -423,7 +422,7 @@ class TensorClient:
 
     async def __aenter__(self) -> Self:
         running_loop("a TensorClient")
-        await anyio.to_thread.run_sync(self._open)
+        await run_sync(self._open)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

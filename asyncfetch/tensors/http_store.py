@@ -8,14 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 import numpy as np
 
 from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable, TensorError
 from asyncfetch.fetch import ask_server
 from asyncfetch.fetch.url_resolution import AsyncCache, Found
 from asyncfetch.ranges import is_whole_number
-from asyncfetch.runtime.threads import run_in_thread
+from asyncfetch.runtime.threads import run_in_thread, run_sync
 from asyncfetch.tensors.buffer import Shard
 from asyncfetch.tensors.server import PIECE_BYTES, etag_of, shards_url
 from asyncfetch.tensors.storage import SHARED_FROM_BYTES, find_shared, read_shared
@@ -142,7 +141,7 @@ class HttpStore:
         path = await self._shared.get(server, partial(self._find_shared, server))
         if path is None:
             return {}
-        shards, still_there = await anyio.to_thread.run_sync(_open_shared, path, larger, limiter=self._shared_reader)
+        shards, still_there = await run_sync(_open_shared, path, larger, limiter=self._shared_reader)
         if not still_there:
             self._shared.forget(server, path)
         return shards
@@ -154,7 +153,7 @@ class HttpStore:
         except (FetchError, ValueError, KeyError, TypeError, RecursionError):
             # If anything is wrong, the request for the shard itself will say so.
             return Found(None, ASK_AGAIN_SECONDS)
-        return Found(await anyio.to_thread.run_sync(find_shared, name, proof), ASK_AGAIN_SECONDS)
+        return Found(await run_sync(find_shared, name, proof), ASK_AGAIN_SECONDS)
 
 
 def _pieces(head: bytes, data: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:

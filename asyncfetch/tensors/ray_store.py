@@ -15,9 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.errors import ConfigError, ConnectionFailed, FetchTimeout, MissingDependency, install_command
+from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tensors.http_store import open_payload
 from asyncfetch.tensors.wire import describe, parse_header
 
@@ -77,7 +77,7 @@ class RayStore:
     ) -> None:
         """Copies the tensor into the object store."""
         with self._mapped():
-            reference = await anyio.to_thread.run_sync(partial(self._put, shard_id, dtype, shape, data))
+            reference = await run_sync(partial(self._put, shard_id, dtype, shape, data))
             await self._answer((await self._directory()).add.remote(shard_id, [reference]))
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
@@ -87,7 +87,7 @@ class RayStore:
             references = await self._answer((await self._directory()).find.remote(ids))
             frames = {shard_id: await self._object(one) for shard_id, one in references.items()}
         return {
-            remote.shard_id: await anyio.to_thread.run_sync(self._open, remote, frame)
+            remote.shard_id: await run_sync(self._open, remote, frame)
             for remote in batch
             if (frame := frames.get(remote.shard_id)) is not None
         }
@@ -109,7 +109,7 @@ class RayStore:
 
     async def _directory(self) -> Any:  # noqa: ANN401 - an actor's handle
         if self._actor is None:
-            self._actor = await anyio.to_thread.run_sync(self._find_actor)
+            self._actor = await run_sync(self._find_actor)
         return self._actor
 
     def _find_actor(self) -> Any:  # noqa: ANN401

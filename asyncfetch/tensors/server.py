@@ -16,7 +16,6 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-import anyio.to_thread
 from aiohttp import web
 
 from asyncfetch.config.checks import require_token
@@ -28,7 +27,7 @@ from asyncfetch.runtime.cancellation import end_tasks, outlast
 from asyncfetch.runtime.fork import running_loop
 from asyncfetch.runtime.loop_thread import BackgroundContext
 from asyncfetch.runtime.sockets import Sockets, abort
-from asyncfetch.runtime.threads import in_thread, run_in_thread
+from asyncfetch.runtime.threads import in_thread, run_in_thread, run_sync
 from asyncfetch.tensors.storage import ShardStorage, SharedDirectory, StorageStatistics
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, is_shard_id, missing, parse_header
 
@@ -165,7 +164,7 @@ class ShardHandlers:
         ids = _ids(request)
         if ids is None:
             return _bad_ids()
-        deleted = await anyio.to_thread.run_sync(self._storage.delete, ids)
+        deleted = await run_sync(self._storage.delete, ids)
         return web.json_response({"deleted": deleted})
 
     async def statistics(self, request: web.Request) -> web.StreamResponse:
@@ -364,7 +363,7 @@ class TensorServer:
         if self._state != "new":
             raise ClosedError(f"this TensorServer is {self._state}; it can be entered once: make another one")
         self._state = "open"
-        shared = await anyio.to_thread.run_sync(_shared_directory) if self._shares else None
+        shared = await run_sync(_shared_directory) if self._shares else None
         storage = self._storage = ShardStorage(self._max_bytes, ttl_seconds=self._ttl_seconds, shared=shared)
         self._http = web.AppRunner(
             make_application(storage, self._authorization, shared),
@@ -410,7 +409,7 @@ class TensorServer:
         family, port = self._listener.sockets[0].family, self._listener.sockets[0].getsockname()[1]
         public = self._public_host or self._host
         if is_wildcard(public):
-            public = await anyio.to_thread.run_sync(_outgoing_address, family)
+            public = await run_sync(_outgoing_address, family)
         self._url = server_url(public, port, tls=self._tls is not None)
 
     async def _close(self) -> None:
@@ -490,7 +489,7 @@ def _shared_directory() -> SharedDirectory | None:
 async def _expire(storage: ShardStorage, ttl_seconds: float) -> None:
     """Forgets shards when their time is over. Nothing's time is over sooner than what ``expire`` says."""
     while True:
-        seconds = await anyio.to_thread.run_sync(storage.expire)
+        seconds = await run_sync(storage.expire)
         await anyio.sleep(ttl_seconds if seconds is None else seconds)
 
 

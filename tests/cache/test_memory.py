@@ -211,23 +211,26 @@ async def test_the_last_askers_cancellation_cancels_the_request_and_frees_its_ro
         assert (reader.under_way, cache.statistics().reserved_bytes) == ({}, 0)
 
 
-async def test_a_lease_has_writable_room_in_front_of_the_range() -> None:
+async def test_a_lease_has_a_header_in_front_of_the_range() -> None:
     reader = FakeReader()
     async with ByteCache(reader, max_bytes=100) as cache:
-        async with cache.lease(URL, 10, 20, headroom_bytes=4) as lease:
-            lease.buffer[:4] = b"moov"
+        async with cache.lease(URL, 10, 20, header=b"moov") as lease:
             assert lease.view == reader.objects[URL][10:20]
             assert lease.view.readonly
+            assert lease.buffer.readonly
             assert bytes(lease.buffer) == b"moov" + reader.objects[URL][10:20]
             assert cache.statistics().leased_bytes == 14
         assert cache.statistics().leased_bytes == 0
-        again = cache.try_lease(URL, 10, 20, headroom_bytes=4)
+        again = cache.try_lease(URL, 10, 20, header=b"moov")
         assert again is not None
         with again:
             assert bytes(again.buffer[:4]) == b"moov"
         again.release()
-        assert cache.try_lease(URL, 10, 20) is None
-    assert len(reader.log) == 1
+        for header in (b"", b"free"):
+            assert cache.try_lease(URL, 10, 20, header=header) is None
+        async with cache.lease(URL, 10, 20, header=b"free") as lease, cache.lease(URL, 10, 20, header=b"moov") as other:
+            assert (bytes(lease.buffer[:4]), bytes(other.buffer[:4])) == (b"free", b"moov")
+    assert len(reader.log) == 2
 
 
 async def test_what_is_leased_is_never_evicted() -> None:
@@ -438,33 +441,23 @@ async def test_fetch_into_copies_into_the_callers_buffer() -> None:
     assert buffer == reader.objects[URL][5:15]
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "headroom_bytes"), [(5, 4, 0), (-1, 4, 0), (0, 4, -1), (0, 4, 1.5), (0, 4, True), (0, 4, "1")]
-)
-async def test_a_range_that_cannot_be_meant_is_refused(start: int, stop: int, headroom_bytes: int) -> None:
+@pytest.mark.parametrize(("start", "stop", "header"), [(5, 4, b""), (-1, 4, b""), (0, 4, "moov"), (0, 4, bytearray(1))])
+async def test_a_range_that_cannot_be_meant_is_refused(start: int, stop: int, header: bytes) -> None:
     async with ByteCache(FakeReader(), max_bytes=100) as cache:
         with pytest.raises(ConfigError):
-            cache.lease(URL, start, stop, headroom_bytes=headroom_bytes)
+            cache.lease(URL, start, stop, header=header)
 
 
-async def test_headroom_of_numpy_is_as_good() -> None:
-    reader = FakeReader()
-    async with ByteCache(reader, max_bytes=100) as cache:
-        async with cache.lease(URL, 0, 10, headroom_bytes=np.int8(100 - 10)) as lease:  # type: ignore[arg-type]
-            assert type(lease.key.headroom_bytes) is int  # none overflows
-        assert cache.try_lease(URL, 0, 10, headroom_bytes=90) is not None
-
-
-async def test_headroom_needs_the_end_of_its_range() -> None:
+async def test_a_header_needs_the_end_of_its_range() -> None:
     reader = FakeReader()
     async with ByteCache(reader, max_bytes=2000) as cache:
         for start in (0, -10):
             with pytest.raises(ConfigError, match="stop must be a whole number"):
-                cache.lease(URL, start, cast("int", None), headroom_bytes=16)
+                cache.lease(URL, start, cast("int", None), header=b"moov")
             with pytest.raises(ConfigError, match="stop must be a whole number"):
-                await cache.acquire(URL, start, cast("int", None), headroom_bytes=16)
+                await cache.acquire(URL, start, cast("int", None), header=b"moov")
             with pytest.raises(ConfigError, match="stop must be a whole number"):
-                cache.try_lease(URL, start, cast("int", None), headroom_bytes=16)
+                cache.try_lease(URL, start, cast("int", None), header=b"moov")
     assert reader.log == []
 
 

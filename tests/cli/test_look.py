@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import av
@@ -14,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from asyncfetch.cli.app import app
-from asyncfetch.testing import HubServer, Keys, RangeServer, S3Server, write_dataset
+from asyncfetch.testing import HubServer, Keys, Quirks, RangeServer, S3Server, write_dataset
+from tests.lerobot.serving import retimed, variable, write_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,8 +78,28 @@ def test_what_is_missing_or_off_is_found_by_episode(truth: DatasetTruth) -> None
 
     rewrite(truth, late)
     found = findings(truth)
-    assert set(found) == {("missing statistics", None), ("timestamps off the grid", 1)}
+    off, missing = ("timestamps off the grid", 1), ("missing frames", 1)
+    assert set(found) == {("missing statistics", None), off, missing}
     assert "action" in found["missing statistics", None]
+    assert re.match(r"frame 1 is at 0\.043\d* s, not 0\.033\d* s; 1 of 5 rows are off, and each has", found[off])
+    assert found[missing] == ", ".join(f"1 of {camera}" for camera in truth.cameras)
+
+
+def test_rows_at_times_of_their_own_are_counted(tmp_path: Path) -> None:
+    """Each of them has its frame."""
+    truth = write_dataset(
+        tmp_path / "one", episodes=(4, 5, 6), codec="h264", width=96, height=64, episodes_per_video_file=3
+    )
+    shown, rows, starts = variable(truth)
+    stops = [start + length / 30 for start, length in zip(starts, truth.lengths, strict=True)]
+    for name, ends in (("recorded", ()), ("rate", stops)):
+        root = write_files(retimed(truth, shown, rows, starts, stops=ends), tmp_path / name)
+        done = run("check", root, "--json")
+        found = json.loads(done.stdout)["findings"]
+        assert {(one["what"], one["episode"]) for one in found} == {("timestamps off the grid", e) for e in range(3)}
+        for one, length in zip(found, truth.lengths, strict=True):
+            own = np.array(rows[one["episode"]]) - np.arange(length) / 30
+            assert f"; {np.count_nonzero(np.abs(own) > 1e-4)} of {length} rows are off" in one["details"]
 
 
 def test_rows_and_episodes_that_are_there_twice_are_found(tmp_path: Path) -> None:
@@ -121,6 +143,13 @@ def test_a_video_that_lacks_frames_is_found_without_decoding(truth: DatasetTruth
     done = run("check", truth.root)
     assert done.exit_code == 1
     assert "episode 0: " in done.stdout
+
+
+def test_a_video_shorter_than_its_rows_is_found_without_decoding(tmp_path: Path) -> None:
+    quirks = Quirks(short_video_frames=2)
+    truth = write_dataset(tmp_path / "one", episodes=(4, 5, 6), codec="h264", width=96, height=64, quirks=quirks)
+    lacking = ", ".join(f"2 of {camera}" for camera in truth.cameras)
+    assert findings(truth) == {("missing frames", 1): lacking, ("missing frames", 2): lacking}
 
 
 def test_a_contact_sheet(truth: DatasetTruth, tmp_path: Path) -> None:

@@ -24,18 +24,18 @@ NO_LIBRARIES = RuntimeError(
 )
 
 
-NO_NVRTC = OSError("libnvrtc.so.13: cannot open shared object file: No such file or directory")
-OF_A_CUDA_BUILD = OSError("Could not load this library: site-packages/torchcodec/libtorchcodec_image.so")
-OF_A_CUDA_BUILD.__cause__ = NO_NVRTC
-CUDA_BUILDS = {
-    "0.16 and 0.17": OF_A_CUDA_BUILD,
-    "0.14": RuntimeError(
-        "Could not load libtorchcodec. Likely causes:\n 1. FFmpeg is not properly installed ... [start of "
-        f"libtorchcodec loading traceback]\nOSError: {NO_NVRTC}\nOSError: Could not load this library: "
-        "libtorchcodec_core8.so\n"
-    ),
-}
-"""What torchcodec's wheels raise beside a CPU build of torch."""
+def of_a_cuda_build(version: str, library: str) -> Exception:
+    """What torchcodec's wheels raise beside a CPU build of torch."""
+    missing = OSError(f"{library}: cannot open shared object file: No such file or directory")
+    if version == "0.14":
+        return RuntimeError(
+            "Could not load libtorchcodec. Likely causes:\n 1. FFmpeg is not properly installed ... [start of "
+            f"libtorchcodec loading traceback]\nOSError: {missing}\nOSError: Could not load this library: "
+            "libtorchcodec_core8.so\n"
+        )
+    error = OSError("Could not load this library: site-packages/torchcodec/libtorchcodec_image.so")
+    error.__cause__ = missing
+    return error
 
 
 @pytest.fixture
@@ -72,19 +72,22 @@ def test_auto_falls_back_with_one_warning_that_names_the_cause(
         open_decoder(h264.clip(), backend="auto")
 
 
-@pytest.mark.parametrize("problem", CUDA_BUILDS.values(), ids=list(CUDA_BUILDS))
+@pytest.mark.parametrize("library", ["libnvrtc.so.13", "libc10_cuda.so"])  # the latter where CUDA's are installed
+@pytest.mark.parametrize("version", ["0.14", "0.16 and 0.17"])
 def test_a_cuda_build_beside_a_cpu_torch_is_named_with_the_pair_that_works(
-    h264: Video, broken: Callable[..., None], problem: Exception
+    h264: Video, broken: Callable[..., None], version: str, library: str
 ) -> None:
-    broken(torchcodec_decoders=problem, av=ModuleNotFoundError("No module named 'av'"))
+    torch, torchcodec = importlib.metadata.version("torch"), importlib.metadata.version("torchcodec")
+    cause = f"torchcodec {torchcodec} doesn't load beside torch {torch}, which comes without {library}"
+    broken(torchcodec_decoders=of_a_cuda_build(version, library))
+    with pytest.warns(RuntimeWarning, match=re.escape(cause)) as warned:
+        open_decoder(h264.clip(), backend="auto")
+    broken(av=ModuleNotFoundError("No module named 'av'"))
+    backends._problem.cache_clear()
     for backend in ("torchcodec", "auto"):
-        with pytest.raises(MissingDependency) as caught:
+        with pytest.raises(MissingDependency, match=re.escape(cause)) as caught:
             open_decoder(h264.clip(), backend=backend)
-        message = str(caught.value)
-        torch, torchcodec = importlib.metadata.version("torch"), importlib.metadata.version("torchcodec")
-        assert (
-            f"torchcodec {torchcodec} doesn't load beside torch {torch}, which comes without libnvrtc.so.13" in message
-        )
+    for message in (str(warned[0].message), str(caught.value)):
         assert 'torchcodec 0.13 with torch 2.13: pip install "torchcodec>=0.8,<0.14"' in message
         assert "apt-get install ffmpeg" not in message
 

@@ -26,6 +26,7 @@ from botocore.loaders import JSONFileLoader
 
 from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.fetch import Fetcher, connection
+from asyncfetch.fetch.answer import Answer
 from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.retry import Clock
 from asyncfetch.testing import Keys
@@ -72,6 +73,8 @@ class Step:
     """Passes between any two bytes of the head."""
     raw: bytes | None = None
     """Instead of head and body."""
+    raw_cut: int = 0
+    """Bytes of that which are sent first, some turns of the loop before the rest."""
     between: Callable[[], Awaitable[object]] | None = None
     """Awaited between head and body."""
     ignore_range: bool = False
@@ -160,7 +163,10 @@ class LyingServer:
         if step.silent is not None:
             return step.silent
         if step.raw is not None:
-            writer.write(step.raw)
+            writer.write(step.raw[: step.raw_cut])
+            for _ in range(5 if step.raw_cut else 0):  # in which the client reads that
+                await asyncio.sleep(0)
+            writer.write(step.raw[step.raw_cut :])
             await writer.drain()
             return step.end
         status, headers, body = self._honest(request, ignore_range=step.ignore_range)
@@ -281,13 +287,19 @@ PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds
 
 
 def s3_fetcher(
-    server: S3Server, time: FakeTime | None = None, *, attempts: int = 5, first_byte_seconds: float = 5, **s3: object
+    server: S3Server,
+    time: FakeTime | None = None,
+    *,
+    attempts: int = 5,
+    outage_seconds: float = 300,
+    first_byte_seconds: float = 5,
+    **s3: object,
 ) -> Fetcher:
     """A fetcher of the server's objects, with these settings of S3."""
     config = FetchConfig(
         ca_file=server.ca_file,
         trust_env=False,
-        retry=RetryConfig(attempts=attempts),
+        retry=RetryConfig(attempts=attempts, outage_seconds=outage_seconds),
         timeouts=TimeoutConfig(first_byte_seconds=first_byte_seconds),
         s3=S3Config(endpoint_url=server.url, **s3),  # type: ignore[arg-type]
     )
@@ -305,17 +317,18 @@ def cancel_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, scope: anyio.Canc
         if missing <= 0:
             loop.call_soon_threadsafe(scope.cancel)
 
-    landed, noted = connection.Connection._landed, Permit.landed
+    landed, noted = Answer._landed, Permit.landed
 
-    def land(self: connection.Connection, count: int) -> None:
-        landed(self, count)
+    def land(self: Answer, count: int) -> bool:
+        is_news = landed(self, count)
         came(count)
+        return is_news
 
     def note(self: Permit, count: int) -> None:
         noted(self, count)
         came(count)
 
-    monkeypatch.setattr(connection.Connection, "_landed", land)
+    monkeypatch.setattr(Answer, "_landed", land)
     monkeypatch.setattr(Permit, "landed", note)
 
 

@@ -142,7 +142,7 @@ def _heads() -> Iterator[Wire]:
     parts = {"Content-Type": "multipart/byteranges; boundary=b"}
     yield Wire("heads", "multipart/byteranges", Step(headers=parts))
     yield Wire("heads", "no HTTP", Step(raw=b"SSH-2.0-OpenSSH_9.6\r\n\r\n", end="close"))
-    yield Wire("heads", "a head of 64 KiB", Step(headers={"X-Long": "x" * 64 * 1024}))
+    yield Wire("heads", "a field of more than 64 KiB", Step(headers={"X-Long": "x" * 64 * 1024}))
     yield Wire("heads", "a head byte by byte (slow loris)", Step(drip_seconds=0.02), None, FetchTimeout, ATTEMPTS)
 
 
@@ -341,6 +341,24 @@ ELSEWHERE: Final = (
         "test_refusals.py::test_a_page_in_place_of_bytes_is_told",
     ),
     Elsewhere(
+        "objects",
+        "a range that ends beyond one, refused without a word on its size",
+        "asked for by the size, or `RangeNotSatisfiable`",
+        "test_responses.py::test_a_head_of_a_short_object_is_read_though_refused",
+    ),
+    Elsewhere(
+        "oddities",
+        "a Content-Encoding that encodes nothing (`aws-chunked`, a charset, `none`); `Bytes`; one Content-Length twice",
+        "right bytes",
+        "test_responses.py::test_an_encoding_that_encodes_nothing_is_taken",
+    ),
+    Elsewhere(
+        "oddities",
+        "bare line feeds, folded lines, bytes beyond ASCII in a head; fields of up to 64 KiB",
+        "right bytes",
+        "test_responses.py::test_odd_heads_are_read",
+    ),
+    Elsewhere(
         "memory",
         "there is too little for what a server says that is coming",
         "`FetchError` at once",
@@ -385,6 +403,12 @@ ELSEWHERE: Final = (
     ),
     Elsewhere(
         "connections",
+        "a server that wants a client certificate, or another one",
+        "`AccessDenied` or `ConnectionFailed` that says so",
+        "test_connector.py::test_a_client_certificate_that_is_wanted_is_named",
+    ),
+    Elsewhere(
+        "connections",
         "https to a port of plain http",
         "`ConnectionFailed`",
         "test_faults.py::test_https_to_a_plain_port_is_told",
@@ -412,6 +436,18 @@ ELSEWHERE: Final = (
         "in a loop, or more than 10",
         "`InvalidResponse`",
         "test_redirecting.py::test_a_loop_ends",
+    ),
+    Elsewhere(
+        "redirects",
+        "in a loop until its cookie comes back",
+        "`InvalidResponse` that says so",
+        "test_redirecting.py::test_a_loop_that_may_want_its_cookie_says_so",
+    ),
+    Elsewhere(
+        "redirects",
+        "to a url with raw bytes, or quoted in its own way",
+        "asked for byte by byte as it is",
+        "test_redirecting.py::test_the_bytes_of_a_location_stay_as_they_are",
     ),
     Elsewhere(
         "redirects",

@@ -30,7 +30,7 @@ BATCH = 8
 """Ranges of a ``fetch_many``, near each other, so that they come by a request or two."""
 SETTINGS: Mapping[str, object] = {
     "timeouts": TimeoutConfig(connect_seconds=15, first_byte_seconds=0.5, stall_seconds=0.5),
-    "retry": RetryConfig(attempts=20, total_seconds=1e9),
+    "retry": RetryConfig(attempts=20, total_seconds=1e9, outage_seconds=0),
     "hedge": HedgeConfig(quantile=0.9, max_share=0.2),
     "max_span_bytes": 2 * LONGEST_BYTES,
     "part_bytes": PART_BYTES,

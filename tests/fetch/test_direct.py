@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from asyncfetch.config import RetryConfig, TimeoutConfig
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
 from asyncfetch.fetch import ask_server
-from asyncfetch.fetch.connection import Connection, parse_head
+from asyncfetch.fetch.answer import parse_head
+from asyncfetch.fetch.connection import Connection
 from tests.conftest import all_others_wait
 from tests.fetch.conftest import cancel_after
 
@@ -315,6 +316,10 @@ async def test_a_head_that_is_taken_is_what_aiohttp_makes_of_it(first: str, line
     if taken is None or taken.length_bytes is None:
         return
     fields = taken.headers
+    said = [one for value in fields.getall("Content-Length") for one in value.split(",")]
+    if len(said) > 1:  # which aiohttp refuses whatever it says
+        assert {int(one) for one in said} == {taken.length_bytes}
+        return
     handler = ResponseHandler(asyncio.get_running_loop())
     handler.connection_made(asyncio.Transport())
     handler.set_response_params(read_until_eof=True, auto_decompress=False)

@@ -18,7 +18,7 @@ import anyio
 import pytest
 import trustme
 
-from asyncfetch import ConnectionFailed, Fetcher, TimeoutConfig
+from asyncfetch import ConnectionFailed, Fetcher, RetryConfig, TimeoutConfig
 from asyncfetch.fetch import connector
 from asyncfetch.fetch.connection import Connection
 
@@ -179,7 +179,8 @@ async def test_one_that_closes_in_the_handshake_is_a_failure_and_nothing_is_logg
         writer.close()
 
     server = await asyncio.start_server(hang_up, "127.0.0.1")
-    async with server, fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
+    retry = RetryConfig(outage_seconds=0)
+    async with server, fetcher_with(ca_file=ca_file, aiofastnet=True, retry=retry) as fetcher:
         with pytest.raises(ConnectionFailed, match="closed in the handshake of TLS"):
             await fetcher.fetch(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/x")
     assert caplog.records == []

@@ -148,7 +148,7 @@ async def test_right_bytes_through_a_storm(
     config = FetchConfig(
         timeouts=LIMITS,
         # An attempt takes several calls, so most of them fail.
-        retry=RetryConfig(attempts=100, total_seconds=1e9, budget=1_000_000),
+        retry=RetryConfig(attempts=100, total_seconds=1e9, outage_seconds=0, budget=1_000_000),
         max_span_bytes=2 * LONGEST_BYTES,
         part_bytes=PART_BYTES,
     )

@@ -35,8 +35,8 @@ GROUPS = {group: [wire for wire in WIRE if wire.group == group] for group in dic
 PAGE = HERE.parents[1] / "asyncfetch" / "fetch" / "README.md"
 PATIENT = TimeoutConfig(first_byte_seconds=2.0, stall_seconds=2.0)
 HASTY = TimeoutConfig(first_byte_seconds=0.2, stall_seconds=0.2)
-RETRY = RetryConfig(attempts=ATTEMPTS, total_seconds=0.95)
-"""Some nine attempts where each brings a byte."""
+RETRY = RetryConfig(attempts=ATTEMPTS, total_seconds=0.95, outage_seconds=0)
+"""Some nine attempts where each brings a byte. What an outage changes has tests of its own: test_outage.py."""
 
 
 @pytest.fixture(params=["direct", "session"])
@@ -178,7 +178,7 @@ async def test_a_resolver_that_fails_is_asked_again(
     async with fetcher_with(time) as fetcher:
         assert await fetcher.fetch(url, START, STOP) == ASKED
         answers[:] = [socket.gaierror(socket.EAI_AGAIN, "later")] * 9
-    async with fetcher_with(time) as fetcher:
+    async with fetcher_with(time, retry=RetryConfig(outage_seconds=0)) as fetcher:
         with pytest.raises(ConnectionFailed, match="can't be resolved") as caught:
             await fetcher.fetch(url, START, STOP)
     assert caught.value.attempts == 5

@@ -192,7 +192,7 @@ async def test_the_body_of_a_first_answer_that_does_not_fit_is_not_hoarded(
 
     def note(connection: Connection, nbytes: int) -> None:
         buffer_updated(connection, nbytes)
-        held.append(len(connection._held))
+        held.append(len(connection.answer._held))
 
     monkeypatch.setattr(Connection, "buffer_updated", note)
     async with acquainted(fetcher_with, server) as (fetcher, url):

@@ -121,6 +121,19 @@ async def test_an_expired_url_is_replaced_in_one_flight(time: FakeTime) -> None:
         assert fetcher.statistics().retries == 0
 
 
+async def test_a_file_that_left_its_cdn_is_asked_for_anew(time: FakeTime) -> None:
+    async with filled() as hub, fetcher_for(hub, time) as fetcher:
+        await fetcher.fetch(URL_TEXT, 0, 1)
+        hub.cdn._fault = lambda _: Fault.status(404)
+        time.now += 10
+        before = len(paths(hub))
+        with pytest.raises(NotFound):
+            await fetcher.fetch(URL_TEXT, 5, 50)
+        assert len(paths(hub)) == before + 1
+        hub.cdn._fault = None
+        assert await fetcher.fetch(URL_TEXT, 5, 50) == BIG[5:50]
+
+
 async def test_a_url_is_not_used_to_its_end(time: FakeTime) -> None:
     async with filled(url_seconds=600) as hub, fetcher_for(hub, time) as fetcher:
         await fetcher.fetch(URL_TEXT, 0, 1)

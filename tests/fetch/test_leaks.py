@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 import threading
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from anyio import to_thread
 
-from asyncfetch.config import S3Config
+from asyncfetch.config import RetryConfig, S3Config
 from asyncfetch.errors import FetchError
 from asyncfetch.testing import HubServer, S3Server
 from tests.conftest import all_others_wait
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from tests.fetch.odd_files import OddFileSystem
 
 WARM_UP = 1_000
-ROUNDS = {("http", "honest"): 8_000, ("http", "faulty"): 1_500, ("https", "honest"): 1_500}
+ROUNDS = {("http", "honest"): 8_000, ("http", "faulty"): 1_500, ("http", "away"): 1_500, ("https", "honest"): 1_500}
 """By what is spoken, and what comes back."""
 OTHERS = 1_500
 """Of S3, of a Hub, and by fsspec."""
@@ -127,6 +128,7 @@ async def test_nothing_stays_behind(
     any_server: LyingServer,
     time: FakeTime,
     ca_file: str,
+    caplog: pytest.LogCaptureFixture,
     kind: str,
 ) -> None:
     server = any_server
@@ -137,7 +139,11 @@ async def test_nothing_stays_behind(
     url, count = server.put("/x", CONTENT), ROUNDS["https" if server.speaks_tls else "http", kind]
     if kind == "faulty":
         server.every = lambda request: FAULTS[sum(request.headers["range"].encode()) % len(FAULTS)]
-    async with fetcher_with(time, timeouts=PATIENT, max_span_bytes=0, ca_file=ca_file) as fetcher:
+    if kind == "away":  # of 64 requests the last 16
+        server.every = lambda _: Step(status=503) if len(server.requests) % 64 >= 48 else None
+        caplog.set_level(logging.ERROR, "asyncfetch")  # the test would keep the others
+    retry = RetryConfig(outage_seconds=300 * (kind == "away"))
+    async with fetcher_with(time, timeouts=PATIENT, max_span_bytes=0, ca_file=ca_file, retry=retry) as fetcher:
         before = await check_growth(fetcher, url, count, server.requests.clear, time.sleeps.clear)
     await all_others_wait()
     assert psutil.Process().num_fds() <= before.descriptors

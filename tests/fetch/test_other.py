@@ -19,7 +19,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from asyncfetch.config import FetchConfig
+from asyncfetch.config import FetchConfig, RetryConfig
 from asyncfetch.errors import (
     AccessDenied,
     ClosedError,
@@ -130,7 +130,8 @@ async def test_errors_of_back_ends_are_ours(
     odd: type[OddFileSystem], time: FakeTime, error: BaseException, kind: type[Exception], attempts: int
 ) -> None:
     odd.fail(error)
-    async with Fetcher(_clock=time.clock()) as fetcher:
+    config = FetchConfig(retry=RetryConfig(outage_seconds=0))
+    async with Fetcher(config, _clock=time.clock()) as fetcher:
         with pytest.raises(kind) as caught:
             await fetcher.fetch("odd://x", 10, 20)
         host = fetcher.statistics().hosts["odd://x"]

@@ -159,10 +159,10 @@ def translated() -> OSError:
     ],
 )
 async def test_the_status_of_an_answer_counts(
-    odd: type[OddFileSystem], fetcher: Fetcher, error: Exception, kind: type[FetchError], attempts: int
+    odd: type[OddFileSystem], time: FakeTime, error: Exception, kind: type[FetchError], attempts: int
 ) -> None:
     odd.fail(error)
-    async with fetcher:
+    async with Fetcher(FetchConfig(retry=RetryConfig(outage_seconds=0)), _clock=time.clock()) as fetcher:
         with pytest.raises(FetchError) as caught:
             await fetcher.fetch("odd://x", 10, 20)
     assert (type(caught.value), caught.value.attempts) == (kind, attempts)
@@ -181,10 +181,10 @@ async def test_the_pause_that_a_back_end_was_asked_for_is_kept(
 
 
 async def test_repeats_draw_on_the_budget_of_the_host(odd: type[OddFileSystem], time: FakeTime) -> None:
-    odd.read = fails_at(odd, 1, ConnectionResetError("x"))
+    odd.read = fails_at(odd, 1, OSError("x"))
     async with Fetcher(FetchConfig(retry=RetryConfig(budget=1)), _clock=time.clock()) as fetcher:
         assert await fetcher.fetch("odd://x", 10, 20) == CONTENT[10:20]  # and its answer gives the token back
-        odd.read = lambda _: fails_at(odd, len(odd.asked), ConnectionResetError("x"))(b"")
+        odd.read = lambda _: fails_at(odd, len(odd.asked), OSError("x"))(b"")
         with pytest.raises(FetchError, match="budget of 1 repeats") as caught:
             await fetcher.fetch("odd://x", 10, 20)
     assert caught.value.attempts == 2
@@ -239,7 +239,7 @@ async def test_a_back_end_that_hangs_is_a_timeout(odd: type[OddFileSystem], time
             odd.read(b"")
         return info
 
-    config = FetchConfig(timeouts=QUICK, retry=RetryConfig(attempts=2))
+    config = FetchConfig(timeouts=QUICK, retry=RetryConfig(attempts=2, outage_seconds=0))
     odd.info_of = info_of
     with hanging(odd, lambda _: True):
         async with Fetcher(config, _clock=time.clock()) as fetcher:

@@ -163,7 +163,9 @@ async def test_a_refused_tunnel_names_the_proxy(
 ) -> None:
     url = tls_server.put("/x", CONTENT)
     proxy.answer = f"HTTP/1.1 {status} Whatever\r\nContent-Length: 4\r\n\r\nnone".encode()
-    async with fetcher_with(ca_file=ca_file, trust_env=True, retry=RetryConfig(attempts=2)) as fetcher:
+    async with fetcher_with(
+        ca_file=ca_file, trust_env=True, retry=RetryConfig(attempts=2, outage_seconds=0)
+    ) as fetcher:
         with pytest.raises(kind, match=message) as caught:
             await fetcher.fetch(url, 2, 5)
     assert f"proxy 127.0.0.1:{proxy.port}" in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from asyncfetch.errors import (
     ConfigError,
     ConnectionFailed,
     FetchError,
+    FetchTimeout,
     InvalidResponse,
     NotFound,
     ObjectChanged,
@@ -187,7 +189,11 @@ def test_memory_keeps_the_first_version() -> None:
 
 
 def failed(verdict: RetryVerdict = RetryVerdict.AGAIN, retry_after: float | None = None) -> AttemptFailed:
-    return AttemptFailed(ConnectionFailed, "broke", verdict, retry_after=retry_after)
+    return AttemptFailed(FetchError, "broke", verdict, 500, retry_after=retry_after)
+
+
+def no_answer() -> AttemptFailed:
+    return AttemptFailed(ConnectionFailed, "refused")
 
 
 def delays(config: RetryConfig, *failures: AttemptFailed, progressed: bool = False) -> list[float | None]:
@@ -204,7 +210,7 @@ def test_waits_double_up_to_the_maximum() -> None:
     assert delays(config, *[failed()] * 6) == [1.0, 2.0, 3.0, 3.0, 3.0, None]
 
 
-def test_refused_connections_surface_within_two_seconds() -> None:
+def test_wrong_answers_surface_within_two_seconds() -> None:
     waits = delays(RetryConfig(), *[failed()] * 5)
     assert waits[-1] is None
     assert sum(wait or 0.0 for wait in waits) < 2.0
@@ -240,14 +246,72 @@ def test_what_no_wait_would_change_stays_what_it_is() -> None:
 
 def test_the_wait_for_a_turn_is_not_in_the_total_time() -> None:
     retries = Retries(RetryConfig(total_seconds=10.0), now=0.0, uniform=lambda: 0.0)
-    waited = AttemptFailed(ConnectionFailed, "reset", waited_seconds=100.0)
+    waited = AttemptFailed(FetchError, "no", status=500, waited_seconds=100.0)
     assert retries.delay_after(waited, progressed=False, now=105.0) == 0.0
     assert retries.delay_after(failed(), progressed=False, now=111.0) is None
 
 
+@pytest.mark.parametrize(
+    ("failure", "is_outage"),
+    [
+        (AttemptFailed(ConnectionFailed, "refused, reset, no route, a resolver that fails"), True),
+        (AttemptFailed(FetchTimeout, "no connection in time", RetryVerdict.ONCE), True),
+        (AttemptFailed(FetchTimeout, "no first byte in time"), True),
+        (AttemptFailed(FetchError, "a gateway's", status=502), True),
+        (AttemptFailed(Throttled, "a gateway's", status=503), True),
+        (AttemptFailed(FetchError, "a gateway's", status=504), True),
+        (AttemptFailed(ConnectionFailed, "no such name", RetryVerdict.ONCE), False),
+        (AttemptFailed(ConnectionFailed, "a certificate that isn't trusted", RetryVerdict.FATAL), False),
+        (AttemptFailed(ConnectionFailed, "a body that broke off", status=206), False),
+        (AttemptFailed(FetchTimeout, "a body that stalls", status=206), False),
+        (AttemptFailed(FetchTimeout, "the server's words", status=408), False),
+        (AttemptFailed(Throttled, "a quota", status=429), False),
+        (failed(), False),
+    ],
+    ids=str,
+)
+def test_an_outage_is_no_answer_or_a_gateways(failure: AttemptFailed, is_outage: bool) -> None:
+    assert failure.is_outage == is_outage
+
+
+def test_an_outage_is_bounded_by_its_time_not_attempts() -> None:
+    config = RetryConfig(attempts=2, initial_seconds=1.0, maximum_seconds=8.0, total_seconds=0, outage_seconds=30.0)
+    assert delays(config, *[no_answer()] * 8) == [1.0, 2.0, 4.0, 8.0, 8.0, None, None, None]
+
+
+def test_an_outage_counts_neither_as_attempts_nor_total() -> None:
+    retries = Retries(RetryConfig(attempts=3, total_seconds=10.0), now=0.0, uniform=lambda: 0.0)
+    for now, failure in ((4.0, failed()), (5.0, no_answer()), (200.0, no_answer())):
+        assert retries.delay_after(failure, progressed=False, now=now) == 0.0
+    assert retries.delay_after(failed(), progressed=False, now=203.0) == 0.0  # 5 s of 10, the second of 3
+    assert retries.delay_after(no_answer(), progressed=False, now=203.0) == 0.0  # an outage of its own
+    assert retries.delay_after(failed(), progressed=False, now=503.0) is None  # the third
+
+
+def test_the_total_time_goes_on_after_an_outage() -> None:
+    retries = Retries(RetryConfig(total_seconds=10.0), now=0.0, uniform=lambda: 0.0)
+    assert retries.delay_after(no_answer(), progressed=False, now=5.0) == 0.0
+    assert retries.delay_after(failed(), progressed=False, now=300.0) == 0.0
+    assert retries.delay_after(failed(), progressed=False, now=304.0) == 0.0
+    assert retries.delay_after(failed(), progressed=False, now=306.0) is None
+
+
+@pytest.mark.parametrize("config", [RetryConfig(attempts=3, outage_seconds=0), RetryConfig(attempts=1)])
+def test_an_outage_may_count_as_any_failure(config: RetryConfig) -> None:
+    assert delays(config, *[no_answer()] * config.attempts)[-2:] == [0.2, None][-config.attempts :]
+
+
+def test_an_outage_costs_no_budget_and_says_its_bound() -> None:
+    failure = replace(no_answer(), budget=RetryBudget(0), is_given_up=True)
+    assert delays(RetryConfig(), failure) == [None]
+    assert not failure.is_over_budget
+    message = giving_up(failure, RetryConfig(outage_seconds=60)).message
+    assert message == "refused; it was waited for as long as RetryConfig(outage_seconds=60) says"
+
+
 def over(budget: RetryBudget, retry_after: float | None = None) -> bool:
     """Whether a first failure isn't repeated for want of budget."""
-    failure = AttemptFailed(ConnectionFailed, "reset", budget=budget, retry_after=retry_after)
+    failure = AttemptFailed(FetchError, "no", status=500, budget=budget, retry_after=retry_after)
     delay = Retries(RetryConfig(), now=0.0, uniform=lambda: 0.0).delay_after(failure, progressed=False, now=0.0)
     assert failure.is_over_budget == (delay is None)
     return failure.is_over_budget
@@ -283,13 +347,13 @@ def test_a_failure_that_is_final_anyway_costs_nothing() -> None:
 
 
 def test_an_empty_budget_says_so() -> None:
-    failure = AttemptFailed(ConnectionFailed, "reset", budget=RetryBudget(0))
+    failure = AttemptFailed(FetchError, "no", status=500, budget=RetryBudget(0))
     Retries(RetryConfig(budget=0), now=0.0, uniform=lambda: 0.0).delay_after(failure, progressed=False, now=0.0)
     final = giving_up(failure, RetryConfig(budget=7))
-    assert final.kind is ConnectionFailed
-    assert final.message.startswith("reset; not repeated")
+    assert final.kind is FetchError
+    assert final.message.startswith("no; not repeated")
     assert "budget of 7 repeats" in final.message
-    assert failure.message == "reset"
+    assert failure.message == "no"
 
 
 @pytest.mark.parametrize(("share", "lasts"), [(0.3, True), (0.45, True), (0.6, False)])

@@ -231,7 +231,7 @@ async def test_what_can_not_be_put_is_an_error_that_helps(name: str, size: int, 
             quirks=what if isinstance(what, S3Quirks) else S3Quirks(),
             fault=lambda request: fault if request.method == "PUT" else None,
         ) as server,
-        fetcher_for(server, time, attempts=2) as fetcher,
+        fetcher_for(server, time, attempts=2, outage_seconds=0) as fetcher,
     ):
         with pytest.raises(kind, match=words) as caught:
             await fetcher.put("s3://b/x", CONTENT[:size])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +187,74 @@ async def test_a_loop_ends(fetcher: Fetcher, server: LyingServer, step: type[Ste
     with pytest.raises(InvalidResponse, match="max_redirects=10") as caught:
         await ask_server(fetcher, "GET", server.url("/x"))
     assert caught.value.status == 302
+
+
+@pytest.mark.parametrize("every", [True, False])
+async def test_a_loop_that_may_want_its_cookie_says_so(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], every: bool
+) -> None:
+    """As CDNs and logins have it: back to the same url, until the cookie comes with the request."""
+    wall = redirect(step, "/wall")
+    gate = redirect(step, "/x", 302, **{"Set-Cookie": "seen=secret; Path=/"})
+    url = server.put("/x", b"0123456789")
+    server.every = lambda request: (
+        None if request.headers.get("cookie") == "seen=secret" else wall if request.path == "/x" and not every else gate
+    )
+    with pytest.raises(InvalidResponse, match=r"max_redirects=10 .*set a cookie.*headers=\{host: \{'Cookie'") as caught:
+        await fetcher.fetch(url, 2, 5)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(InvalidResponse, match="set a cookie"):
+        await ask_server(fetcher, "GET", server.url("/wall"))
+
+
+async def test_the_cookie_that_a_loop_wants_ends_it(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
+) -> None:
+    gate = redirect(step, "/x", 302, **{"Set-Cookie": "seen=1"})
+    server.every = lambda request: None if request.headers.get("cookie") == "seen=1" else gate
+    async with fetcher_with(headers={"127.0.0.1": {"Cookie": "seen=1"}}) as fetcher:
+        assert bytes(await fetcher.fetch(server.put("/x", b"0123456789"), 2, 5)) == b"234"
+
+
+LOCATIONS = {
+    "/%7Eu/a%2Fb/%c3%a9?s=%7e%2b+&x": "/%7Eu/a%2Fb/%c3%a9?s=%7e%2b+&x",
+    "/raw/\xc3\xa9%20%7e?\xff=\xfe": "/raw/%C3%A9%20%7e?%FF=%FE",
+    "/a b/%zz/100%": "/a%20b/%zz/100%",
+    "http://HOST/raw/../\xe9//%2e%2e/x": "/raw/../%E9//%2e%2e/x",
+    "//HOST/a/./b": "/a/./b",
+    "next": "/d%2F1/\x7e/e//next".replace("\x7e", "~"),
+    "../up/./%41": "/d%2F1/~/e/up/%41",
+    "?only=query": "/d%2F1/~/e//x?only=query",
+    "..": "/d%2F1/~/e/",
+    "/x#frag\xe9": "/x",
+    "\r\n /folded": "/folded",
+}
+"""Bytes of Location, as latin-1 has them, and what is to be asked for."""
+
+
+@pytest.mark.parametrize("line_end", ["\r\n", "\n"])
+async def test_the_bytes_of_a_location_stay_as_they_are(fetcher_with: Callable[..., Fetcher], line_end: str) -> None:
+    """Asked by sockets of its own, since the other server decodes what it is asked for."""
+    asked: list[str] = []
+    location = ""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                asked.append((await reader.readuntil(b"\r\n\r\n")).split(b" ")[1].decode())
+                lines = ["HTTP/1.1 206 x", "Content-Range: bytes 0-0/1", "Content-Length: 1", "", "x"]
+                if asked[-1] == "/d%2F1/~/e//x?old=1":
+                    lines = ["HTTP/1.1 302 x", f"Location: {location}", "Content-Length: 0", "", ""]
+                writer.write(line_end.join(lines).encode("latin-1"))
+        writer.close()
+
+    async with await asyncio.start_server(converse, "127.0.0.1") as listening, fetcher_with() as fetcher:
+        host = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        for given, expected in LOCATIONS.items():
+            asked.clear()
+            location = given.replace("HOST", host)
+            assert bytes(await fetcher.fetch(f"http://{host}/d%2F1/~/e//x?old=1", 0, 1)) == b"x"
+            assert list(dict.fromkeys(asked))[1:] == [expected], given
 
 
 async def test_https_is_never_downgraded(

@@ -206,7 +206,8 @@ async def test_an_address_that_drops_what_it_is_sent_costs_little_and_once(
 async def test_a_retry_goes_elsewhere_with_a_fresh_answer(
     fetcher_with: Callable[..., Fetcher], lying_server: type[LyingServer], names: Names, step: type[StepType]
 ) -> None:
-    async with servers_at(lying_server, ADDRESSES[:2]) as (url, servers), fetcher_with() as fetcher:
+    retry = RetryConfig(outage_seconds=0)
+    async with servers_at(lying_server, ADDRESSES[:2]) as (url, servers), fetcher_with(retry=retry) as fetcher:
         bad, good = ADDRESSES[:2]
         names.addresses = [bad]
         servers[bad].every = lambda _: step(silent="reset")

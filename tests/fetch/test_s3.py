@@ -585,3 +585,22 @@ async def test_with_motos_server(moto: str, monkeypatch: pytest.MonkeyPatch) -> 
             assert listed["s3://bucket/d/ü%20.bin"] == (await fetcher.stat("s3://bucket/d/ü%20.bin")).etag
             with pytest.raises(NotFound, match="NoSuchKey"):
                 await fetcher.fetch("s3://bucket/none")
+
+
+async def test_credentials_that_were_missing_are_looked_for_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keys = Keys()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    async with S3Server({"b/x": CONTENT}, keys=keys) as server, s3_fetcher(server) as fetcher:
+        for _ in range(2):
+            with pytest.raises(AccessDenied, match="log in"):
+                await fetcher.fetch("s3://b/x")
+        (tmp_path / "credentials").write_text(
+            f"[default]\naws_access_key_id = {keys.access_key}\naws_secret_access_key = {keys.secret_key}\n"
+        )
+        assert await fetcher.fetch("s3://b/x") == CONTENT

@@ -31,7 +31,7 @@ def fetcher_for(server: S3Server, clock: Clock | None = None, *, attempts: int =
     config = FetchConfig(
         ca_file=server.ca_file,
         trust_env=False,
-        retry=RetryConfig(attempts=attempts),
+        retry=RetryConfig(attempts=attempts, outage_seconds=0),
         timeouts=TimeoutConfig(first_byte_seconds=15),
         s3=S3Config(endpoint_url=server.url, **settings),  # type: ignore[arg-type]
         max_span_bytes=0,

@@ -109,7 +109,7 @@ async def test_a_host_that_throttles_most_is_warned_of_once_a_minute(
     any_server.put(f"/x{SECRETS}", CONTENT)
     any_server.every = lambda _: step(status=503 if len(any_server.requests) % 4 else None)
     async with fetcher_with(
-        time, ca_file=ca_file, retry=RetryConfig(initial_seconds=1.0, maximum_seconds=1.0)
+        time, ca_file=ca_file, retry=RetryConfig(initial_seconds=1.0, maximum_seconds=1.0, outage_seconds=0)
     ) as fetcher:
         while len(records(logging.WARNING)) < 3:
             await fetcher.fetch(any_server.url(f"/x{SECRETS}"), 0, 10)  # 3 s each
@@ -128,7 +128,7 @@ async def test_a_host_that_throttles_most_is_warned_of_once_a_minute(
 async def test_a_host_that_is_gone_is_warned_of(
     records: Callable[..., list[str]], fetcher_with: Callable[..., Fetcher], time: FakeTime, unused_tcp_port: int
 ) -> None:
-    async with fetcher_with(time) as fetcher:
+    async with fetcher_with(time, retry=RetryConfig(outage_seconds=0)) as fetcher:
         for _ in range(2):
             with pytest.raises(ConnectionFailed):
                 await fetcher.fetch(f"http://127.0.0.1:{unused_tcp_port}/x{SECRETS}", 0, 10)
@@ -143,7 +143,7 @@ async def test_a_back_end_that_fails_is_warned_of(
     records: Callable[..., list[str]], odd: type[OddFileSystem], time: FakeTime
 ) -> None:
     odd.fail(ConnectionResetError("http://me:hunter2@h/?sig=hunter2"))
-    async with Fetcher(_clock=time.clock()) as fetcher:
+    async with Fetcher(af.FetchConfig(retry=RetryConfig(outage_seconds=0)), _clock=time.clock()) as fetcher:
         for _ in range(2):
             with pytest.raises(ConnectionFailed):
                 await fetcher.fetch("odd://x", 0, 10)
@@ -257,7 +257,7 @@ async def test_the_hook_hears_of_s3(time: FakeTime) -> None:
 async def test_the_hook_hears_of_fsspec_and_of_what_asks_for_no_range(odd: type[OddFileSystem], time: FakeTime) -> None:
     heard: list[RetryDetails] = []
     odd.fail(ConnectionResetError("http://me:hunter2@h"))
-    config = af.FetchConfig(retry=RetryConfig(on_retry=heard.append, attempts=2))
+    config = af.FetchConfig(retry=RetryConfig(on_retry=heard.append, attempts=2, outage_seconds=0))
     async with Fetcher(config, _clock=time.clock()) as fetcher:
         with pytest.raises(ConnectionFailed):
             await fetcher.fetch("odd://x", 5, 10)

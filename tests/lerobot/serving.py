@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import shutil
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +25,7 @@ from asyncfetch.testing import DatasetTruth, RangeServer, read_identity, write_d
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from asyncfetch.config import DecoderBackend
@@ -72,6 +76,7 @@ async def serve(
     joins: bool = True,
     decoder: DecoderBackend = "auto",
     tolerance_seconds: float = 1e-4,
+    segment_seconds: float = 20.0,
     **options: Any,  # noqa: ANN401
 ) -> AsyncIterator[Served]:
     """A dataset over HTTPS on a server of its own; failed requests are not tried again.
@@ -89,7 +94,12 @@ async def serve(
             retry=RetryConfig(attempts=1),
         )
         config = StreamConfig(
-            fetch=fetch, max_bytes=max_bytes, decode_threads=2, decoder=decoder, tolerance_seconds=tolerance_seconds
+            fetch=fetch,
+            max_bytes=max_bytes,
+            decode_threads=2,
+            decoder=decoder,
+            tolerance_seconds=tolerance_seconds,
+            segment_seconds=segment_seconds,
         )
         async with open_dataset(server.url, config=config, **options) as dataset:
             yield Served(dataset, server)
@@ -219,3 +229,100 @@ def in_use_bytes(dataset: LeRobotDataset) -> int:
     """What readers and fetches hold of the clip cache; 0 when nobody reads."""
     clips = dataset.statistics().clips
     return clips.leased_bytes + clips.reserved_bytes
+
+
+def retimed(
+    truth: DatasetTruth,
+    shown: Sequence[int],
+    rows: Sequence[Sequence[float]],
+    starts: Sequence[float],
+    *,
+    stops: Sequence[float] = (),
+) -> dict[str, bytes]:
+    """The files of a dataset of one video a camera, whose rows and frames are at times of their own; see ``retime``."""
+    content = in_memory(truth)
+    retime(content, truth.video_features, shown, rows, starts, stops)
+    return content
+
+
+def retime(
+    content: dict[str, bytes],
+    cameras: Iterable[str],
+    shown: Sequence[int],
+    rows: Sequence[Sequence[float]],
+    starts: Sequence[float],
+    stops: Sequence[float] = (),
+) -> None:
+    """Give a dataset's rows and frames other times.
+
+    Args:
+        content: Its files, of which each camera has one video.
+        cameras: Whose videos.
+        shown: When the videos show their frames, in ticks of which a second has 15,360; the first at 0.
+        rows: The timestamps of each episode's rows.
+        starts: When each episode begins in the videos by the metadata.
+        stops: When it ends; none is as LeRobot's recorder counts it at 30 frames a second, one after its last row.
+    """
+
+    def put(path: str, columns: Mapping[str, Sequence[float]]) -> None:
+        table = pq.read_table(pa.BufferReader(content[path]))
+        for name, values in columns.items():
+            place = table.schema.get_field_index(name)
+            field = table.schema.field(place)
+            table = table.set_column(place, field, pa.array(values, field.type))
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        content[path] = sink.getvalue().to_pybytes()
+
+    stops = stops or [start + max(own) + 1 / 30 for start, own in zip(starts, rows, strict=True)]
+    put("data/chunk-000/file-000.parquet", {"timestamp": [time for own in rows for time in own]})
+    for camera in cameras:
+        content[video_path(camera)] = with_times(content[video_path(camera)], shown)
+        places = {f"videos/{camera}/from_timestamp": starts, f"videos/{camera}/to_timestamp": stops}
+        put("meta/episodes/chunk-000/file-000.parquet", places)
+
+
+def shown_after(gaps: Sequence[int]) -> list[int]:
+    """Times of frames, from the ticks between them."""
+    return list(itertools.accumulate(gaps, initial=0))
+
+
+def variable(truth: DatasetTruth) -> tuple[list[int], list[list[float]], list[float]]:
+    """Times for ``retimed``: a frame at two of each three places of 30 a second, the rows at their frames' times."""
+    shown = shown_after(([1024, 512, 512] * truth.num_frames)[: truth.num_frames - 1])
+    firsts = [truth.first_index(episode) for episode in range(truth.num_episodes)]
+    starts = [shown[first] / 15360 for first in firsts]
+    rows = [
+        [shown[first + frame] / 15360 - start for frame in range(length)]
+        for first, start, length in zip(firsts, starts, truth.lengths, strict=True)
+    ]
+    return shown, rows, starts
+
+
+def with_times(video: bytes, shown: Sequence[int]) -> bytes:
+    """The same coded frames, shown at other times: in ticks of which a second has 15,360."""
+    options = {"video_track_timescale": "15360"}
+    source: Any
+    with (
+        av.open(io.BytesIO(video)) as source,
+        av.open(sink := io.BytesIO(), "w", format="mp4", options=options) as target,
+    ):
+        stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
+        packets = [packet for packet in source.demux(video=0) if packet.size]
+        ranks = np.argsort(np.argsort([packet.pts for packet in packets]))
+        lag = max(shown[number] - shown[rank] for number, rank in enumerate(ranks))
+        for number, packet in enumerate(packets):
+            packet.time_base = Fraction(1, 15360)
+            packet.pts, packet.dts = shown[ranks[number]], shown[number] - lag
+            packet.duration = 512
+            packet.stream = stream
+            target.mux(packet)
+    return sink.getvalue()
+
+
+def write_files(content: Mapping[str, bytes], root: Path) -> Path:
+    """The files in a directory."""
+    for path, data in content.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+    return root

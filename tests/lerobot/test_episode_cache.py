@@ -15,17 +15,18 @@ from asyncfetch.errors import (
     AsyncFetchError,
     CacheError,
     ClosedError,
+    DatasetError,
+    DecodeError,
     EpisodeNotFound,
     NotFound,
     ObjectChanged,
-    Throttled,
     WrongLoop,
 )
-from asyncfetch.lerobot import engine, episode_reader, open_dataset, reader_of
+from asyncfetch.lerobot import Stretch, engine, episode_reader, open_dataset, reader_of
 from asyncfetch.runtime import memory_pool
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Stream
-from asyncfetch.testing import Fault, FaultOnce, read_identity
+from asyncfetch.testing import Fault, read_identity
 from tests.lerobot.serving import (
     SNAPSHOT,
     TOP,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from asyncfetch.lerobot import LeRobotDataset
-    from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.video_index import PlannedClip
     from asyncfetch.testing import DatasetTruth, ServedRequest
     from tests.lerobot.serving import Library, Served
@@ -241,116 +241,101 @@ async def test_each_clip_is_one_request_however_many_read(truth: DatasetTruth) -
         assert len(clips(served)) == len(served.requests("/videos/")) == 3 * CAMERAS
 
 
-async def test_a_failure_stays_until_prefetch_tries_again(truth: DatasetTruth) -> None:
-    fault = FaultOnce(f"/{video_path(WRIST)}", Fault.status(503), times=1)
-    async with serve(truth, fault=fault) as served:
+@pytest.mark.parametrize("path", [video_path(TOP), "data/chunk-000/file-000.parquet"])
+async def test_a_failure_is_not_remembered(truth: DatasetTruth, path: str) -> None:
+    content = in_memory(truth)
+    file = content.pop(path)
+    async with serve(content) as served:
         dataset = served.dataset
-        dataset.prefetch(0)
-        dataset.prefetch(2)
         for _ in range(2):
-            with pytest.raises(Throttled, match=video_path(WRIST)):
+            asked = len(served.requests(path))
+            with pytest.raises(NotFound, match=path):
                 await dataset.ready(0)
-            with pytest.raises(Throttled, match=video_path(WRIST)):
-                await dataset.sample(0, 1)
-        check_sample(await dataset.sample(2, 1), truth, 2, 1)
-        dataset.prefetch(0)
-        await dataset.ready(0)
-        check_sample(await dataset.sample(0, 1), truth, 0, 1)
+            with pytest.raises(NotFound, match=path):
+                await dataset.sample(0, 0)
+            assert len(served.requests(path)) == asked + 2
+        content[path] = file
+        check_sample(await dataset.sample(0, 0), truth, 0, 0)
+        await dataset.ready(1)
+        check_sample(await dataset.sample(1, 0), truth, 1, 0)
 
 
-@pytest.mark.parametrize("told", ["ready", "sample", "clip_bytes"])
-@pytest.mark.parametrize("then", ["ready", "sample", "hold"])
-async def test_a_failure_of_an_earlier_attempt_is_none_of_those_who_ask_after_it(
-    truth: DatasetTruth, told: str, then: str
-) -> None:
-    fault = FaultOnce(f"/{video_path(WRIST)}", Fault.status(503), times=1)
-    async with serve(truth, fault=fault) as served:
-        dataset, unwinds, ended = served.dataset, anyio.Event(), anyio.Event()
-        fetch, firsts = reader_of(dataset)._prefetches._fetch_episode, [0]
-
-        async def ends_late(episode: Episode) -> None:
-            is_first = anyio.get_current_task().name == "prefetch episode 0" and bool(firsts) and firsts.pop() == 0
-            try:
-                await fetch(episode)
-            finally:
-                if is_first:
-                    await unwinds.wait()
-                    ended.set()
-
-        async def ask(how: str) -> None:
-            if how == "hold":
-                (await reader_of(dataset).hold(0)).release()
-            else:
-                whose = reader_of(dataset) if how == "clip_bytes" else dataset
-                await getattr(whose, how)(0, *([1] if how == "sample" else []))
-
-        reader_of(dataset)._prefetches._fetch_episode = ends_late
-        dataset.prefetch(0)
-        with pytest.raises(Throttled, match=video_path(WRIST)):
-            await ask(told)
-        dataset.prefetch(0)
-        await ask(then)
-        unwinds.set()
-        await ended.wait()
-        await dataset.ready(0)
-        check_sample(await dataset.sample(0, 1), truth, 0, 1)
-
-
-async def test_a_prefetch_after_a_failure_that_was_told_fetches_anew(truth: DatasetTruth) -> None:
-    """Also while the first one still ends; and what that ends with isn't kept."""
-    fault = FaultOnce(f"/{video_path(WRIST)}", Fault.status(503), times=1)
-    async with serve(truth, fault=fault) as served:
-        dataset, unwinds, begun = served.dataset, anyio.Event(), []
-        fetch = reader_of(dataset)._prefetches._fetch_episode
-
-        async def ends_late(episode: Episode) -> None:
-            begun.append(anyio.get_current_task().name)
-            is_first = begun.count("prefetch episode 0") == 1 and begun[-1] == "prefetch episode 0"
-            try:
-                await fetch(episode)
-            finally:
-                if is_first:
-                    await unwinds.wait()
-
-        reader_of(dataset)._prefetches._fetch_episode = ends_late
-        dataset.prefetch(0)
-        with pytest.raises(Throttled):
-            await dataset.ready(0)
-        dataset.prefetch(0)
-        dataset.prefetch(0)
-        unwinds.set()
-        await dataset.ready(0)
-        check_sample(await dataset.sample(0, 1), truth, 0, 1)
-        assert begun.count("prefetch episode 0") == 2
-
-
-async def test_ready_fails_like_prefetch(truth: DatasetTruth) -> None:
+async def test_a_failed_prefetch_is_not_remembered(truth: DatasetTruth) -> None:
     content = in_memory(truth)
     video = content.pop(video_path(TOP))
     async with serve(content) as served:
         dataset = served.dataset
-        with pytest.raises(NotFound):
+        dataset.prefetch(0)
+        with pytest.raises(NotFound):  # of the same fetch
             await dataset.ready(0)
         content[video_path(TOP)] = video
-        with pytest.raises(NotFound):
-            await dataset.sample(0, 0)
+        for episode in (0, 1):
+            await dataset.ready(episode)
+            check_sample(await dataset.sample(episode, 1), truth, episode, 1)
+
+
+async def test_those_who_wait_for_one_fetch_share_its_failure(truth: DatasetTruth) -> None:
+    content = in_memory(truth)
+    video = content.pop(video_path(TOP))
+    async with serve(content) as served:
+        dataset, failed = served.dataset, []
+
+        async def ask() -> None:
+            with pytest.raises(NotFound):
+                await dataset.ready(0)
+            failed.append(True)
+
         dataset.prefetch(0)
+        await gather(*[ask] * 8)
+        assert len(failed) == 8
+        assert len(served.requests(video_path(TOP))) == 1
+        content[video_path(TOP)] = video
         check_sample(await dataset.sample(0, 0), truth, 0, 0)
 
 
-async def test_kept_failures_hold_no_buffers(truth: DatasetTruth) -> None:
-    """An error's traceback refers to frames, and those to the clips that had arrived."""
+@pytest.mark.parametrize("path", [video_path(TOP), "data/chunk-000/file-000.parquet"])
+async def test_a_damaged_file_is_looked_at_anew(truth: DatasetTruth, path: str) -> None:
+    """What is kept of it told of the damage, and would for ever."""
     content = in_memory(truth)
-    del content[video_path(WRIST)]
+    whole = content[path]
+    content[path] = _damaged(whole) if path.startswith("data") else whole[:-1000]
     async with serve(content) as served:
-        with pytest.raises(NotFound):
-            await served.dataset.ready(0)
-        failures = list(reader_of(served.dataset)._prefetches._failures.values())
-        assert len(failures) == 1
-        for failure in failures:
-            assert failure.__traceback__ is None
-            assert failure.__cause__ is None
-            assert failure.__context__ is None
+        dataset = served.dataset
+        for _ in range(2):
+            asked = len(served.requests(path))
+            with pytest.raises((DatasetError, DecodeError)):
+                await dataset.sample(1, 4)
+            assert len(served.requests(path)) > asked
+        content[path] = whole
+        with pytest.raises(ObjectChanged):
+            await dataset.sample(1, 4)
+        check_sample(await dataset.sample(1, 4), truth, 1, 4)
+
+
+def _damaged(table: bytes) -> bytes:
+    """The same file with pages of rows that can't be read."""
+    footer = int.from_bytes(table[-8:-4], "little") + 8
+    return table[:4] + bytes(len(table) - 4 - footer) + table[-footer:]
+
+
+async def test_a_clip_that_no_decoder_reads_is_planned_anew(truth: DatasetTruth) -> None:
+    content, path = in_memory(truth), video_path(TOP)
+    whole = content[path]
+    async with serve(content) as served:
+        plan = await reader_of(served.dataset)._episodes._plan(Stretch(0, 0, 5))
+    start, stop = plan[TOP].plan.start, plan[TOP].plan.stop
+    content[path] = whole[:start] + bytes(stop - start) + whole[stop:]
+    async with serve(content) as served:
+        dataset = served.dataset
+        for _ in range(2):
+            asked = len(served.requests(path))
+            with pytest.raises((DecodeError, DatasetError)):
+                await dataset.sample(0, 0)
+            assert len(served.requests(path)) > asked
+        content[path] = whole
+        with pytest.raises(ObjectChanged):
+            await dataset.sample(0, 0)
+        check_sample(await dataset.sample(0, 0), truth, 0, 0)
 
 
 async def test_unknown_episodes_start_nothing(truth: DatasetTruth) -> None:
@@ -487,9 +472,9 @@ async def test_episodes_do_not_wait_for_each_others_second_camera(truth: Dataset
     async with serve(truth, max_bytes=await budget(truth, 1.5)) as served:
         dataset = served.dataset
         for episode in range(3):
-            clip = (await reader_of(dataset)._episodes._plan(dataset.episodes[episode]))[TOP]
+            clip = (await reader_of(dataset)._episodes._plan(Stretch(episode, 0, 5)))[TOP]
             where = (clip.url, clip.plan.start, clip.plan.stop)
-            (await reader_of(dataset)._engine.clips.acquire(*where, headroom_bytes=clip.plan.header_bytes)).release()
+            (await reader_of(dataset)._engine.clips.acquire(*where, header=clip.plan.header)).release()
         assert dataset.statistics().clips.entries == 3
         with anyio.fail_after(5):
             samples = await gather(*(partial(dataset.sample, episode, 0) for episode in range(3)))
@@ -501,7 +486,7 @@ async def test_an_episode_larger_than_the_cache_is_refused_with_the_figures(trut
     async with serve(truth, max_bytes=await budget(truth, 0.75)) as served:
         dataset = served.dataset
         for episode in range(2):
-            needed = await reader_of(dataset)._episodes.clip_bytes(dataset.episodes[episode])
+            needed = await reader_of(dataset).clip_bytes(episode)
             room = reader_of(dataset).clip_budget.max_bytes
             with pytest.raises(
                 CacheError, match=rf"episode {episode} take {needed} bytes, .* leaves {room} .*max_bytes"
@@ -692,9 +677,9 @@ async def test_a_clip_planned_before_the_change_is_planned_again(truth: DatasetT
         content[video_path(TOP)] = other_video
         plan = reader_of(dataset)._episodes._plan
 
-        async def plan_then_change(episode: Episode) -> Mapping[str, PlannedClip]:
-            planned = await plan(episode)
-            if episode.index == 1:
+        async def plan_then_change(stretch: Stretch) -> Mapping[str, PlannedClip]:
+            planned = await plan(stretch)
+            if stretch.episode == 1:
                 with pytest.raises(ObjectChanged):
                     await dataset.ready(0)
                 reader_of(dataset)._episodes._plan = plan  # type: ignore[method-assign]

@@ -104,6 +104,16 @@ async def test_rows_that_are_missing_or_there_twice_are_an_error(
             [batch async for batch in dataset.columns(KEYS)]
 
 
+async def test_an_episode_of_which_no_row_group_has_a_row_is_an_error(tmp_path: Path) -> None:
+    truth = write(tmp_path / "one")
+    rewrite(truth, lambda rows: rows.slice(0, 9), 3)
+    async with open_dataset(truth.root) as dataset:
+        with pytest.raises(
+            DatasetError, match=r"episode 3: 0 rows have its episode_index and index \d+; it should be one"
+        ):
+            [batch async for batch in dataset.columns(KEYS, episodes=[3])]
+
+
 async def test_what_is_no_column_is_refused(tmp_path: Path) -> None:
     truth = write(tmp_path / "one")
     async with open_dataset(truth.root) as dataset:

@@ -10,6 +10,7 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import DatasetError, FormatError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.lerobot.episode_table import Episode, VideoSpan
+from asyncfetch.lerobot.stretch import Stretch
 from asyncfetch.lerobot.video_index import FRAME_INDEX_BYTES, HEAD_BYTES, MAX_INDEX_BYTES, MAX_READS, VideoIndexes
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import SharedLRU
@@ -42,7 +43,8 @@ class World:
 
     async def plan(self, path: str, *, first_frame: int = 0, length: int = 4) -> PlannedClip:
         span = VideoSpan(f"{self.server.url}/{path}", first_frame, length, first_frame / 30)
-        return await self.indexes.plan(Episode(7, length, (), "", 0, length, {TOP: span}), TOP, fps=30)
+        episode = Episode(7, length, (), "", 0, length, {TOP: span})
+        return await self.indexes.plan(episode, Stretch(7, 0, length), TOP, fps=30)
 
     def ranges(self) -> list[tuple[int | None, int | None]]:
         return [(request.start, request.stop) for request in self.server.requests]

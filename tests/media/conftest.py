@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from asyncfetch.media import ClipPlan
+
 FPS = 30
 TICKS = 512  # per frame, in FFmpeg's default time scale for 30 fps
 
@@ -34,6 +36,15 @@ class Video:
     def index(self) -> Mp4Index:
         start, stop = locate_moov(self.data, size=len(self.data), url="video.mp4")
         return parse_moov(self.data[start:stop], url="video.mp4")
+
+
+def samples_of(index: Mp4Index, first: int, count: int, *, fps: float) -> NDArray[np.int64]:
+    """The sample of each of ``count`` frames at this rate; of half a frame's tolerance."""
+    return index.samples_at((first + np.arange(count)) / fps, within_seconds=0.5 / fps)[0]
+
+
+def clip_of(index: Mp4Index, first: int, count: int, *, fps: float) -> ClipPlan:
+    return index.clip(samples_of(index, first, count, fps=fps))
 
 
 def picture(number: int) -> NDArray[np.uint8]:

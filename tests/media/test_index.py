@@ -16,6 +16,7 @@ from asyncfetch.media import Mp4Index, locate_moov, parse_moov
 from asyncfetch.media.boxes import MAX_MOOV_BYTES, PROBE_BYTES, TAIL_BYTES
 from asyncfetch.media.clip import ClipTables, TrackFormat, build_header, clip_timing
 from asyncfetch.media.samples import ByteRuns
+from tests.media.conftest import clip_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,7 +177,7 @@ def test_the_index_describes_the_track(make_video: Callable[[str], Video]) -> No
 def test_co64_and_stco_say_the_same(make_video: Callable[[str], Video]) -> None:
     index = make_video("h264-co64").index()
     assert b"co64" in make_video("h264-co64").data
-    assert index.clip(0, 50, fps=30).stop == index.data_stop
+    assert clip_of(index, 0, 50, fps=30).stop == index.data_stop
 
 
 def test_an_index_takes_about_eight_bytes_a_frame(make_video: Callable[[str], Video]) -> None:
@@ -352,7 +353,7 @@ def test_no_bytes_cause_anything_but_an_index_or_a_format_error(moovs: list[byte
 
 def check_clips(index: Mp4Index) -> None:
     for first, count in ((0, 60), (10, 3), (2**30, 5)):
-        plan = index.clip(first, count, fps=30)
+        plan = clip_of(index, first, count, fps=30)
         assert 0 <= plan.start <= plan.stop
         assert plan.stop <= index.data_stop
         assert ((plan.frame_index >= 0) == (plan.pts >= 0)).all()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from asyncfetch.media import KeyFrames
+from tests.media.conftest import clip_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +63,8 @@ def test_a_decoder_starts_at_the_last_one_shown_no_later() -> None:
 def test_those_of_a_file_stand_alone(make_video: Callable[[str], Video], name: str, some: bool) -> None:
     video = make_video(name)
     for first in (0, 7, 23):
-        plan = video.index().clip(first, 20, fps=30)
-        clip = memoryview(bytes(plan.header_bytes) + video.data[plan.start : plan.stop])
+        plan = clip_of(video.index(), first, 20, fps=30)
+        clip = memoryview(plan.header + video.data[plan.start : plan.stop])
         if (keys := plan.key_frames) is None:
             assert not some
             continue

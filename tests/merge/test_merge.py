@@ -15,9 +15,10 @@ import pytest
 
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.media import parse_moov
-from asyncfetch.merge import merge_datasets, quantiles, summaries
+from asyncfetch.merge import convert_dataset, merge_datasets, quantiles, summaries
 from asyncfetch.testing import Quirks, read_identity
-from tests.lerobot.serving import TOP, WRIST
+from tests.lerobot.serving import TOP, WRIST, retimed, shown_after, variable, with_times, write_files
+from tests.merge.version2 import CHUNKS_SIZE, EPISODE_FILE, as_version2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,6 +136,65 @@ async def test_times_do_not_drift_where_frames_are_not_whole_ticks(library: Libr
     starts = np.cumsum((0, *lengths[:-1]))
     np.testing.assert_array_equal(times[starts], np.round(starts * 1000 / 30))
     assert np.abs(times - frames * 1000 / 30).max() <= 1
+
+
+@pytest.mark.parametrize("codec", ["av1", "h264"])
+@pytest.mark.parametrize("ends", ["as recorded", "by the rate of frames"])
+async def test_rows_at_times_of_their_own_keep_their_frames(
+    library: Library, tmp_path: Path, codec: str, ends: str
+) -> None:
+    """Beside a dataset at the rate of frames, and merged once more with that."""
+    off = library(episodes=(9, 4, 14), episodes_per_video_file=3, codec=codec, gop=6)
+    on = library(episodes=(5, 7), codec=codec, gop=6)
+    shown, rows, starts = variable(off)
+    starts = [start + 1e-5 for start in starts]
+    stops = [start + length / 30 for start, length in zip(starts, off.lengths, strict=True)]
+    content = retimed(off, shown, rows, starts, stops=() if ends == "as recorded" else stops)
+    source, once, twice = write_files(content, tmp_path / "variable"), tmp_path / "once", tmp_path / "twice"
+    await merge_datasets([on.root, source, on.root], once)
+    await merge_datasets([source, once], twice)
+    for root, truths in ((once, [on, off, on]), (twice, [off, on, off, on])):
+        places = [(truth, own) for truth in truths for own in range(truth.num_episodes)]
+        table = read_table(root, "meta/episodes").to_pydict()
+        async with open_dataset(str(root)) as dataset:
+            assert dataset.num_episodes == len(places)
+            for episode, (truth, own) in enumerate(places):
+                for frame in range(truth.lengths[own]):
+                    sample = await dataset.sample(episode, frame)
+                    for camera in truth.cameras:
+                        assert read_identity(sample[camera]) == truth.identity(own, frame, camera)
+                    wanted = rows[own][frame] if truth is off else frame / 30
+                    assert sample["timestamp"] == np.float32(wanted)
+                length = max(rows[own]) + 1 / 30 if truth is off else truth.lengths[own] / 30
+                start, stop = (table[f"videos/{TOP}/{name}_timestamp"][episode] for name in ("from", "to"))
+                assert stop - start == pytest.approx(length)
+
+
+@pytest.mark.parametrize("stats", [True, False])
+async def test_version_2_with_times_of_its_own_is_read_and_converted(
+    library: Library, tmp_path: Path, stats: bool
+) -> None:
+    truth = library(episodes=(9, 4, 14), codec="h264", gop=6, **EPISODE_FILE)
+    root, gaps = as_version2(truth, tmp_path / "old", stats=stats), [512, 1024, 512, 300]
+    for episode, length in enumerate(truth.lengths):
+        shown = shown_after((gaps * length)[: length - 1])
+        name, chunk = f"episode_{episode:06d}", f"chunk-{episode // CHUNKS_SIZE:03d}"
+        for camera in truth.cameras:
+            path = root / f"videos/{chunk}/{camera}/{name}.mp4"
+            path.write_bytes(with_times(path.read_bytes(), shown))
+        path = root / f"data/{chunk}/{name}.parquet"
+        table = pq.read_table(path)
+        column = table.schema.get_field_index("timestamp")
+        seconds = pa.array(np.array(shown) / 15360, pa.float32())
+        pq.write_table(table.set_column(column, table.schema.field(column), seconds), path)
+    await convert_dataset(root, tmp_path / "new")
+    for place in (root, tmp_path / "new"):
+        async with open_dataset(str(place)) as dataset:
+            for episode, length in enumerate(truth.lengths):
+                for frame in range(length):
+                    sample = await dataset.sample(episode, frame)
+                    for camera in truth.cameras:
+                        assert read_identity(sample[camera]) == truth.identity(episode, frame, camera)
 
 
 async def test_a_video_has_one_configuration_of_the_decoder(library: Library, tmp_path: Path) -> None:

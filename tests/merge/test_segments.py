@@ -11,6 +11,7 @@ import av
 import numpy as np
 import pytest
 
+from asyncfetch.lerobot.episode_table import VideoSpan
 from asyncfetch.media import Mp4Index, parse_moov
 from asyncfetch.merge.videos import EpisodeSpan, cut_file
 
@@ -29,21 +30,25 @@ def encode(frames: int, *, gop: int, codec: str = "libx264", options: dict[str, 
     return parse_moov(file.getvalue(), url="made.mp4")
 
 
+def span(episode: int, *, first: int, frames: int) -> EpisodeSpan:
+    return EpisodeSpan(episode, VideoSpan("made.mp4", first, frames, first / 30))
+
+
 def test_an_episode_between_key_frames_stays_with_what_it_needs() -> None:
     index = encode(30, gop=10, options={"sc_threshold": "0", "bf": "0"})
     segments = cut_file(
-        index, [EpisodeSpan(0, 0, 4, 0), EpisodeSpan(1, 4, 11, 4 / 30), EpisodeSpan(2, 20, 10, 20 / 30)], fps=30
+        index, [span(0, first=0, frames=4), span(1, first=4, frames=11), span(2, first=20, frames=10)], fps=30
     )
-    assert [(one.first, one.stop, one.offsets) for one in segments] == [
-        (0, 20, ((0, 0), (1, 4))),
-        (20, 30, ((2, 0),)),
+    assert [(one.first, one.stop, one.places) for one in segments] == [
+        (0, 20, ((0, 0, 4), (1, 4, 11))),
+        (20, 30, ((2, 0, 10),)),
     ]
 
 
 def test_what_no_episode_needs_is_left_out() -> None:
     index = encode(40, gop=10, options={"sc_threshold": "0", "bf": "0"})
-    (segment,) = cut_file(index, [EpisodeSpan(3, 22, 5, 22 / 30)], fps=30)
-    assert (segment.first, segment.stop, segment.num_frames, segment.offsets) == (20, 30, 10, ((3, 2),))
+    (segment,) = cut_file(index, [span(3, first=22, frames=5)], fps=30)
+    assert (segment.first, segment.stop, segment.num_frames, segment.places) == (20, 30, 10, ((3, 2, 5),))
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libx265"])
@@ -51,10 +56,10 @@ def test_an_open_group_of_pictures_is_not_cut_off(codec: str) -> None:
     """Its leading pictures are shown before the key frame and refer to those before it."""
     open_gop = {"x264-params": "open-gop=1:scenecut=0"} if codec == "libx264" else {"x265-params": "log-level=none"}
     index = encode(48, gop=12, codec=codec, options=open_gop)
-    spans = [EpisodeSpan(number, 12 * number, 12, 12 * number / 30) for number in range(4)]
+    spans = [span(number, first=12 * number, frames=12) for number in range(4)]
     segments = cut_file(index, spans, fps=30)
     for segment in segments:
         times = index.samples.presentation_times(0, index.num_samples)
         assert times[segment.first] == times[segment.first :].min()
-    assert [episode for one in segments for episode, _ in one.offsets] == [0, 1, 2, 3]
+    assert [episode for one in segments for episode, *_ in one.places] == [0, 1, 2, 3]
     assert all(one.stop <= other.first for one, other in pairwise(segments))

@@ -326,11 +326,27 @@ def test_of_hosts_that_nobody_knows_nothing_is_said() -> None:
 
 def test_a_cold_disk_cache_promises_no_more_than_it_holds() -> None:
     fetch = SimpleNamespace(hosts={}, bytes=10**6, body=Quantiles(), first_byte=Quantiles())
-    statistics = SimpleNamespace(fetch=fetch, disk=SimpleNamespace(hits=1, misses=9))
+    statistics = SimpleNamespace(fetch=fetch, disk=SimpleNamespace(hits=1, misses=9, refusal=""))
     waits = Waits(consumers=1, samples=5, wall_seconds=10.0, by_cause={Cause.BODIES: 9.0})
     verdict = Report.of(waits, statistics, StreamConfig(disk_cache_max_bytes=3 * 1024**3)).verdict
     assert verdict.binds == "disk"
     assert "what fits into disk_cache_max_bytes, which is 3.0 GiB" in verdict.advice
+
+
+@pytest.mark.parametrize("busy", [0.0, 99.0])
+def test_a_disk_cache_that_takes_nothing_is_in_the_report(busy: float) -> None:
+    fetch = SimpleNamespace(hosts={}, bytes=10**6, body=Quantiles(), first_byte=Quantiles())
+    disk = SimpleNamespace(hits=1, misses=9, refusal="No space left on device")
+    waits = Waits(
+        consumers=1,
+        samples=5,
+        wall_seconds=10.0 + busy,
+        busy_seconds=busy,
+        by_cause={Cause.BODIES: 9.0, Cause.ROOM: 1.0},
+    )
+    report = Report.of(waits, SimpleNamespace(fetch=fetch, disk=disk), StreamConfig())
+    assert report.verdict.binds == ("trainer" if busy else "disk")
+    assert " ".join(str(report).split()).count("the disk cache takes no more: No space left on device") == 1
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from anyio import run_process, to_thread
 from torch.utils.data import DataLoader
 
 from asyncfetch.config import FetchConfig, StreamConfig
-from asyncfetch.errors import ConfigError, EpisodeNotFound
+from asyncfetch.errors import ConfigError, EpisodeNotFound, FrameMissing
 from asyncfetch.merge import convert_dataset, merge_datasets, select_episodes, split_dataset
 from asyncfetch.testing import HubServer, RangeServer
+from tests.lerobot.serving import content_of, retime, shown_after, write_files
 from tests.recorded import DATA
 
 if TYPE_CHECKING:
@@ -148,6 +149,42 @@ def test_samples_are_lerobots_to_the_last_bit(root: Path, return_uint8: bool, un
         for name, values in stats.items():
             np.testing.assert_array_equal(mapped.meta.stats[key][name], values)
     mapped.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_at_times_of_their_own_have_lerobots_frames(tmp_path: Path, seed: int) -> None:
+    """Of a variable rate, of dropped frames and of a clock a little off, beside rows that have no frame near enough."""
+    from lerobot.datasets.video_utils import FrameTimestampError
+
+    lengths, random = (7, 3, 12), np.random.default_rng(seed)
+    content = content_of(record(tmp_path / "recorded", lengths=lengths))
+    shown = shown_after(random.choice([512, 512, 512, 1024, 700, 300], size=sum(lengths) - 1).tolist())
+    firsts = np.cumsum(lengths) - lengths
+    starts = [shown[first] / 15360 for first in firsts]
+    offs = random.choice([0, 0, 0, 0, 4e-5, -4e-5], size=sum(lengths))
+    offs[random.integers(sum(lengths), size=3)] = 2e-3
+    rows = [
+        [shown[first + frame] / 15360 - start + offs[first + frame] for frame in range(length)]
+        for first, start, length in zip(firsts.tolist(), starts, lengths, strict=True)
+    ]
+    retime(content, [TOP], shown, rows, starts)
+    root = write_files(content, tmp_path / "retimed")
+    for windows in (None, {TOP: [-0.1, 0.0, 2 / 30], "action": [0.0, 0.1]}):
+        options: dict[str, Any] = {"return_uint8": True, "delta_timestamps": windows}
+        expected = theirs.LeRobotDataset("a/b", root=root, video_backend="pyav", **options)
+        mapped = compat.LeRobotDataset("a/b", root=root, **options)
+        read = 0
+        for index in range(sum(lengths)):
+            try:
+                sample = expected[index]
+            except FrameTimestampError:
+                with pytest.raises(FrameMissing):
+                    mapped[index]
+            else:
+                check_equal(mapped[index], sample)
+                read += 1
+        assert 0 < read < sum(lengths)
+        mapped.close()
 
 
 def test_chosen_episodes_are_numbered_as_lerobot_does(tmp_path: Path) -> None:
@@ -276,7 +313,8 @@ def record_version21(root: Path, *lengths: int) -> Path:
     python = Path(__file__).parents[2] / ".venv-peers-v21/bin/python"
     if not python.exists():
         pytest.skip("LeRobot 0.3.3 isn't installed: .ci/peers makes .venv-peers-v21")
-    command = [str(python), str(Path(__file__).with_name("write_v21.py")), str(root), *map(str, lengths)]
+    program = str(Path(__file__).with_name("write_v21.py"))
+    command = [str(python), "-E", program, str(root), *map(str, lengths)]  # not the LeRobot that PYTHONPATH names
     subprocess.run(command, check=True, timeout=200)
     return root
 
@@ -386,6 +424,14 @@ async def test_the_trainer_reads_version_2_of_which_an_episode_is_missing(
         assert sorted([*train.episodes, *evaluation.episodes]) == [0, 2, 3]
         assert {int(sample["episode_index"]) for sample in train} == set(train.episodes)
         evaluation.close()
+        if excludes_episodes():
+            excluding = config_of("act", root=str(root), exclude_episodes=[0], streaming=True)
+            train, _ = factory.make_train_eval_datasets(excluding)
+            with pytest.raises(EpisodeNotFound, match="has no episode 1; it has 0 to 3"):  # LeRobot chose it
+                next(iter(train))
+            excluding.dataset.exclude_episodes = [0, 1]
+            train, _ = factory.make_train_eval_datasets(excluding)
+            assert {int(sample["episode_index"]) for sample in train} == {2, 3}
 
     await to_thread.run_sync(check)
 
@@ -401,14 +447,14 @@ async def test_lerobot_opens_what_is_converted(tmp_path: Path) -> None:
     mapped.close()
 
 
-def policy_of(name: str) -> Any:  # noqa: ANN401
+def policy_of(name: str, **options: Any) -> Any:  # noqa: ANN401
     from lerobot.policies.act.configuration_act import ACTConfig
     from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+    from lerobot.policies.pi05.configuration_pi05 import PI05Config
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 
-    return {"act": ACTConfig, "diffusion": DiffusionConfig, "smolvla": SmolVLAConfig}[name](
-        device="cpu", push_to_hub=False
-    )
+    policies = {"act": ACTConfig, "diffusion": DiffusionConfig, "pi05": PI05Config, "smolvla": SmolVLAConfig}
+    return policies[name](device="cpu", push_to_hub=False, **options)
 
 
 @pytest.fixture
@@ -423,6 +469,12 @@ def factory(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     for name in ("make_train_eval_datasets", "save_checkpoint"):
         monkeypatch.setattr(lerobot_train, name, getattr(lerobot_train, name))
     return factory
+
+
+def excludes_episodes() -> bool:
+    from lerobot.configs.default import DatasetConfig
+
+    return "exclude_episodes" in inspect.signature(DatasetConfig).parameters
 
 
 def config_of(policy: str, **options: Any) -> Any:  # noqa: ANN401
@@ -473,6 +525,23 @@ async def test_the_trainers_first_100_batches_are_those_of_lerobots_map_style(
         await to_thread.run_sync(check)
 
 
+def check_split(split: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    """The same episodes and samples to train with and to evaluate with, as a stream or by index."""
+    for ours, theirs in zip(split, expected, strict=True):
+        if theirs is None:
+            assert ours is None
+            continue
+        wanted = {int(sample["index"]): sample for sample in map(theirs.__getitem__, range(len(theirs)))}
+        assert (ours.num_frames, ours.num_episodes) == (len(wanted), theirs.num_episodes)
+        assert ours.delta_timestamps == theirs.delta_timestamps
+        by_index = isinstance(ours, compat.LeRobotDataset)
+        for sample in map(ours.__getitem__, range(len(ours))) if by_index else ours:
+            check_equal(sample, wanted.pop(int(sample["index"])))
+        assert not wanted
+        if by_index:
+            ours.close()
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_episodes_are_held_out_as_lerobot_does(
     streaming: bool,
@@ -492,18 +561,60 @@ async def test_episodes_are_held_out_as_lerobot_does(
                     for name, values in stats.items():
                         np.testing.assert_array_equal(ours.meta.stats[key][name], values)
                 assert sorted(ours.episodes) == sorted(theirs.episodes)
-                assert (ours.num_frames, ours.num_episodes) == (theirs.num_frames, theirs.num_episodes)
-                samples = (
-                    list(ours)
-                    if isinstance(ours, torch.utils.data.IterableDataset)
-                    else map(ours.__getitem__, range(len(ours)))
-                )
-                wanted = {int(sample["index"]): sample for sample in map(theirs.__getitem__, range(len(theirs)))}
-                for sample in samples:
-                    check_equal(sample, wanted.pop(int(sample["index"])))
-                assert not wanted
+            check_split((train, evaluation), expected)
 
         await to_thread.run_sync(check)
+
+
+@pytest.mark.parametrize("eval_split", [0.0, 0.3])
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("episodes", [None, [6, 0, 1, 2, 4]])
+def test_excluded_episodes_are_those_that_lerobot_excludes(
+    episodes: list[int] | None,
+    streaming: bool,
+    eval_split: float,
+    factory: Any,  # noqa: ANN401
+) -> None:
+    if not excludes_episodes():
+        pytest.skip("this LeRobot has no exclude_episodes: its main branch has")
+    options: dict[str, Any] = {"episodes": episodes, "exclude_episodes": [1, 6], "root": str(DATA / "small_files")}
+    options |= {"eval_split": eval_split}
+    expected = factory.make_train_eval_datasets(config_of("act", **options))
+    commands.replace_datasets(factory)
+    split = factory.make_train_eval_datasets(config_of("act", **options, streaming=streaming))
+    assert not {1, 6} & set(split[0].episodes)
+    check_split(split, expected)
+
+
+MEMORY = {"use_visual_memory": True, "use_proprioceptive_memory": True, "memory_frames": 3, "memory_stride": 2}
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(("policy", "options"), [("diffusion", {}), ("pi05", {}), ("pi05", MEMORY)])
+@pytest.mark.parametrize("renamed", [{}, {"observation.images.wrist": "wrist", TOP: "observation.image"}])
+def test_windows_are_those_of_lerobots_policy_and_rename_map(
+    policy: str,
+    options: dict[str, Any],
+    renamed: dict[str, str],
+    streaming: bool,
+    factory: Any,  # noqa: ANN401
+) -> None:
+    known = inspect.signature(type(policy_of(policy))).parameters
+    if not set(options) <= set(known):
+        pytest.skip("this LeRobot's pi05 has no memory: its main branch's has")
+
+    def config(*, streaming: bool) -> Any:  # noqa: ANN401
+        made = config_of(policy, root=str(DATA / "small_files"), streaming=streaming)
+        made.policy, made.rename_map = policy_of(policy, **options), renamed
+        return made
+
+    expected = factory.make_train_eval_datasets(config(streaming=False))
+    commands.replace_datasets(factory)
+    check_split(factory.make_train_eval_datasets(config(streaming=streaming)), expected)
+    windows = expected[0].delta_timestamps
+    if options:
+        assert windows[TOP] == windows["observation.state"] == [-4 / 30, -2 / 30, 0.0]
+        assert ("observation.images.wrist" in windows) == (not renamed)
 
 
 @pytest.mark.parametrize("name", ["LeRobotDataset", "StreamingLeRobotDataset"])
@@ -697,33 +808,54 @@ async def test_lerobot_train_runs_and_goes_on_over_https(tmp_path: Path, streami
         assert [state["shares"] for state in (first, second)] != 2 * [first["shares"]]
 
 
-async def test_a_checkpoint_of_two_processes_goes_on_with_one_and_with_three(tmp_path: Path) -> None:
-    async def train(ranks: int, *arguments: str) -> list[list[int]]:
-        seen = tmp_path / f"seen-{ranks}"
-        seen.mkdir()
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command = [*launch, str(Path(__file__).with_name("record_batches.py")), str(seen), *arguments]
-        variables = os.environ | {"OMP_NUM_THREADS": "1"}
-        ended = await run_process(command, env=variables, check=False, stderr=subprocess.STDOUT)
-        assert ended.returncode == 0, ended.stdout.decode()[-5000:]
-        return [
-            [int(index) for line in path.read_text().splitlines() for index in line.split()]
-            for path in sorted(seen.iterdir())
-        ]
+def train_in_ranks(directory: Path, ranks: int, *arguments: str, **variables: str) -> list[list[int]]:
+    """What each rank of a run is given. The directory gets a file of each rank, and ``states``."""
+    directory.mkdir()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*launch, str(Path(__file__).with_name("record_batches.py")), str(directory), *arguments]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    ended = subprocess.run(
+        command, env=environ, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert ended.returncode == 0, ended.stdout[-5000:]
+    return [[int(index) for index in path.read_text().split()] for path in sorted(directory.glob("[0-9]*"))]
 
-    data = [f"--dataset.root={DATA / 'small_files'}", "--dataset.streaming=true", "--batch_size=4", "--log_freq=1"]
-    first = await train(2, *TINY_ACT, *data, "--num_workers=1", "--steps=3", f"--output_dir={tmp_path / 'first'}")
+
+IN_RANKS = [f"--dataset.root={DATA / 'small_files'}", "--dataset.streaming=true", "--batch_size=4", "--log_freq=1"]
+LAST_CONFIG = "checkpoints/000003/pretrained_model/train_config.json"
+
+
+def test_a_checkpoint_of_two_processes_goes_on_with_one_and_with_three(tmp_path: Path) -> None:
+    begun = [*TINY_ACT, *IN_RANKS, "--num_workers=1", "--steps=3", f"--output_dir={tmp_path / 'first'}"]
+    first = train_in_ranks(tmp_path / "seen-2", 2, *begun)
     assert [len(indices) for indices in first] == [12, 12]
+    assert (tmp_path / "seen-2/states").read_text() == "0 3 2\n"  # one rank writes it, after 3 steps of 2 ranks
     for ranks, steps in ((1, 10), (3, 4)):  # the rest of the epoch
         again = tmp_path / f"again-{ranks}"
         shutil.copytree(tmp_path / "first", again, symlinks=True)
-        config = again / "checkpoints/000003/pretrained_model/train_config.json"
-        resumed = [f"--config_path={config}", "--resume=true", "--num_workers=0", f"--steps={3 + steps}"]
-        rest = await train(ranks, *resumed, "--save_checkpoint=false")
+        resumed = [f"--config_path={again / LAST_CONFIG}", "--resume=true", "--num_workers=0", f"--steps={3 + steps}"]
+        rest = train_in_ranks(tmp_path / f"seen-{ranks}", ranks, *resumed, "--save_checkpoint=false")
         assert len(rest) == ranks
         frames = [index for rank in (*first, *rest) for index in rank]
         assert len(set(frames)) == len(frames)
         assert 63 - len(frames) < ranks  # what isn't enough for all ranks is dropped
+
+
+def test_a_run_that_shards_its_model_goes_on(tmp_path: Path) -> None:
+    from lerobot.configs.train import TrainPipelineConfig
+
+    if "parallelism" not in inspect.signature(TrainPipelineConfig).parameters:
+        pytest.skip("this LeRobot shards by accelerate's FSDP1, which needs GPUs: its main branch by FSDP2")
+    sharded = ["--parallelism.dp_shard=2", '--accelerator.fsdp.wrap_modules=["ACTEncoderLayer"]']
+    begun = [*TINY_ACT, *IN_RANKS, "--num_workers=0", "--checkpoint_format=dcp", "--steps=3"]
+    first = train_in_ranks(
+        tmp_path / "seen", 2, *begun, *sharded, f"--output_dir={tmp_path / 'out'}", SHARDS_ON_CPU="1"
+    )
+    resumed = [f"--config_path={tmp_path / 'out' / LAST_CONFIG}", "--resume=true", "--steps=6"]
+    rest = train_in_ranks(tmp_path / "seen-again", 2, *resumed, SHARDS_ON_CPU="1")
+    frames = [index for rank in (*first, *rest) for index in rank]
+    assert len(set(frames)) == len(frames) == 48
+    assert [(tmp_path / name / "states").read_text() for name in ("seen", "seen-again")] == ["0 3 2\n", "0 3 2\n"]
 
 
 async def test_a_command_that_shows_pictures_reads_them_here(tmp_path: Path) -> None:
@@ -742,3 +874,33 @@ async def test_a_command_that_shows_pictures_reads_them_here(tmp_path: Path) -> 
 def test_a_command_that_reads_no_dataset_is_refused_by_name(command: str) -> None:
     with pytest.raises(ConfigError, match=rf"'{command}' is no command .*lerobot-train.* as it is"):
         compat.run(command, [])
+
+
+@pytest.mark.parametrize("version", ["0.5.1", "0.6.0", "0.6.10", "0.7.0.dev0"])
+def test_another_lerobot_is_refused_before_it_trains(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lerobot
+
+    monkeypatch.setattr(lerobot, "__version__", version)
+    known = rf"of LeRobot 0\.6\.1, and of its main .*0\.6\.2.* LeRobot {version}, .*\"lerobot\[training\]==0\.6\.1\""
+    with pytest.raises(ConfigError, match=known):
+        compat.run("lerobot-train", [])
+
+
+def saves_otherwise(checkpoint_dir: Path, step: int, config: object) -> None:
+    """A later LeRobot's, say."""
+    raise AssertionError(checkpoint_dir, step, config)
+
+
+def test_a_trainer_that_works_otherwise_is_refused_by_name(factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
+    from lerobot.scripts import lerobot_train
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lerobot_train, "save_checkpoint", saves_otherwise)
+        with pytest.raises(ConfigError, match=r"0\.6\.1, .* its save_checkpoint has no cfg: pip install"):
+            compat.run("lerobot-train", [])
+    for module, name in ((factory, "make_train_eval_datasets"), (lerobot_train, "save_checkpoint")):
+        with monkeypatch.context() as patch:
+            patch.delattr(module, name)
+            with pytest.raises(ConfigError, match=rf"its {module.__name__} has no {name}: pip install"):
+                compat.run("lerobot-train", [])
+    assert factory.LeRobotDataset is theirs.LeRobotDataset

@@ -1,4 +1,4 @@
-"""A thread's seconds of work."""
+"""A thread's seconds of work; and what is raised where no thread can be started."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import multiprocessing
 import os
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncfetch.runtime.threads import ThreadClock
+import asyncfetch as af
+from asyncfetch.decode import DecodePool
+from asyncfetch.merge import merge_datasets
+from asyncfetch.runtime.threads import ThreadClock, run_sync
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 def test_a_thread_works_while_it_runs_or_waits_for_a_core_and_not_while_it_sleeps() -> None:
@@ -45,3 +53,48 @@ def spin(seconds: float) -> None:
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass
+
+
+REMEDY = r"can't start new thread.*ulimit -u.*ulimit -v.*num_workers"
+
+
+@pytest.fixture
+def no_threads() -> Iterator[None]:
+    before = threading.stack_size(2**46)  # more than there is of addresses
+    yield
+    threading.stack_size(before)
+
+
+@pytest.mark.usefixtures("no_threads")
+async def test_no_thread_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(af.WorkerError, match=REMEDY):
+        await run_sync(int)
+    with pytest.raises(af.WorkerError, match=REMEDY):
+        await DecodePool(1).run(int)
+    with pytest.raises(af.WorkerError, match=REMEDY):
+        async with af.Fetcher():
+            pass
+    with pytest.raises(af.WorkerError, match=REMEDY):
+        await merge_datasets([tmp_path], tmp_path / "out")
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_no_thread_for_a_stream_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(af.WorkerError, match=REMEDY):
+        next(iter(af.Stream(str(tmp_path))))
+
+
+async def test_no_thread_for_a_name_is_an_error_with_the_remedy(request: pytest.FixtureRequest) -> None:
+    config = af.FetchConfig(trust_env=False, retry=af.RetryConfig(attempts=1))
+    async with af.Fetcher(config) as fetcher:
+        request.getfixturevalue("no_threads")
+        with pytest.raises(af.FetchError, match=REMEDY):
+            await fetcher.fetch("http://localhost:1/x", 0, 1)
+
+
+async def test_another_error_of_a_thread_stays_as_it_is() -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="^no$"):
+        await run_sync(fail)

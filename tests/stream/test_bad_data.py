@@ -16,6 +16,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
+import asyncfetch.torch
 from asyncfetch.stream import Placement
 from asyncfetch.stream.quarantine import BOARD_BYTES, BOARD_EPISODES, Board, Quarantine, Quarantined, Substitutes
 from asyncfetch.stream.source import source_of
@@ -77,6 +78,53 @@ def test_left_out_and_listed(broken: str, truth: DatasetTruth, caplog: pytest.Lo
     assert stream.epoch == 1
     for each in (stream, whole):
         each.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_data_that_is_mended_comes_in_the_next_epoch(broken: str, truth: DatasetTruth, workers: int) -> None:
+    """Also where the pass before had fetched the episode ahead for it, in vain."""
+    stream = make(broken, "skip")
+    loader = DataLoader(
+        af.torch.StreamDataset(stream, batch_size=4),
+        batch_size=None,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+    assert len([index for batch in loader for index in batch["index"]]) == truth.num_frames - len(BAD)
+    name = f"videos/{TOP}/chunk-000/file-003.mp4"
+    shutil.copy(truth.root / name, f"{broken}/{name}")
+    assert sorted(int(index) for batch in loader for index in batch["index"]) == [*range(truth.num_frames)]
+    assert stream.quarantine.samples == len(BAD)
+    stream.close()
+
+
+def test_a_pass_after_one_that_raised_asks_anew(broken: str, truth: DatasetTruth) -> None:
+    stream = make(broken, "raise")
+    seen: list[int] = []
+    with pytest.raises(af.NotFound):
+        seen.extend(int(sample["index"]) for sample in stream)
+    state = stream.state_dict()
+    name = f"videos/{TOP}/chunk-000/file-003.mp4"
+    shutil.copy(truth.root / name, f"{broken}/{name}")
+    stream.load_state_dict(state)
+    seen.extend(indices(stream))
+    assert sorted(seen) == [*range(truth.num_frames)]
+    stream.close()
+
+
+def test_a_dataset_that_was_not_there_is_opened_anew(truth: DatasetTruth, tmp_path: Path) -> None:
+    root = tmp_path / "late"
+    stream, frames = make(str(root), "raise"), af.torch.FrameDataset(str(root))
+    for _ in range(2):
+        with pytest.raises(af.NotFound):
+            next(iter(stream))
+        with pytest.raises(af.NotFound):
+            len(frames)
+    shutil.copytree(truth.root, root)
+    assert sorted(indices(stream)) == [*range(truth.num_frames)]
+    assert len(frames) == truth.num_frames
+    stream.close()
+    frames.close()
 
 
 def test_listed_by_its_own_number(truth: DatasetTruth, tmp_path: Path) -> None:

@@ -63,13 +63,15 @@ class SharedCounter:
 
     Args:
         path: The file; made where it isn't there.
+        prepare: Makes its folder, where that has gone.
 
     Raises:
         OSError: It can't be opened for reading and writing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, prepare: Callable[[], object] = lambda: None) -> None:
         self._path = path
+        self._prepare = prepare
         self._descriptor = _open(path)
         self._threads = threading.Lock()  # a lock of the file excludes other openings of it, not other threads
         self._closed = False
@@ -138,14 +140,22 @@ class SharedCounter:
                 raise OSError(f"{self._path} was closed")
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             try:
-                if os.fstat(self._descriptor).st_nlink == 0:
+                while not self._is_there():
                     self._reopen()
                 yield
             finally:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
+    def _is_there(self) -> bool:
+        """Return whether the open file is the one that all find; the folder may have been moved or deleted."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
     def _reopen(self) -> None:
-        """Somebody deleted the file; those who come now make a new one, and all must use the same."""
+        """Somebody took the file away; those who come now make a new one, and all must use the same."""
+        self._prepare()
         descriptor = _open(self._path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.close(self._descriptor)
@@ -165,7 +175,6 @@ class SharedCounter:
 
 
 def _open(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
@@ -313,7 +322,8 @@ class Folder:
                     f"there is no disk cache at {directory}: it has no {self._root.name}/used beside objects"
                 )
             self._prepare()
-            self._counter = SharedCounter(self._root / "used")
+            require_locks(directory, self._root / "used")
+            self._counter = SharedCounter(self._root / "used", self._prepare)
             try:
                 if self._counter.used_bytes() is None:
                     self.count()
@@ -330,7 +340,6 @@ class Folder:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what others may read is theirs to decide
         self._objects.mkdir(parents=True, exist_ok=True)
         self._new.mkdir(exist_ok=True)
-        require_locks(self.directory, self._root / "used")
         tag = self.directory / "CACHEDIR.TAG"
         if not tag.exists():
             tag.write_bytes(_TAG)

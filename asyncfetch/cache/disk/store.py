@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from asyncfetch.cache.disk.folder import Folder
-from asyncfetch.cache.disk.layout import HEADER_BYTES, BlockSpan, VersionFile, load_checksum, split
+from asyncfetch.cache.disk.layout import HEADER_BYTES, BlockSpan, VersionFile, cost_bytes, load_checksum, split
 from asyncfetch.errors import ClosedError
 from asyncfetch.observe import Figures
 
@@ -41,7 +41,7 @@ class DiskStatistics(Figures):
     """A snapshot. Counters are this process's, of files, since the tier was opened."""
 
     _telling = ("hits", "misses", "written", "skipped", "failures")
-    _of_moment = ("max_bytes",)
+    _of_moment = ("max_bytes", "refusal")
 
     hits: int
     """Files read and found right."""
@@ -59,10 +59,13 @@ class DiskStatistics(Figures):
     failures: int
     """Errors of the system at reading or writing."""
     max_bytes: int
+    refusal: str = ""
+    """Why the latest file was not kept, in words; empty where it was."""
 
     def _plus(self, other: DiskStatistics) -> DiskStatistics:
         """See ``sum_of``; the directory is one, and so is its bound."""
-        return replace(Figures._plus(self, other), max_bytes=self.max_bytes)
+        together = Figures._plus(self, other)
+        return replace(together, max_bytes=self.max_bytes, refusal=self.refusal or other.refusal)
 
 
 @dataclass(slots=True)
@@ -75,13 +78,14 @@ class _DiskCounts:
     skipped: int = 0
     damaged: int = 0
     failures: int = 0
+    refusal: str = ""
 
 
 class DiskStore:
     """An open disk cache. Thread-safe; every method but ``statistics`` blocks, and none of them is for a forked child.
 
     Reading and writing never raise an OSError: what can't be read isn't there, and what can't be written isn't kept.
-    The first such failure is logged as a warning.
+    The first such failure is logged as a warning, as is the first want of room that no deletion ends.
 
     Args:
         tier: Where, and how much.
@@ -181,6 +185,8 @@ class DiskStore:
         try:
             if self.folder.make_room(file_bytes, self._limit_bytes):
                 self._paused_until = -math.inf
+            elif self._limit_bytes(self.folder.used_bytes()) < cost_bytes(file_bytes):
+                self._refuse(self._why_no_room(file_bytes), "takes no more")
         except ClosedError:
             pass
         except OSError as error:
@@ -257,6 +263,7 @@ class DiskStore:
         finally:
             os.close(new.descriptor)
         self._count(written=1, written_bytes=len(content))
+        self._counts.refusal = ""
         return True
 
     def _pause_writing(self, error: OSError) -> None:
@@ -271,15 +278,28 @@ class DiskStore:
             for name, number in more.items():
                 setattr(self._counts, name, getattr(self._counts, name) + number)
 
+    def _why_no_room(self, file_bytes: int) -> str:
+        tier, cost = self.tier, cost_bytes(file_bytes)
+        if tier.max_bytes < cost:
+            return f"a file of it takes {cost:,} bytes, and max_bytes is {tier.max_bytes:,}: raise that"
+        return (
+            f"{self.folder.free_bytes():,} bytes of its disk are free, and min_free_bytes={tier.min_free_bytes:,} are "
+            "left to others: free some, or choose a directory on another disk"
+        )
+
     def _failed(self, verb: str, error: OSError) -> None:
         self._count(failures=1)
+        self._refuse(error.strerror or str(error), f"can't be {verb}")
+
+    def _refuse(self, why: str, what: str) -> None:
         with self._lock:
+            self._counts.refusal = why
             warned, self._warned = self._warned, True
         if not warned:
             _log.warning(
-                "the disk cache at %s can't be %s (%s): what it lacks is fetched again. This is said once; "
-                "statistics() counts failures",
-                self.tier.path, verb, error.strerror or error,
+                "the disk cache at %s %s (%s): what it lacks is fetched again. This is said once; "
+                "statistics() has the latest refusal",
+                self.tier.path, what, why,
             )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from asyncfetch.cache.staging.table import Table
 from asyncfetch.errors import CacheError
+from asyncfetch.runtime.threads import no_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,6 +189,11 @@ class StagingEngine:
         with self.table() as table:
             return table.join(claim)
 
+    def told(self, claim: StagingClaim, flight: StagingFlight) -> None:
+        """Do as Table.told."""
+        with self.table() as table:
+            table.told(claim, flight)
+
     def distrust(self, claim: StagingClaim, file: StagedFile) -> StagingFlight | StagedFile | None:
         """Do as Table.distrust."""
         with self.table() as table:
@@ -214,7 +220,7 @@ class StagingEngine:
             threading.Thread(target=self._tidy, name="asyncfetch staging janitor", daemon=True).start()
         except RuntimeError as error:
             self._has_janitor = False
-            raise CacheError(f"no thread could be started to stage files: {error}") from error
+            raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
 
     # What threads do.
 
@@ -353,7 +359,7 @@ class StagingEngine:
                 self._leave(helps=target == self._help)
                 is_served = self._workers + self._helpers > 0
             if not is_served:
-                raise CacheError(f"no thread could be started to stage files: {error}") from error
+                raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
 
     def _leave(self, *, helps: bool) -> None:
         if helps:

@@ -11,13 +11,12 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.cache.staging.stores import StoredFile, add_source_info
 from asyncfetch.cache.staging.table import StagingFlight
 from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
 from asyncfetch.runtime.fork import running_loop
-from asyncfetch.runtime.threads import call_on
+from asyncfetch.runtime.threads import call_on, run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -77,10 +76,12 @@ class Lazy(ABC, Generic[T]):
             ConfigError: ``timeout_seconds`` is no finite number.
             FetchTimeout: The read took longer; another call waits again for the same one.
             CacheError: A value given to ``to_cache`` is gone.
-            Exception: What the store's read or decoding raised; every handle that shared a read gets its error.
+            Exception: What the store's read or decoding raised; every handle that shared a read gets its error, once:
+                another call reads anew.
         """
         deadline = self._deadline(timeout_seconds)
-        while (flight := self._advance()) is not None:
+        flight: StagingFlight | None = None
+        while (flight := self._advance(flight)) is not None:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not concurrent.futures.wait([flight], left).done:
                 raise self._timed_out()
@@ -90,8 +91,9 @@ class Lazy(ABC, Generic[T]):
         """``get`` for coroutines of any loop, which is not blocked. Cancelled, it leaves the handle as it was."""
         running_loop("awaiting a handle")  # also where there is nothing to wait for
         deadline = self._deadline(timeout_seconds)
+        flight: StagingFlight | None = None
         while self._value is _ABSENT:
-            flight = await anyio.to_thread.run_sync(self._advance)
+            flight = await run_sync(self._advance, flight)
             if flight is None:
                 break
             with anyio.move_on_after(None if deadline is None else deadline - time.monotonic()):
@@ -104,8 +106,11 @@ class Lazy(ABC, Generic[T]):
         return self.aget().__await__()
 
     @abstractmethod
-    def _advance(self) -> StagingFlight | None:
-        """Hold the value when this returns None, else what to wait for before the next call. In a thread: does I/O."""
+    def _advance(self, awaited: StagingFlight | None = None) -> StagingFlight | None:
+        """Hold the value when this returns None, else what to wait for, and give to the next call.
+
+        In a thread: does I/O.
+        """
 
     def _deadline(self, timeout_seconds: float | None) -> float | None:
         require_seconds("timeout_seconds", timeout_seconds)
@@ -162,7 +167,7 @@ class DirectLazy(Lazy[T]):
         super().__init__(pool, store, name)
         self._read = read
 
-    def _advance(self) -> None:
+    def _advance(self, awaited: StagingFlight | None = None) -> None:
         if self._value is _ABSENT:
             self._keep(*self._read())
 
@@ -209,14 +214,20 @@ class StagedLazy(Lazy[T]):
     def _deadline(self, timeout_seconds: float | None) -> float | None:
         return super()._deadline(self._timeout_seconds if timeout_seconds is None else timeout_seconds)
 
-    def _advance(self) -> StagingFlight | None:
+    def _advance(self, awaited: StagingFlight | None = None) -> StagingFlight | None:
         engine, claim = self._at_home()
-        found = None if claim is None else engine.join(claim)
+        found = awaited or (None if claim is None else engine.join(claim))
         while self._value is _ABSENT:  # a thread that gets the same handle may be quicker
             if isinstance(found, StagingFlight):
                 if not found.done():
                     return found
-                self._finish(found.result())
+                try:
+                    stored = found.result()
+                except BaseException:
+                    if claim is not None:
+                        engine.told(claim, found)
+                    raise
+                self._finish(stored)
             elif found is None or claim is None:
                 self._finish(self._binding.read())  # the pool was closed
             elif (data := found.read()) is not None:

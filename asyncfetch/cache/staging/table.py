@@ -164,14 +164,16 @@ class StagingClaim:
         entry: What it refers to.
         held: Whether the entry counts it: until it is served or released.
         flight: The read that serves it.
+        failed: Whether its handle has had the error of such a read: it asks for the file anew then.
     """
 
-    __slots__ = ("entry", "flight", "held")
+    __slots__ = ("entry", "failed", "flight", "held")
 
     def __init__(self, entry: StagedEntry) -> None:
         self.entry = entry
         self.held = True
         self.flight: StagingFlight | None = None
+        self.failed = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,8 @@ class Table:
 
         None: nowhere any more, because the claim was released or the table closed.
         """
+        if claim.failed and not self.closed:
+            claim.entry, claim.held, claim.failed = self.request(claim.entry.binding).entry, True, False
         entry = claim.entry
         if claim.flight is not None or not claim.held:
             return claim.flight
@@ -267,6 +271,11 @@ class Table:
                 claim.flight = self._begin(entry)
                 entry.joined.add(claim)
         return claim.flight
+
+    def told(self, claim: StagingClaim, flight: StagingFlight) -> None:
+        """Let the claim's next ``join`` be a new request: its handle has had the error of this read."""
+        if claim.flight is flight:
+            claim.flight, claim.failed = None, True
 
     def distrust(
         self, claim: StagingClaim, file: StagedFile

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
+import re
 import sys
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.compat.lerobot.datasets import LeRobotDataset, StreamingLeRobotDataset
 from asyncfetch.compat.lerobot.metadata import import_lerobots, load_metadata
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError
+from asyncfetch.stream.placement import find_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,10 +23,26 @@ if TYPE_CHECKING:
 
 __all__ = ["replace_datasets", "run"]
 
-READING_COMMANDS = ("lerobot-train", "lerobot-dataset-viz", "lerobot-imgtransform-viz")
-"""LeRobot's others write datasets, or read none."""
+READING_COMMANDS = {
+    "lerobot-train": "lerobot.scripts.lerobot_train",
+    "lerobot-dataset-viz": "lerobot.scripts.lerobot_dataset_viz",
+    "lerobot-imgtransform-viz": "lerobot.scripts.lerobot_imgtransform_viz",
+}
+"""Those that read a dataset, by their modules. LeRobot's others write datasets, or read none."""
+KNOWN_VERSIONS = re.compile(r"0\.6\.[12]\b|unknown")
+"""0.6.2 is its main branch. A source tree that isn't installed says "unknown"."""
+FACTORY_NAMES = (
+    *("LeRobotDatasetMetadata", "LeRobotDataset", "StreamingLeRobotDataset"),
+    *("make_dataset", "make_train_eval_datasets"),
+)
+TRAINER_NAMES = ("make_train_eval_datasets", "save_checkpoint")
+"""The names by which its factory of datasets, and its trainer, find what we put in their place."""
+SAVED_BY_NAME = {"checkpoint_dir", "step", "cfg"}
+"""The arguments of ``save_checkpoint`` that say where a run has come to."""
 STATE_FILE = "training_state/asyncfetch.json"
 """A file in LeRobot's checkpoint, beside what it writes: where a stream has come to."""
+STEP_FILE = "training_step.json"
+"""LeRobot's own, beside that."""
 
 
 def run(command: str, arguments: Sequence[str]) -> None:
@@ -32,26 +50,30 @@ def run(command: str, arguments: Sequence[str]) -> None:
 
     Raises:
         MissingDependency: LeRobot isn't installed.
-        ConfigError: It has no such command, or none that reads a dataset; or a flag's value has no meaning here.
+        ConfigError: It has no such command, or none that reads a dataset; a flag's value has no meaning here; or it is
+            a LeRobot whose commands aren't known here.
     """
-    factory = import_lerobots("lerobot.datasets.factory")
+    package = import_lerobots("lerobot")
     if command not in READING_COMMANDS:
         raise ConfigError(
             f"{command!r} is no command of LeRobot's that reads a dataset: these are {', '.join(READING_COMMANDS)}; "
             "run any other as it is"
         )
-    (script,) = entry_points(group="console_scripts", name=command)
-    main = script.load()
+    if not KNOWN_VERSIONS.match(package.__version__):
+        raise _unknown_lerobot("others aren't known")
+    script = import_lerobots(READING_COMMANDS[command])
     if command == "lerobot-train":
-        replace_datasets(factory)
+        replace_datasets(import_lerobots("lerobot.datasets.factory"))
     else:
-        import_lerobots(script.module).LeRobotDataset = LeRobotDataset
+        script.LeRobotDataset = LeRobotDataset
     sys.argv = [command, *arguments]
-    main()
+    script.main()
 
 
 def replace_datasets(factory: Any) -> None:  # noqa: ANN401
     """Put these classes where LeRobot's factory of datasets, and its trainer, look theirs up."""
+    trainer = import_lerobots("lerobot.scripts.lerobot_train")
+    _require_known(factory, trainer)
     make_dataset, make_datasets = factory.make_dataset, factory.make_train_eval_datasets
     streams: list[tuple[int, StreamingLeRobotDataset]] = []
 
@@ -81,26 +103,43 @@ def replace_datasets(factory: Any) -> None:  # noqa: ANN401
     factory.LeRobotDataset = LeRobotDataset
     factory.make_dataset = make
     factory.make_train_eval_datasets = make_train_and_eval
-    trainer = import_lerobots("lerobot.scripts.lerobot_train")
     trainer.make_train_eval_datasets = make_train_and_eval
     save_checkpoint = trainer.save_checkpoint
 
     @functools.wraps(save_checkpoint)
-    def save_with_state(*, checkpoint_dir: Path, step: int, cfg: Any, num_processes: int, **options: Any) -> None:  # noqa: ANN401
-        save_checkpoint(checkpoint_dir=checkpoint_dir, step=step, cfg=cfg, num_processes=num_processes, **options)
-        if streams:
+    def save_with_state(*, checkpoint_dir: Path, step: int, cfg: Any, **options: Any) -> None:  # noqa: ANN401
+        save_checkpoint(checkpoint_dir=checkpoint_dir, step=step, cfg=cfg, **options)
+        rank, world_size = find_rank()
+        if streams and rank == 0:  # LeRobot 0.6.2 calls this on every rank, 0.6.1 on the first
             begun, dataset = streams[-1]
             state = dataset.state_at(
-                step - begun, batch_size=cfg.batch_size, num_workers=cfg.num_workers, world_size=num_processes
+                step - begun, batch_size=cfg.batch_size, num_workers=cfg.num_workers, world_size=world_size
             )
             (checkpoint_dir / STATE_FILE).write_text(json.dumps(state))
 
     trainer.save_checkpoint = save_with_state
 
 
+def _require_known(factory: Any, trainer: Any) -> None:  # noqa: ANN401
+    for module, names in ((factory, FACTORY_NAMES), (trainer, TRAINER_NAMES)):
+        missing = [name for name in names if not hasattr(module, name)]
+        if missing:
+            raise _unknown_lerobot(f"its {module.__name__} has no {missing[0]}")
+    missing = sorted(SAVED_BY_NAME - set(inspect.signature(trainer.save_checkpoint).parameters))
+    if missing:
+        raise _unknown_lerobot(f"its save_checkpoint has no {missing[0]}")
+
+
+def _unknown_lerobot(difference: str) -> ConfigError:
+    version = import_lerobots("lerobot").__version__
+    return ConfigError(
+        f"asyncfetch runs commands of LeRobot 0.6.1, and of its main branch of August 2026 (0.6.2). This is LeRobot "
+        f'{version}, and {difference}: pip install "lerobot[training]==0.6.1"'
+    )
+
+
 def _go_on(dataset: StreamingLeRobotDataset, config: Any) -> int:  # noqa: ANN401
     """Load what the checkpoint says of the data; its step."""
-    checkpoints = import_lerobots("lerobot.common.train_utils")
     file = config.checkpoint_path / STATE_FILE
     if not file.exists():
         raise ConfigError(
@@ -108,7 +147,7 @@ def _go_on(dataset: StreamingLeRobotDataset, config: Any) -> int:  # noqa: ANN40
             "in the data isn't known. Go on with the command that wrote it, or without --resume from its policy"
         )
     dataset.load_state_dict(json.loads(file.read_text()))
-    return int(checkpoints.load_training_step(file.parent))
+    return int(json.loads(file.with_name(STEP_FILE).read_text())["step"])
 
 
 def _seed(config: Any) -> int:  # noqa: ANN401

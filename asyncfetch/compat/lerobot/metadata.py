@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
-from anyio import to_thread
 from anyio.from_thread import start_blocking_portal
 
 from asyncfetch.errors import AccessDenied, ConfigError, MissingDependency, NotFound, redact_url
@@ -24,6 +23,7 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.info import EPISODES_PATH, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.parquet import require_pyarrow
 from asyncfetch.lerobot.version2 import load_version2
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     import os
@@ -161,13 +161,13 @@ async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) 
 
         async def copy(path: str) -> memoryview:
             data = await fetcher.fetch(join_url(url, path))
-            await to_thread.run_sync(_write, directory / path, data)
+            await run_sync(_write, directory / path, data)
             return data
 
         data, info_url = await copy("meta/info.json"), join_url(url, "meta/info.json")
         if is_v2(parse_json(data, info_url)):
-            dataset = await load_version2(fetcher, url, run=to_thread.run_sync)
-            await to_thread.run_sync(_write_as_v3, dataset, directory)
+            dataset = await load_version2(fetcher, url, run=run_sync)
+            await run_sync(_write_as_v3, dataset, directory)
             numbers = list(dataset.metadata.episodes.indices)
             return None if numbers == list(range(len(numbers))) else numbers
         info = parse_info(data, info_url)
@@ -178,7 +178,7 @@ async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) 
         while rows < info.total_episodes:
             chunk, file = divmod(number, info.chunks_size)
             data = await copy(EPISODES_PATH.format(chunk_index=chunk, file_index=file))
-            rows += await to_thread.run_sync(_count_rows, data)
+            rows += await run_sync(_count_rows, data)
             number += 1
     return None
 

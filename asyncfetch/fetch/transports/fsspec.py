@@ -383,7 +383,8 @@ class _Reading:
 
     def tell(self, permit: Permit) -> None:
         """Tell the permit what came of the latest job. On the loop."""
-        if self._is_open and not self._is_told_open:
+        # Back ends remember what they were told of an object: that it is open says nothing of its server.
+        if self._is_open and not self._is_told_open and (self._landed_bytes or self.is_done):
             self._is_told_open = True
             permit.answered(self._asked_at, self._opened_at, is_refusal=False)
         permit.landed(self._landed_bytes - self._told_bytes)

@@ -26,7 +26,7 @@ from asyncfetch.errors import FetchError, FetchTimeout
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.runtime.cancellation import Deadlines, Interrupt
 from asyncfetch.runtime.fork import leave_openssl
-from asyncfetch.runtime.threads import call_on
+from asyncfetch.runtime.threads import call_on, no_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,8 +108,7 @@ class FsspecThreads:
                 thread.start()
             except RuntimeError as error:
                 self._places.release()
-                message = f"no thread can be started ({error}): raise the limit of these"
-                raise AttemptFailed(FetchError, message) from error
+                raise AttemptFailed(FetchError, str(no_thread(error) or error)) from error
         job.begin()
         self._deadlines.watch(job)
         self._jobs.put(job)

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 from multidict import CIMultiDict
 
 from asyncfetch.config.checks import HEADER_CONTROL
@@ -28,14 +29,16 @@ from asyncfetch.errors import ConfigError, InvalidResponse, ObjectChanged, redac
 from asyncfetch.fetch.bandwidth import Allowance, Bandwidth, RateLimit
 from asyncfetch.fetch.connection import PooledConnectionDied
 from asyncfetch.fetch.connector import Connector
+from asyncfetch.fetch.environment import Environment, read_environment
 from asyncfetch.fetch.hosts import Permit
-from asyncfetch.fetch.refusals import circumstances
+from asyncfetch.fetch.refusals import LengthUnread, circumstances
 from asyncfetch.fetch.responses import MISDIRECTED, AcceptedBody, check_response, counted, refusal
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, pause_seconds, retried, spent_quota_seconds
-from asyncfetch.fetch.transports.session import COMMON_HEADERS, AiohttpSessions, Environment, read_environment
+from asyncfetch.fetch.transports.session import COMMON_HEADERS, AiohttpSessions
 from asyncfetch.fetch.url_resolution import WebUrls
 from asyncfetch.fetch.urls import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
 from asyncfetch.observe.trace import running
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping
@@ -43,7 +46,8 @@ if TYPE_CHECKING:
     from yarl import URL
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.fetch.connection import Connection, Head
+    from asyncfetch.fetch.answer import Head
+    from asyncfetch.fetch.connection import Connection
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Host, Hosts
     from asyncfetch.fetch.retry import Attempt, Clock
@@ -99,6 +103,7 @@ class Redirect(NamedTuple):
     target: URL
     status: int
     is_permanent: bool
+    sets_cookie: bool
 
 
 @dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
@@ -123,7 +128,8 @@ class HttpRequest:
         """Return what an answer brings, or the url that it redirects to; AttemptFailed where it isn't to be taken."""
         if status in REDIRECTS:
             self._check_version(headers)
-            return Redirect(next_url(self.url, headers.get("Location")), status, is_permanent(status, headers))
+            target = next_url(self.url, headers.get("Location"))
+            return Redirect(target, status, is_permanent(status, headers), "Set-Cookie" in headers)
         download = self.download
         if status < 400:
             headers = self._with_version(headers)
@@ -186,12 +192,12 @@ class HttpTransport:
 
     @classmethod
     async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> HttpTransport:
-        """Return a transport on the running loop; ConfigError where ``ca_file`` or the environment can't be read."""
+        """Return a transport on the running loop; ConfigError where a file that is named can't be read."""
         environment = Environment()
         if config.trust_env:
-            environment = await anyio.to_thread.run_sync(read_environment, dict(os.environ))
+            environment = await run_sync(read_environment, dict(os.environ))
         connector = await Connector.open(config)
-        return cls(config, hosts, clock, connector, await AiohttpSessions.open(config, connector), environment)
+        return cls(config, hosts, clock, connector, AiohttpSessions(config, connector), environment)
 
     async def aclose(self) -> None:
         """Close every connection, without waiting for any server. No attempt may be under way."""
@@ -229,27 +235,26 @@ class HttpTransport:
         while True:
             address = await book.resolve(download.url)
             moved_to = self._moved.get(download.url)
-            url, permanent, is_moving, status = moved_to or address.url, None, True, None
+            url, redirects = moved_to or address.url, list[Redirect]()
             try:
                 for hop in range(self._config.max_redirects + 1):
                     host = self._host(url)
                     host.counts.retries += failure is not None and hop == 0
-                    if (host.lacks_suffixes or download.lost_suffix) and download.wanted.is_suffix:
+                    if download.needs_size or (host.lacks_suffixes and download.wanted.is_suffix):
                         await self._ask_size_first(download, book)
                     request = HttpRequest(url, host, address, book, download)
                     redirect = await self._get(request, needs_new_connection=needs_new_connection)
                     if redirect is None:
                         if download.lost_suffix and download.landed_bytes:
                             host.lacks_suffixes = True
-                        if permanent is not None and book is WEB_URLS:  # what another finds is its own to remember
-                            self._note_moved(download.url, permanent)
+                        if redirects and book is WEB_URLS:  # what another finds is its own to remember
+                            self._note_moved(download.url, redirects)
                         return
                     host.counts.redirects += 1
-                    url, status, is_permanent_one = redirect
-                    is_moving = is_moving and is_permanent_one
-                    if is_moving:
-                        permanent = url
-                raise self._too_many_redirects(url, status)
+                    redirects.append(redirect)
+                    url = redirect.target
+                sets_cookie = any(one.sets_cookie for one in redirects)
+                raise self._too_many_redirects(url, redirects[-1].status, sets_cookie=sets_cookie)
             except AttemptFailed as refused:
                 if download.asks_otherwise(refused) and refused.verdict is not RetryVerdict.AGAIN:
                     continue
@@ -288,9 +293,15 @@ class HttpTransport:
             if allowance is not None:
                 await self._clock.sleep(allowance.begin(request.download.expected_bytes))
                 permit.held_back()
-            if not (config.direct_bodies and host.answers_plainly and host.route.proxy is None):
-                redirect = await self._get_by_session(request, permit, allowance, needs_new_connection)
-            else:
+            by_session = not (config.direct_bodies and host.answers_plainly and host.route.proxy is None)
+            if by_session:
+                try:
+                    redirect = await self._get_by_session(request, permit, allowance, needs_new_connection)
+                except LengthUnread:
+                    if host.route.proxy is not None:
+                        raise
+                    by_session, needs_new_connection = False, True
+            if not by_session:
                 connection = None if needs_new_connection else host.take_idle_connection()
                 if connection is None:
                     connection = await self._connector.connect(host, request.url, is_retry=needs_new_connection)
@@ -333,16 +344,16 @@ class HttpTransport:
                     patience_seconds=inf if patience_seconds is None else patience_seconds,
                 )
             finally:
-                if connection.received_bytes:  # of the expected answer
+                if connection.answer.received_bytes:  # of the expected one
                     permit.status = 206
                     permit.answered(connection.sent_at, connection.first_byte_at, is_refusal=False)
                     _received(permit, download, connection)
-            if connection.is_whole:
+            if connection.answer.is_whole:
                 return None
             if connection.is_late:
                 connection = await self._hedge(request, permit, connection, sent)
             head = connection.head
-            if head is not None and (head.length_bytes is not None or _says_all(head.status)):
+            if head is not None and (head.length_bytes is not None or _says_all(head)):
                 self._note_head(permit, head, connection)
                 return await self._take(request, permit, allowance, connection, head)
         finally:
@@ -575,7 +586,7 @@ class HttpTransport:
                 return response
             url = response.target
             host.counts.redirects += 1
-        raise self._too_many_redirects(url, response.status)
+        raise self._too_many_redirects(url, response.status, sets_cookie="Set-Cookie" in response.headers)
 
     async def _ask(
         self,
@@ -669,9 +680,10 @@ class HttpTransport:
                 self._request_heads.popitem(last=False)
         return head + (b"\r\n" if byte_range is None else b"Range: %b\r\n\r\n" % byte_range.encode())
 
-    def _note_moved(self, url: str, target: URL) -> None:
-        """Remembers where the user's url was moved to for good."""
-        self._moved[url] = target
+    def _note_moved(self, url: str, redirects: list[Redirect]) -> None:
+        """Remembers where the user's url was moved to for good: by the redirects in front of one that isn't."""
+        for redirect in takewhile(attrgetter("is_permanent"), redirects):
+            self._moved[url] = redirect.target
         if len(self._moved) > MAX_MOVED:
             self._moved.popitem(last=False)
 
@@ -687,9 +699,14 @@ class HttpTransport:
             )
         return "\r\n".join([*lines, ""]).encode()
 
-    def _too_many_redirects(self, url: URL, status: int | None) -> AttemptFailed:
+    def _too_many_redirects(self, url: URL, status: int, *, sets_cookie: bool) -> AttemptFailed:
         limit, last = self._config.max_redirects, host_name(url)
         message = f"more than max_redirects={limit} redirects, the last one to {last}"
+        if sets_cookie:
+            message += (
+                "; they set a cookie, and may go on until it comes back, but none is kept here: if so, send it by"
+                " FetchConfig(headers={host: {'Cookie': ...}})"
+            )
         return AttemptFailed(InvalidResponse, message, RetryVerdict.FATAL, status, host=last)
 
     def _host(self, url: URL) -> Host:
@@ -726,19 +743,22 @@ def own_headers(host: Host, address: Address) -> dict[str, str]:
     return headers
 
 
-def _says_all(status: int) -> bool:
+def _says_all(head: Head) -> bool:
     """Return whether an answer's head says all that matters, however its body comes."""
-    return status == 429 or status >= 500 or (status < 400 and status not in {200, 206})
+    status = head.status
+    return head.is_ambiguous or status == 429 or status >= 500 or (status < 400 and status not in {200, 206})
 
 
 def _received(permit: Permit, download: Download, connection: Connection) -> None:
     """Notes what came of a body, and that it came whole where it did."""
-    download.landed(connection.received_bytes)
-    host, permit.size_bytes = permit.host, connection.received_bytes
-    host.counts.bytes += connection.received_bytes
-    if connection.is_whole:
+    answer, host = connection.answer, permit.host
+    received_bytes = answer.received_bytes
+    download.landed(received_bytes)
+    permit.size_bytes = received_bytes
+    host.counts.bytes += received_bytes
+    if answer.is_whole:
         download.host = host
-        permit.received(connection.received_bytes, host.now() - connection.first_byte_at)
+        permit.received(received_bytes, host.now() - connection.first_byte_at)
 
 
 _NO_HEAD = (None, None, None, b"")

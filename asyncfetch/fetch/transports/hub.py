@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from anyio import to_thread
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -35,6 +34,7 @@ from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.fetch.url_resolution import Address, AsyncCache, Found
 from asyncfetch.fetch.urls import next_url, origin_of, parse_url, static_headers, userinfo
 from asyncfetch.ranges import ObjectInfo
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -172,9 +172,13 @@ class HubTransport:
         return await self._addresses.get(url, partial(self._find, url))
 
     def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
-        """Asks the Hub anew where the CDN says that the signature has expired, or the Hub that the file has changed."""
+        """Asks the Hub anew where the CDN says that the signature has expired, or that the file isn't there.
+
+        And where the Hub says that the file has changed.
+        """
         has_changed = failure.kind is ObjectChanged and address.version_header is not None
-        return (has_changed or failure.status in {401, 403}) and self._addresses.reject(url, address)
+        has_left = failure.kind is NotFound and not address.is_named
+        return (has_changed or has_left or failure.status in {401, 403}) and self._addresses.reject(url, address)
 
     def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
         """The Hub says it in X-Error-Code, for programs; what stands in front of it may not."""
@@ -203,13 +207,13 @@ class HubTransport:
             page = await self._http.persist(url, partial(self._page, listing, address, url.rstrip("/"), directory))
         if directory.is_in_bucket and directory.path and not listing.infos:
             raise NotFound("the bucket has nothing below this path", url=url)
-        return await to_thread.run_sync(listing.sorted)
+        return await run_sync(listing.sorted)
 
     async def _page(self, listing: Listing[URL], address: Address, base: str, directory: HubFile) -> URL | None:
         """Adds the page at ``address``; where the next one is, None after the last one."""
         reply = await self._http.ask("GET", address, self)
         with reply.is_judged():
-            infos = await to_thread.run_sync(_parse_tree, reply.body, base, directory)
+            infos = await run_sync(_parse_tree, reply.body, base, directory)
             following = _next_page(reply.headers, address.url)
             listing.add(infos, asked=address.url, following=following)
         return following
@@ -252,7 +256,7 @@ class HubTransport:
         hub = await self._hub()
         reply = await self._http.ask("GET", hub.address(file.api_path("revision", file.revision)), self)
         with reply.is_judged():
-            answer = await to_thread.run_sync(_parse_json, reply.body)
+            answer = await run_sync(_parse_json, reply.body)
             commit = answer.get("sha") if isinstance(answer, dict) else None
             if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
                 raise _no_hub("the Hub doesn't say which commit the revision is")
@@ -266,7 +270,7 @@ class HubTransport:
         url = parse_url(self._config.hub_endpoint or variables.get("HF_ENDPOINT") or ENDPOINT)
         if userinfo(url) is not None or url.query_string:
             raise ConfigError("the Hub's endpoint must not hold a password or a query: set HF_TOKEN")
-        token = await to_thread.run_sync(_token, variables) if self._config.trust_env else None
+        token = await run_sync(_token, variables) if self._config.trust_env else None
         if token is not None:
             require_token("HF_TOKEN, or what `hf auth login` has written down,", token)
         tokens = {} if token is None else {f"{url.host}:{url.port}": token}

@@ -15,7 +15,6 @@ from urllib.parse import parse_qs, unquote_plus, urlsplit
 from xml.etree import ElementTree as ET
 
 import anyio
-from anyio import to_thread
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -38,7 +37,7 @@ from asyncfetch.fetch.urls import REDIRECTS, host_name
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.loop_thread import LoopThread
-from asyncfetch.runtime.threads import in_thread
+from asyncfetch.runtime.threads import in_thread, run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -93,7 +92,7 @@ class S3Signer:
     @classmethod
     async def open(cls, config: S3Config) -> S3Signer:
         """A signer with a thread of its own; MissingDependency without aiobotocore."""
-        return await to_thread.run_sync(lambda: cls(config, _start()), limiter=anyio.CapacityLimiter(1))
+        return await run_sync(lambda: cls(config, _start()), limiter=anyio.CapacityLimiter(1))
 
     async def aclose(self) -> None:
         """Ends the thread and what runs on it."""
@@ -169,9 +168,13 @@ class _Clients:
 
     async def _make(self, region: str | None) -> Found[Any]:
         from aiobotocore.session import AioSession
+        from botocore.exceptions import NoCredentialsError
 
         if self._session is None:
             self._session = AioSession(profile=self._config.profile)
+        if not self._config.anonymous and await self._session.get_credentials() is None:
+            self._session = None  # it would look for none again, nor would a client that is made without any
+            raise NoCredentialsError
         client = await self._enter(region, self._style())
         named = REGION_IN_HOST.fullmatch(client.meta.endpoint_url)
         if named is not None and region is None and self._session.get_config_variable("region") is None:
@@ -345,7 +348,7 @@ class S3Transport:
         token: str | None = ""
         while token is not None:
             token = await self._http.persist(url, partial(self._page, listing, bucket, prefix, token))
-        return await to_thread.run_sync(listing.sorted)
+        return await run_sync(listing.sorted)
 
     async def _page(self, listing: Listing[str], bucket: str, prefix: str, token: str) -> str | None:
         """Adds the page of the token; the next one's, None after the last one."""
@@ -354,7 +357,7 @@ class S3Transport:
             parameters["ContinuationToken"] = token
         reply = await self._ask("GET", "list_objects_v2", parameters)
         with reply.is_judged():
-            infos, has_marker, following = await to_thread.run_sync(_parse_page, reply.body, bucket, prefix)
+            infos, has_marker, following = await run_sync(_parse_page, reply.body, bucket, prefix)
             listing.add(infos, asked=token, following=following)
             listing.has_marker |= has_marker
             if following is None and prefix and not listing.infos and not listing.has_marker:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from xml.etree import ElementTree as ET
 
 import anyio
-from anyio import to_thread
 
 from asyncfetch.errors import AccessDenied, AsyncFetchError, FetchError, FetchTimeout, InvalidResponse, NotFound
 from asyncfetch.fetch.limiter import one_caller
@@ -26,6 +25,7 @@ from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.cancellation import outlast
 from asyncfetch.runtime.concurrently import ungrouped
+from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -143,7 +143,7 @@ class S3Upload:
 
     async def _send(self, operation: str, parameters: Mapping[str, str | int], content: memoryview) -> str:
         """Sends the bytes; the tag that the store has for them."""
-        digest = await to_thread.run_sync(_md5, content)
+        digest = await run_sync(_md5, content)
         headers = {"Content-Length": str(len(content)), "Content-MD5": b64encode(digest).decode()}
 
         def body() -> Iterator[memoryview]:
@@ -205,7 +205,7 @@ class S3Upload:
     async def _complete(self) -> str:
         """Makes the object of the parts; its tag."""
         tags = [self._tags[number] for number in range(1, len(self._tags) + 1)]
-        text = await to_thread.run_sync(_completion, tags)
+        text = await run_sync(_completion, tags)
         headers = {"Content-Length": str(len(text)), "Content-Type": "application/xml"}
         take = partial(_text_of, "ETag")
 

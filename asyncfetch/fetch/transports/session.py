@@ -3,8 +3,6 @@
 The session is set up so that nothing happens in it that we don't decide: it follows no redirect, keeps no cookie,
 decompresses nothing, reads no environment, limits no connections and has no timeouts. One thing it does by itself:
 a request on a pooled connection that had died it sends once more on another one.
-
-Proxies and logins that the user's environment names are read here, once: files and variables don't belong on the loop.
 """
 
 from __future__ import annotations
@@ -13,25 +11,21 @@ import asyncio
 import atexit
 import gc
 import math
-import netrc
 import os
 import threading
 import warnings
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import anyio
 
-from asyncfetch.errors import ConfigError, ConnectionFailed, FetchTimeout, InvalidResponse
+from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
 from asyncfetch.fetch import connection
-from asyncfetch.fetch.refusals import SESSION_ERRORS, session_failure
+from asyncfetch.fetch.refusals import MAX_FIELDS, MAX_VALUE_BYTES, SESSION_ERRORS, session_failure
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of
-from asyncfetch.fetch.urls import host_name, read_url, userinfo
+from asyncfetch.fetch.urls import host_name
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.sockets import abort
 
@@ -51,73 +45,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.responses import AcceptedBody
     from asyncfetch.runtime.cancellation import Deadlines
 
-__all__ = ["COMMON_HEADERS", "AiohttpSessions", "Environment", "Exchange", "Proxy", "read_environment"]
-
-
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """A proxy, its credentials taken out of its url."""
-
-    url: URL
-    headers: Mapping[str, str] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """All that HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY and ~/.netrc say."""
-
-    proxies: Mapping[str, Proxy] = field(default_factory=dict)
-    logins: netrc.netrc | None = field(default=None, repr=False)
-
-    def proxy_for(self, url: URL) -> Proxy | None:
-        """The proxy for requests to the url's host; None for none, ConfigError for one of another protocol."""
-        proxy = self.proxies.get(url.scheme, self.proxies.get("all"))
-        if proxy is None or url.host is None or proxy_bypass(f"{url.host}:{url.port}"):
-            return None
-        if proxy.url.scheme not in {"http", "https"}:
-            message = (
-                f"the environment's proxy for {url.scheme}://{url.host} speaks {proxy.url.scheme}, not http or https:"
-                " set another one, name the host in NO_PROXY, or set FetchConfig(trust_env=False)"
-            )
-            raise ConfigError(message)
-        return proxy
-
-    def login_for(self, url: URL) -> tuple[str, str] | None:
-        """User and password for the url's host; None for none.
-
-        netrc's ``default`` doesn't count: it would go to whatever host a server redirects to.
-        """
-        entry = self.logins.hosts.get(url.host) if self.logins is not None and url.host is not None else None
-        return None if entry is None else (entry[0] or entry[1] or "", entry[2] or "")
-
-
-def read_environment(variables: Mapping[str, str]) -> Environment:
-    """Reads variables and files; blocks. A netrc that can't be parsed is a ConfigError, an absent one is none."""
-    proxies = {scheme: _proxy(text) for scheme, text in getproxies().items() if scheme in {"http", "https", "all"}}
-    return Environment(proxies, _logins(variables))
-
-
-def _proxy(text: str) -> Proxy:
-    try:
-        url = read_url(text if "://" in text else f"http://{text}")
-        credentials = userinfo(url)
-        return Proxy(url.with_user(None), {} if credentials is None else {"Proxy-Authorization": credentials})
-    except ValueError as error:
-        reason = "" if "@" in text else f" ({error})"  # whose words may quote a password
-        raise ConfigError(
-            f"a proxy variable of the environment holds no url{reason}: set it to http://host:port"
-        ) from None
-
-
-def _logins(variables: Mapping[str, str]) -> netrc.netrc | None:
-    path = Path(variables.get("NETRC") or "~/.netrc").expanduser()
-    try:
-        return netrc.netrc(path)
-    except OSError:
-        return None
-    except (netrc.NetrcParseError, UnicodeDecodeError) as error:  # whose words may quote a password
-        where = f"{path} near line {error.lineno}" if isinstance(error, netrc.NetrcParseError) else path
-        raise ConfigError(f"{where} can't be parsed: mend it, or set FetchConfig(trust_env=False)") from None
+__all__ = ["COMMON_HEADERS", "AiohttpSessions", "Exchange"]
 
 
 COMMON_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"}
@@ -130,21 +58,14 @@ class AiohttpSessions:
     ``connector`` is told of their sockets and gives their addresses; it isn't closed with them.
     """
 
-    def __init__(self, config: FetchConfig, connector: Connector, tls: Any) -> None:  # noqa: ANN401 - aiohttp's
-        """Use ``open``. ``tls`` is aiohttp's ``ssl`` argument."""
+    def __init__(self, config: FetchConfig, connector: Connector) -> None:
         self._config = config
         self._connector = connector
-        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._pooled = self._new_session(keepalive_timeout=config.keepalive_seconds)
         self._fresh: aiohttp.ClientSession | None = None
         _open_sessions.add(self)
-
-    @classmethod
-    async def open(cls, config: FetchConfig, connector: Connector) -> Self:
-        """Return the sessions of the running loop."""
-        return cls(config, connector, True if config.ca_file is None else await connector.context())
 
     def exchange(
         self,
@@ -159,7 +80,7 @@ class AiohttpSessions:
     ) -> Exchange:
         """Return a request that is sent when it is entered: ``async with session.exchange(...) as exchange``."""
         session = self._pooled
-        if needs_new_connection:
+        if needs_new_connection or self._connector.files_run_out:
             session = self._fresh = self._fresh or self._new_session(force_close=True)
         deadlines = self._connector.deadlines
         return Exchange(session, self._config, deadlines, host, method, url, headers, body=body, allowance=allowance)
@@ -204,7 +125,7 @@ class AiohttpSessions:
     def _new_session(self, **options: Any) -> aiohttp.ClientSession:  # noqa: ANN401
         connector = _QuietConnector(
             limit=0,
-            ssl=self._tls,
+            ssl=self._connector.own_context or True,
             socket_factory=self._new_socket,
             resolver=self._connector.resolver,
             use_dns_cache=False,
@@ -217,13 +138,16 @@ class AiohttpSessions:
             timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
             auto_decompress=False,
             trust_env=False,
+            max_line_size=MAX_VALUE_BYTES,
+            max_field_size=MAX_VALUE_BYTES,
+            max_headers=MAX_FIELDS,
             raise_for_status=False,
             trace_configs=[_trace()],
         )
 
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, _ = address
-        return self._connector.sockets.for_connecting(family, kind, protocol)
+        return self._connector.new_socket(family, kind, protocol)
 
 
 def _trace() -> aiohttp.TraceConfig:

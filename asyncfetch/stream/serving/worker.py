@@ -14,14 +14,13 @@ from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.observe.trace import running
 from asyncfetch.order.state import identity_of
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.memory_pool import block_bytes
-from asyncfetch.runtime.threads import call_on
+from asyncfetch.runtime.threads import call_on, run_sync
 from asyncfetch.stream.batch import RowBatch, batch_of, samples_of
 from asyncfetch.stream.samples import running_pass
 from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Packed, SlotMemory, collate
@@ -254,7 +253,7 @@ class _ServingWorker:
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         """One at a time, in order; once it has begun a cancellation waits for its end."""
-        return await anyio.to_thread.run_sync(call, limiter=self._one_at_a_time)
+        return await run_sync(call, limiter=self._one_at_a_time)
 
     def _listen(self) -> None:
         """Listen, in a thread of its own."""

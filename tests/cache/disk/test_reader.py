@@ -470,7 +470,7 @@ async def test_a_byte_cache_reads_from_disk_what_it_no_longer_has_in_memory(tier
     async with Fetcher(CONFIG) as fetcher, ByteCache(fetcher, max_bytes=MIB, disk=disk) as cache:
         for _ in range(3):
             for low in range(0, 4 * MIB, MIB):
-                async with cache.lease(site.url, low + 100, low + MIB, headroom_bytes=100) as lease:
+                async with cache.lease(site.url, low + 100, low + MIB, header=bytes(100)) as lease:
                     assert lease.view == CONTENT[low + 100 : low + MIB]
         statistics = cache.statistics()
         assert statistics.disk is not None

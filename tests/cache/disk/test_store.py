@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -188,6 +189,70 @@ def test_it_works_on_when_parts_of_it_or_all_is_deleted(tier: Tier, gone: str) -
     assert get(one, 4 * MIB, WHOLE) == get(two, 4 * MIB, WHOLE) == []
     assert tier.on_disk_bytes() <= 4 * FILE_BYTES
     assert one.folder.used_bytes() == two.folder.used_bytes() == tier.on_disk_bytes()
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved"])
+def test_a_directory_that_is_gone_comes_back_as_it_was(tier: Tier, how: str) -> None:
+    disk = tier.open()
+    put(disk, 0, MIB)
+    made = {path.relative_to(tier.directory) for path in tier.directory.rglob("*") if path.parent.name != "objects"}
+    if how == "deleted":
+        shutil.rmtree(tier.directory)
+    else:
+        tier.directory.rename(tier.directory.with_name("elsewhere"))
+    assert get(disk, 0, MIB) == [BlockSpan(0, MIB)]
+    put(disk, 0, MIB)
+    assert get(disk, 0, MIB) == []
+    assert stat.S_IMODE(tier.directory.stat().st_mode) == 0o700
+    assert made <= {path.relative_to(tier.directory) for path in tier.directory.rglob("*")} | {Path("v1/evicting")}
+    other = tier.open()
+    assert disk.folder.used_bytes() == other.folder.used_bytes() == tier.on_disk_bytes() == FILE_BYTES
+    assert (disk.statistics().refusal, disk.statistics().failures) == ("", 0)
+
+
+def test_a_directory_that_can_not_come_back_is_said_once(tier: Tier, caplog: pytest.LogCaptureFixture) -> None:
+    disk = tier.open()
+    shutil.rmtree(tier.directory)
+    tier.directory.write_text("a file in its place")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            put(disk, 0, MIB)
+            tier.now += 61
+    [record] = caplog.records
+    assert str(tier.directory) in record.message
+    assert disk.statistics().refusal in record.message
+    assert disk.statistics().refusal != ""
+    tier.directory.unlink()
+    put(disk, 0, MIB)
+    assert get(disk, 0, MIB) == []
+    assert disk.statistics().refusal == ""
+
+
+def test_a_want_of_room_that_no_deletion_ends_is_said_once(tier: Tier, caplog: pytest.LogCaptureFixture) -> None:
+    disk = tier.open(min_free_bytes=2**60)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            put(disk, 0, MIB)
+            tier.now += 2
+        [record] = caplog.records
+        assert f"the disk cache at {tier.directory} takes no more" in record.message
+        assert "min_free_bytes=1,152,921,504,606,846,976 are left to others" in disk.statistics().refusal
+        small = tier.open(FILE_BYTES - 1)
+        put(small, 0, MIB)
+        assert (
+            f"a file of it takes {FILE_BYTES:,} bytes, and max_bytes is {FILE_BYTES - 1:,}" in caplog.records[1].message
+        )
+        tier.now += 2
+        put(small, 0, 100)
+    assert small.statistics().refusal == ""
+    assert len(caplog.records) == 2
+
+
+def test_room_that_an_eviction_makes_is_no_refusal(tier: Tier, caplog: pytest.LogCaptureFixture) -> None:
+    disk = tier.open(3 * FILE_BYTES)
+    with caplog.at_level(logging.WARNING):
+        put(disk, 0, WHOLE)
+    assert (disk.statistics().refusal, caplog.records) == ("", [])
 
 
 def test_strangers_files_are_left_alone(tier: Tier) -> None:

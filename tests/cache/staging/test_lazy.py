@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from asyncfetch.cache.staging import (
@@ -96,14 +97,53 @@ def test_s06_a_failure_reaches_all_who_shared_it_and_the_next_request_tries_agai
     pool = make_pool()
     lazies = [pool.get_lazy(store, "a") for _ in range(3)]
     store.let("a")
-    for lazy in lazies * 2:
+    for lazy in lazies:
         with pytest.raises(OSError, match="on fire"):
             lazy.get()
     assert store.reads == ["a"]
-    del lazies, lazy
+    with pytest.raises(OSError, match="on fire"):
+        lazies[0].get()
+    assert store.reads == ["a", "a"]
     store.errors.clear()
+    assert [lazy.get() for lazy in lazies] == [TEN["a"]] * 3
+    del lazies, lazy
+    until(lambda: is_empty(pool))
     assert pool.get_lazy(store, "a").get() == TEN["a"]
     until(lambda: is_empty(pool))
+
+
+def test_s06_threads_of_one_handle_share_a_failure(make_pool: MakePool) -> None:
+    store = GatedStore(TEN)
+    store.errors["a"] = OSError("the disk is on fire")
+    store.hold("a")
+    pool = make_pool()
+    lazy = pool.get_lazy(store, "a")
+    got = [InThread(lazy.get) for _ in range(4)]
+    until(lambda: joined(pool) == 1)
+    store.let("a")
+    for each in got:
+        with pytest.raises(OSError, match="on fire"):
+            each.result()
+    store.errors.clear()
+    assert [each.result() for each in [InThread(lazy.get) for _ in range(4)]] == [TEN["a"]] * 4
+    del lazy, got, each
+    until(lambda: is_empty(pool))
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_s06_a_failure_awaited_is_not_remembered(make_pool: MakePool, closes: bool) -> None:
+    store = GatedStore(TEN)
+    store.errors["a"] = OSError("the disk is on fire")
+    pool = make_pool()
+    lazy = pool.get_lazy(store, "a")
+    for _ in range(2):
+        with pytest.raises(OSError, match="on fire"):
+            await lazy
+    store.errors.clear()
+    if closes:
+        await anyio.to_thread.run_sync(pool.close)
+    assert await lazy == TEN["a"]
+    assert store.reads == ["a"] * 3
 
 
 def test_s06_a_failure_is_none_of_a_handle_s_that_is_asked_for_after_it(make_pool: MakePool) -> None:
