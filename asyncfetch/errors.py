@@ -22,7 +22,7 @@
     ├── TensorError                                 a remote tensor could not be stored or read
     │   └── ShardNotFound (KeyError)                no such shard
     ├── MissingDependency (ImportError)             an extra isn't installed; the message has the command
-    ├── WorkerError (RuntimeError)                  a process ended that worked for this one, or can't be had
+    ├── WorkerError (RuntimeError)                  a process that worked for this one has ended, hangs, or can't be had
     ├── ClosedError (RuntimeError)                  you closed it, then used it
     ├── WrongLoop (RuntimeError)                    bound to another event loop, thread or process
     └── StateMismatch (ValueError)                  a saved state belongs to something else
@@ -343,7 +343,7 @@ class MissingDependency(AsyncFetchError, ImportError):
 
 
 class WorkerError(AsyncFetchError, RuntimeError):
-    """A process that worked for this one has ended, or failed in a way that only its message could be brought here.
+    """A process that worked for this one has ended or hangs, or failed in a way that only its message tells.
 
     Or a process or a thread for that can't be had; the message has the limit to raise.
     """

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import warnings
 import zlib
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads it
@@ -22,6 +24,7 @@ from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.terminal import format_bytes, progress
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, FetchError
+from asyncfetch.lerobot.columns import to_column, to_floats
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.runtime.concurrently import gather
 
@@ -158,12 +161,18 @@ def check(
 async def _check(source: str, config: StreamConfig, *, deep: bool) -> list[Finding]:
     from asyncfetch.lerobot import open_dataset  # which loads what reads datasets
 
-    with progress("metadata") as show:
-        async with open_dataset(source, config=config) as dataset:
+    # What a reader is warned of is a finding here.
+    with progress("metadata") as show, warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        async with AsyncExitStack() as stack:
+            try:
+                dataset = await stack.enter_async_context(open_dataset(source, config=config))
+            except DatasetError as error:  # with which nothing of it can be read
+                return [Finding(type(error).__name__, None, str(error))]
             findings = [*_metadata_findings(dataset), *await _row_findings(dataset, show)]
             off_the_grid = {finding.episode for finding in findings if finding.what == OFF_THE_GRID}
             findings += await _video_findings(dataset, off_the_grid, show)
-            return findings + (await _sample_findings(dataset, show) if deep else [])
+            findings += await _sample_findings(dataset, show) if deep else []
+            return [*(Finding(kind, None, text) for kind, text in dataset.metadata.oddities), *findings]
 
 
 def _metadata_findings(dataset: LeRobotDataset) -> Iterator[Finding]:
@@ -200,6 +209,7 @@ async def _row_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> l
         piece = pieces.pop(0)
         try:
             rows = [batch async for batch in dataset.columns(keys, episodes=piece)]
+            _check_values(dataset, rows)
         except (DatasetError, FetchError) as error:
             if len(piece) > 1:  # of which episode it is
                 pieces[:0] = [[episode] for episode in piece]
@@ -210,6 +220,16 @@ async def _row_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> l
         done += len(piece)
         show("rows", done / len(indices), f"{done:,}/{len(indices):,} episodes")
     return found
+
+
+def _check_values(dataset: LeRobotDataset, batches: list[pa.RecordBatch]) -> None:
+    """Raise FormatError where a column doesn't hold what info.json says."""
+    import pyarrow as pa
+
+    if batches:
+        rows = pa.Table.from_batches(batches)
+        for key in rows.column_names:
+            to_column(rows[key], dataset.features[key], dataset.url)
 
 
 def _rows_of(
@@ -227,8 +247,8 @@ def _rows_of(
         own, start = rows.slice(start, length), start + length
         if not length:
             continue
-        due = own["frame_index"].to_numpy() / dataset.fps
-        seconds = own["timestamp"].to_numpy()
+        due = to_floats(own["frame_index"], "frame_index", dataset.url) / dataset.fps
+        seconds = to_floats(own["timestamp"], "timestamp", dataset.url)
         off = np.flatnonzero(~(np.abs(seconds - due) <= tolerance_seconds))
         if len(off):
             yield Finding(

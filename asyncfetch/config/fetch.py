@@ -21,7 +21,9 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutConfig:
-    """Limits on the phases of one attempt. There is none on the whole body: one that moves fast enough is left alone.
+    """Limits on the phases of one attempt, and on the silence of a process that works for this one.
+
+    There is none on the whole body: one that moves fast enough is left alone.
 
     A back end of fsspec doesn't show its phases. Each call into one, for a piece of 8 MiB at most, may take as long as
     all three together.
@@ -36,10 +38,14 @@ class TimeoutConfig:
     min_bytes_per_second: float = 100.0
     """Least rate of a body, over any ``stall_seconds``: one that drips would hold its place at the host for days.
     aws-c-s3 gives up at 30 s below 1 B/s."""
+    silent_process_seconds: float = 60.0
+    """Seconds without a sign of life after which a process that is waited for is killed, and WorkerError raised: that
+    of ``serve_samples``, a loader's worker, one of a merge. Its loop gives a sign every second, and so does whatever
+    computes; so this is about processes that are stopped or hang, and not about slow ones."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("connect_seconds", "first_byte_seconds", "stall_seconds"):
+        for name in ("connect_seconds", "first_byte_seconds", "stall_seconds", "silent_process_seconds"):
             require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
         least = self.min_bytes_per_second
         require(0 <= least < math.inf, f"min_bytes_per_second must be finite and not negative, not {least}")

@@ -22,7 +22,7 @@ __all__ = [
     "usable_cpus",
 ]
 
-DecoderBackend = Literal["auto", "torchcodec", "pyav"]
+DecoderBackend = Literal["auto", "torchcodec", "pyav", "pyav-unturned"]
 OnError = Literal["raise", "skip", "replace"]
 
 
@@ -75,7 +75,8 @@ class StreamConfig:
     """Threads that decode; None means one a core this process may use, divided among the loader workers, but at least
     one each."""
     decoder: DecoderBackend = "auto"
-    """ "torchcodec", "pyav", or "auto": torchcodec where it loads, PyAV elsewhere."""
+    """ "torchcodec", "pyav", or "auto": torchcodec where it loads, PyAV elsewhere. "pyav-unturned" leaves pictures as
+    they are stored where the video says to turn them, as LeRobot does with its ``video_backend="pyav"``."""
     tolerance_seconds: float = 1e-4
     """Seconds by which the time at which a video shows a frame may differ from its row's, which is the ``timestamp`` in
     the table and the episode's ``from_timestamp``; LeRobot's ``tolerance_s``. Further off the frame is missing. It is

@@ -45,7 +45,7 @@ def choose_backend(backend: DecoderBackend) -> Literal["torchcodec", "pyav"]:
     Raises:
         MissingDependency: It can't be loaded, or, for "auto", neither can.
     """
-    if backend == "pyav":
+    if backend in {"pyav", "pyav-unturned"}:
         if (problem := _problem("av")) is not None:
             raise MissingDependency(f"PyAV can't be loaded ({_cause(problem)}): {install_command('pyav')}") from problem
         return "pyav"

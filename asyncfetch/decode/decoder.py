@@ -125,6 +125,8 @@ class Clip:
     misplaced: NDArray[np.float64] | None = field(default=None, repr=False)
     """Shape (N, 2), where the table and the video put some frame too far apart: when each frame is shown by the one and
     by the other, in seconds of the file, and NaN for the frames that have no such trouble."""
+    whole_from: int | None = None
+    """Time, in ticks, from which on pictures are whole, where the first one may lean on others in front of it."""
 
     def __post_init__(self) -> None:
         if len(self.frame_index) != len(self.pts):
@@ -148,6 +150,8 @@ class Clip:
         """
         first, count = self.first_frame, len(self)
         ranks = [int(self.frame_index[frame - first]) if 0 <= frame - first < count else -1 for frame in frames]
+        if self.whole_from is not None:
+            self._check_whole([frame for frame, rank in zip(frames, ranks, strict=True) if rank >= 0])
         if -1 in ranks:
             frame = frames[ranks.index(-1)]
             place = frame - first
@@ -170,6 +174,16 @@ class Clip:
     def ticks(self, frame: int) -> int:
         """Presentation time of a frame that is there."""
         return int(self.pts[frame - self.first_frame])
+
+    def _check_whole(self, frames: Sequence[int]) -> None:
+        assert self.whole_from is not None
+        for frame in frames:
+            if (late := self.whole_from - self.ticks(frame)) > 0:
+                raise DecodeError(
+                    f"{self.name}: frame {frame} can't be decoded: the video has no key frame in front of it but a "
+                    "recovery point (intra refresh), from which a decoder has whole pictures only "
+                    f"{late / self.timescale:.6f} s after that frame: encode it anew, with x264's intra-refresh=0"
+                )
 
     def seconds(self, frame: int) -> float:
         """The same in seconds."""
@@ -367,10 +381,17 @@ class PyAVDecoder(ClipDecoder):
     frame, and starts at the key frame before it otherwise; after an error too, so that all frames after the damage, up
     to the next key frame, are the same error. Damage shows in H.264 where FFmpeg mended the picture, and in any codec
     where no picture comes of a coded frame; HEVC's and AV1's decoders don't tell of all else that they put up with.
+
+    Args:
+        clip: The video.
+        turns: Whether pictures are turned as its track says, as torchcodec turns them by itself.
     """
 
-    def __init__(self, clip: Clip) -> None:
+    def __init__(self, clip: Clip, *, turns: bool = True) -> None:
         import av
+
+        self._turns = turns
+        self._whole_from = clip.whole_from
 
         self._distances = None if clip.depth is None else clip.depth.distances()
         self._next_pts = 0  # the frames still to come are shown at this time or later
@@ -429,7 +450,7 @@ class PyAVDecoder(ClipDecoder):
         for frame in self._coming:
             if frame.pts is None:
                 raise DecodeError(f"{self.clip.name}: it has a frame without a time, so that none can be told by it")
-            if frame.pts < key:
+            if frame.pts < self._begin(key):
                 continue  # may lean on frames in front of the clip
             self._check_whole(frame)
             self._next_pts = frame.pts + 1
@@ -458,14 +479,18 @@ class PyAVDecoder(ClipDecoder):
     def _seek(self, key_pts: int) -> None:
         self._container.seek(key_pts, stream=self._stream)
         self._coming: Iterator[Any] = self._container.decode(self._stream)
-        self._next_pts = key_pts
+        self._next_pts = self._begin(key_pts)
+
+    def _begin(self, key_pts: int) -> int:
+        """The time from which on frames are whole that are decoded from that key frame on."""
+        return key_pts if self._whole_from is None else max(key_pts, self._whole_from)
 
     def _array(self, frame: Any) -> NDArray[Any]:  # noqa: ANN401
         """(height, width, channels)."""
         if self._distances is None:
             rgb: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-            # Turned as its track says, by whole quarters: torchcodec does so by itself. No angle is a number below any.
-            degrees = frame.rotation if abs(frame.rotation) <= 180 else 0
+            # By whole quarters. No angle is a number below any.
+            degrees = frame.rotation if self._turns and abs(frame.rotation) <= 180 else 0
             return np.ascontiguousarray(np.rot90(rgb, round(degrees / 90)))
         codes = frame.to_ndarray(format="gray12le")
         distances: NDArray[np.float32] = self._distances.take(codes, mode="clip")
@@ -605,4 +630,4 @@ def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto") -> FrameDecode
     with forks_wait():  # FFmpeg and its codecs fill tables of the process at their first use
         if choose_backend("pyav" if clip.depth is not None else backend) == "torchcodec":
             return TorchcodecDecoder(clip)
-        return PyAVDecoder(clip)
+        return PyAVDecoder(clip, turns=backend != "pyav-unturned")

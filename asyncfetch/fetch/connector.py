@@ -357,7 +357,7 @@ class Connector:
                 raise
             message = f"no connection to {host.name} ({str(error) or 'closed in the handshake of TLS'}): is it up?"
             self.resolver.set_aside(tried)
-            raise AttemptFailed(ConnectionFailed, message) from error
+            raise AttemptFailed(ConnectionFailed, message, RetryVerdict.ONCE) from error
         assert isinstance(made, Connection)
         return made
 

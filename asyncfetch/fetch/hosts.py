@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from asyncfetch.errors import ConnectionFailed, Throttled
+from asyncfetch.errors import Throttled
 from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
 from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.fetch.outage import Outage
-from asyncfetch.fetch.retry import AWAY_STATUSES, AttemptFailed, Clock, FailureWatch, RetryBudget, RetryVerdict
+from asyncfetch.fetch.retry import AWAY_STATUSES, AttemptFailed, Clock, FailureWatch, RetryBudget
 from asyncfetch.fetch.urls import Route
 from asyncfetch.observe import Figures, Histogram
 from asyncfetch.observe.trace import running
@@ -447,9 +447,11 @@ class Host:
     def _note_outage(self, failure: AttemptFailed, *, is_probe: bool) -> None:
         """Note a failure as of a host that is away: it may be, and be given up."""
         clock, outage = self._clock, self._outage
-        was_away = outage.is_away
+        was_away, pause_seconds = outage.is_away, failure.retry_after or 0.0
+        if pause_seconds > self._config.retry.retry_after_maximum_seconds:  # see ``pause``
+            pause_seconds = 0.0
         failure.is_given_up = outage.failed(
-            clock.monotonic(), luck=clock.uniform(), is_probe=is_probe, pause_seconds=failure.retry_after or 0.0
+            clock.monotonic(), luck=clock.uniform(), is_probe=is_probe, pause_seconds=pause_seconds
         )
         failure.is_host_away = outage.is_away
         if failure.is_host_away or failure.is_given_up:
@@ -482,7 +484,6 @@ class Host:
         The refused request waits by the rules of its own retry layer, without a permit, and finds the pause over when
         it comes back.
         """
-        self.counts.throttled += 1
         pause_seconds = asked_pause_seconds or 0.0
         longest_seconds = self._config.retry.retry_after_maximum_seconds
         if self._learned is not None:
@@ -602,7 +603,8 @@ class Permit:
         """Give the place to the next one. ``succeeded`` says whether the answer was taken whole."""
         if succeeded and self._first_byte_seconds is not None:
             self.host._answered(self.host.now(), self._sent_at, self._first_byte_seconds, self.size_bytes)
-        self._end_probe()
+        if self._probe is not None:
+            self._end_probe()
         self.host.leave(urgent=self._urgent)
         if self._tracer is not None:
             self._trace(self._tracer, succeeded=succeeded)
@@ -656,8 +658,8 @@ class Permit:
         host = self.host
         host.counts.errors += 1
         self.status = failure.status
-        if host._has_answered and failure.kind is ConnectionFailed and failure.verdict is RetryVerdict.ONCE:
-            failure.verdict = RetryVerdict.AGAIN  # a name that was right is no typing error
+        # A handshake of TLS is an answer, too: a connection of plain http may be one to a port of TLS.
+        failure.has_answered = host._has_answered or (failure.address is not None and host.origin.startswith("https:"))
         if failure.looks_away:
             host._note_outage(failure, is_probe=self._probe is not None)
         if self._meter is not None:
@@ -666,7 +668,10 @@ class Permit:
         host._failed(failure)
         if failure.retry_after is not None:
             host.pause(failure.retry_after, is_quota=failure.cause is Cause.LIMIT)
-        if failure.kind is Throttled and self._probe is None:  # a probe says nothing of a limit
+        if failure.kind is not Throttled:
+            return
+        host.counts.throttled += 1
+        if self._probe is None:  # which says nothing of a limit
             host._refused(host.now() - self._entered_at, failure.retry_after)
 
 

@@ -283,7 +283,10 @@ def connect_failure(
     said = str(error or "") or "closed in the handshake of TLS"
     if proxy is not None:
         return AttemptFailed(ConnectionFailed, f"no connection to the proxy {proxy} for {host} ({said}): is it up?")
-    return AttemptFailed(ConnectionFailed, f"no connection to {host} ({said}): is it up, and is the port right?")
+    verdict = RetryVerdict.AGAIN if str(error or "") else RetryVerdict.ONCE
+    return AttemptFailed(
+        ConnectionFailed, f"no connection to {host} ({said}): is it up, and is the port right?", verdict
+    )
 
 
 def session_failure(error: Exception, host: str, proxy: str | None = None) -> AttemptFailed:

@@ -179,6 +179,8 @@ class AttemptFailed(Exception):
     """Budget of the host that it ended at; None where it got to none, or where somebody else sent the request."""
     is_over_budget: bool = False
     """True if that was empty when it should have been repeated."""
+    has_answered: bool = False
+    """True if that host has answered before, whatever it was."""
     is_host_away: bool = False
     """True if that host is away, so that it is the host who says when the next attempt may begin."""
     is_given_up: bool = False
@@ -209,7 +211,10 @@ class AttemptFailed(Exception):
         """True if a host that is away fails so: no connection, none that lasts, silence, or a gateway that says so."""
         if self.verdict is RetryVerdict.FATAL or self.status in AWAY_STATUSES:
             return self.verdict is not RetryVerdict.FATAL
-        return self.kind is FetchTimeout or (self.kind is ConnectionFailed and self.verdict is RetryVerdict.AGAIN)
+        if self.kind is not ConnectionFailed:
+            return self.kind is FetchTimeout
+        # No such name, and a connection that is closed in place of an answer: a wrong url, where none was right yet.
+        return self.has_answered or (self.verdict is RetryVerdict.AGAIN and self.address is None)
 
     @property
     def is_outage(self) -> bool:

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import Feature
 
 __all__ = [
+    "Array",
+    "ArrowType",
     "Column",
+    "as_lists",
     "empty_column",
     "is_list",
     "is_text",
+    "plain",
+    "plain_type",
     "take_rows",
     "to_array",
     "to_column",
@@ -35,6 +40,9 @@ __all__ = [
 
 Array = Any
 """pyarrow.Array. Its types know neither lists nor structs."""
+
+ArrowType = Any
+"""pyarrow.DataType, likewise."""
 
 Column = Any
 """NDArray (length, *shape), (length,) for shapes (1,) and (); or a list with an item a row."""
@@ -91,11 +99,18 @@ def _numbers(column: pa.ChunkedArray[Any], name: str, url: str) -> NDArray[Any]:
     types, array = require_pyarrow().types, to_array(column)
     if array.null_count == len(array):
         return np.full(len(array), np.nan)
+    array = _without_decimals(array)
     if not (types.is_integer(array.type) or types.is_floating(array.type)):
         message = f"column {name} of {redact_url(url)} must hold numbers, not {column.type}"
         raise FormatError(message, remedy=WRITE_ANEW)
     numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return numbers
+
+
+def _without_decimals(array: Array) -> Array:
+    """The numbers as floats where they are decimals, as databases store them."""
+    pa = require_pyarrow()
+    return array.cast(pa.float64()) if pa.types.is_decimal(array.type) else array
 
 
 def empty_column(feature: Feature) -> Column:
@@ -131,12 +146,80 @@ def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Colum
 
 
 def to_array(column: pa.ChunkedArray[Any]) -> Array:
-    """The column in one piece, without dictionary and without extension type."""
+    """The column in one piece, its values in their plain form: see ``plain``."""
     pa = require_pyarrow()
+    if not _is_plain(column.type):  # which pyarrow (26) may not join
+        column = pa.chunked_array([plain(chunk) for chunk in column.chunks or [pa.array([], column.type)]])
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # always with pyarrow 16, and where it takes more than 2 GiB
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return _storage(pa, array)
+    return array
+
+
+def plain(array: Array) -> Array:
+    """The same values in the form that all readers know, at any depth.
+
+    That is without dictionaries and extension types (the datasets library registers some), and without views, which
+    polars writes: their texts and bytes become large ones, and their lists, in any order in memory, large lists.
+    """
+    pa = require_pyarrow()
+    types, kind = pa.types, array.type
+    if isinstance(array, pa.ExtensionArray):
+        return plain(array.storage)
+    if types.is_dictionary(kind):
+        return plain(array.dictionary_decode())
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return array.cast(pa.large_string() if types.is_string_view(kind) else pa.large_binary())
+    if _is_plain(kind):
+        return array
+    if types.is_struct(kind):
+        children = [plain(array.field(at)) for at in range(kind.num_fields)]
+        names = [kind.field(at).name for at in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, names, mask=array.is_null())
+    if not is_list(kind):
+        return array
+    values = plain(array.flatten())
+    return as_lists(array, values, pa.large_list(values.type))
+
+
+def as_lists(array: Array, values: Array, arrow_type: pa.DataType) -> Array:
+    """Lists of this type, with or without large offsets, as long as those in ``array``, of all their values in turn."""
+    # Not by pyarrow's ``cast`` (26), which loses values of views.
+    pa = require_pyarrow()
+    sizes = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    is_missing = np.append(array.is_null().to_numpy(zero_copy_only=False), values=False)
+    is_large = pa.types.is_large_list(arrow_type)
+    offsets = np.append(0, np.cumsum(sizes, dtype=np.int64)).astype(np.int64 if is_large else np.int32)
+    kind = pa.LargeListArray if is_large else pa.ListArray
+    return kind.from_arrays(pa.array(offsets, mask=is_missing), values, type=arrow_type)
+
+
+def plain_type(arrow_type: ArrowType) -> ArrowType:
+    """The one type for all that hold the same values: of texts, of bytes, of lists, and of what is in them."""
+    pa = require_pyarrow()
+    types = pa.types
+    if types.is_dictionary(arrow_type):
+        return plain_type(arrow_type.value_type)
+    if types.is_string_view(arrow_type) or types.is_large_string(arrow_type):
+        return pa.string()
+    if types.is_binary_view(arrow_type) or types.is_large_binary(arrow_type):
+        return pa.binary()
+    if is_list(arrow_type):
+        return pa.list_(pa.field("element", plain_type(arrow_type.value_type)))
+    if types.is_struct(arrow_type):
+        fields = [arrow_type.field(at) for at in range(arrow_type.num_fields)]
+        return pa.struct([field.with_type(plain_type(field.type)) for field in fields])
+    return arrow_type
+
+
+def _is_plain(arrow_type: pa.DataType) -> bool:
+    """Return whether there is nothing in it that ``plain`` would change."""
+    pa = require_pyarrow()
+    types = pa.types
+    changes = (types.is_dictionary, types.is_string_view, types.is_binary_view, *_list_views(types))
+    if isinstance(arrow_type, pa.BaseExtensionType) or any(change(arrow_type) for change in changes):
+        return False
+    return all(_is_plain(arrow_type.field(at).type) for at in range(arrow_type.num_fields))
 
 
 def take_rows(table: pa.Table, places: NDArray[np.int64]) -> pa.Table:
@@ -179,20 +262,18 @@ def _say_as_lerobot(rows: Sequence[Any], where: str) -> None:
 def is_list(arrow_type: pa.DataType) -> bool:
     """Return whether a value is a list, of fixed size or not."""
     types = require_pyarrow().types
-    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list, *_list_views(types))
+    return any(is_kind(arrow_type) for is_kind in kinds)
+
+
+def _list_views(types: Any) -> tuple[Any, ...]:  # noqa: ANN401  (pyarrow has no types)
+    return types.is_list_view, types.is_large_list_view
 
 
 def is_text(arrow_type: pa.DataType) -> bool:
     """Return whether a value is a string. Where all are null, Arrow may know no better type."""
     types = require_pyarrow().types
     return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_null(arrow_type))
-
-
-def _storage(pa: Any, array: Array) -> Array:  # noqa: ANN401  (pyarrow has no types)
-    """Return the array without extension type (the datasets library registers some) and without dictionary."""
-    if isinstance(array, pa.ExtensionArray):
-        return _storage(pa, array.storage)
-    return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
 
 
 def _unfit(message: str) -> FormatError:
@@ -206,9 +287,10 @@ def _values(pa: Any, array: Array, feature: Feature, url: str) -> NDArray[Any]: 
     while is_list(array.type):
         sizes = _list_sizes(pa, array, where)
         stored.append(sizes)
-        array = _storage(pa, array.flatten())
+        array = array.flatten()
     if array.null_count and not pa.types.is_floating(array.type):
         raise _unfit(f"{where} has {array.null_count} nulls among its {len(array)} values of type {array.type}")
+    array = _without_decimals(array)
     # A table that passed through pandas has other widths, and integers as floats.
     if not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
         raise _unfit(f"{where} must hold {feature.dtype}, not {array.type}")

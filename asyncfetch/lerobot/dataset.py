@@ -96,6 +96,7 @@ class LeRobotDataset(AsyncOnly):
             features=self._chosen,
             run=engine.run,
             read_files=None if self._given_engine is None else engine.read_files,
+            list_tables=engine.list_tables,
             version2=self._load_version2,
         )
         assert self._guard is not None

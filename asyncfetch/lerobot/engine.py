@@ -24,6 +24,7 @@ from asyncfetch.decode.cache import SIZE_VARIABLE
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.engine import FILE_THREADS
 from asyncfetch.fetch.limiter import Limiter
+from asyncfetch.lerobot.listing import list_tables
 from asyncfetch.lerobot.rows import RowCache
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.leased_lru import LeasedLRU
@@ -235,6 +236,13 @@ class DatasetEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self._stack.__aexit__(kind, error, at)
+
+    async def list_tables(self, directory: str) -> list[str] | None:
+        """See ListTables. Rare, so that a worker that doesn't fetch itself connects for it."""
+        if self.rank is None:
+            return await list_tables(self.fetcher, directory)
+        async with Fetcher(rank_config(self.config).fetch) as fetcher:
+            return await list_tables(fetcher, directory)
 
     def drop_decoders(self, clip: CacheKey) -> None:
         """Forget the decoders of a clip whose bytes are gone."""

@@ -36,13 +36,11 @@ from weakref import WeakValueDictionary
 
 from asyncfetch.decode import open_decoder
 from asyncfetch.errors import (
-    LEAVE_OUT_FEATURE,
     AsyncFetchError,
     CacheError,
     ClosedError,
     DatasetError,
     DecodeError,
-    FormatError,
     ObjectChanged,
     redact_url,
 )
@@ -66,7 +64,6 @@ if TYPE_CHECKING:
     from asyncfetch.decode import Clip, FrameDecoder
     from asyncfetch.lerobot.engine import DatasetEngine
     from asyncfetch.lerobot.episode_table import Episode
-    from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import EpisodeRows, PicturePart
     from asyncfetch.lerobot.stretch import Stretch
@@ -272,7 +269,14 @@ class EpisodeCache:
     ) -> None:
         self._clips = engine.clips
         self._rank = engine.rank
-        self.rows = RowReader(engine.reader, metadata, kept=engine.rows, number=number, run=engine.run)
+        self.rows = RowReader(
+            engine.reader,
+            metadata,
+            kept=engine.rows,
+            number=number,
+            list_tables=engine.list_tables,
+            run=engine.run,
+        )
         """Reads the rows of its episodes."""
         self._indexes = VideoIndexes(
             engine.reader,
@@ -288,7 +292,7 @@ class EpisodeCache:
         self._number = number
         self._episodes = metadata.episodes
         self._fps = metadata.info.fps
-        self._features = metadata.features
+        self._metadata = metadata
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._flights: SingleFlight[EpisodeEntry, None] = SingleFlight(engine.group)
         self._room = engine.room
@@ -453,6 +457,12 @@ class EpisodeCache:
                 if generation == self._generation:
                     raise
                 continue
+            if late := [camera for camera, clip in planned.items() if clip.starts_too_late(leases[camera].buffer)]:
+                for camera in late:
+                    self._indexes.start_earlier(camera)
+                self._plans.clear()
+                _release(leases)
+                continue
             # A flight that was given up may end well all the same, beside the one that came after it.
             if generation != self._generation or entry.rows is not None:
                 _release(leases)
@@ -565,7 +575,7 @@ class EpisodeCache:
 
         async def plan_clip(camera: str) -> None:
             clip = await self._watch(self._indexes.plan(episode, stretch, camera, fps=self._fps, rows=rows))
-            _check_size(self._features[camera], clip)
+            self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), redact_url(clip.url))
             planned[camera] = clip
 
         async with self._planning.permit():
@@ -683,16 +693,6 @@ class EpisodeCache:
         """A snapshot."""
         kept_bytes = self._plans.nbytes + self._tables.nbytes
         return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._tables), kept_bytes)
-
-
-def _check_size(feature: Feature, clip: PlannedClip) -> None:
-    """Raise FormatError where the video's pictures aren't as large as the feature's."""
-    if not feature.has_sizes(clip.plan.height, clip.plan.width):
-        raise FormatError(
-            f"{redact_url(clip.url)}: its pictures are {clip.plan.height} high and {clip.plan.width} wide; info.json "
-            f"says {feature.shape} of {feature.key}",
-            remedy=LEAVE_OUT_FEATURE,
-        )
 
 
 def _is_of(planned: Mapping[str, PlannedClip], rows: EpisodeRows) -> bool:

@@ -2,7 +2,8 @@
 
 There is no list of the files over HTTP. File 0 is there, and others are likely where it is as large as files get: then
 some are opened along with it. While episodes are missing further ones follow, as many at once as the files so far
-suggest. They are read in the order of their numbers, and the rows are ordered by episode_index. The statistics in
+suggest. Where that comes to other totals than those of info.json, the directory is listed, as LeRobot does, or other
+names are tried that may come next; what is then found counts. The rows are ordered by episode_index. The statistics in
 these files, by far the most of their bytes, are never asked for but with the rest of a short file.
 
 LeRobot records a row group for 10 episodes, and to tell its place takes more bytes than what is read of it: 100,000
@@ -34,6 +35,7 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers, to_objects
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.info import EPISODES_PATH
+from asyncfetch.lerobot.listing import places_beside, table_name
 from asyncfetch.lerobot.parquet import (
     MAX_TAIL_BYTES,
     TAIL_BYTES,
@@ -53,10 +55,11 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.info import DatasetInfo, PathTemplate
+    from asyncfetch.lerobot.listing import ListTables
     from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["MAX_NUMBER", "check_episodes", "episodes_url", "load_episodes", "read_episodes"]
+__all__ = ["MAX_NUMBER", "check_episodes", "episodes_url", "load_episodes", "read_episodes", "wrong_totals"]
 
 _MAX_FILES_AT_ONCE = 8
 """Episode files read side by side."""
@@ -65,6 +68,7 @@ _LARGE_AT_ONCE = 2
 """Number of files with a footer of that size: parsing takes a core each, and hundreds of MB."""
 MAX_NUMBER = 2**31 - 1
 """Highest number of a chunk, a file or a frame, and of the frames of an episode."""
+_DIRECTORY = "meta/episodes"
 _FRAME_COLUMNS = ("episode_index", "length", "dataset_from_index", "dataset_to_index")
 _FILE_NUMBERS = ("chunk_index", "file_index")
 _TASKS = "tasks"
@@ -77,16 +81,13 @@ def episodes_url(root: str, number: int, chunks_size: int) -> str:
 
 
 def read_episodes(root: str, info: DatasetInfo, cameras: Sequence[str], end: TableEnd) -> EpisodeTable | None:
-    """Return what ``load_episodes`` does, of a dataset whose file 0 is whole; None if more files have episodes.
+    """Return what ``load_episodes`` does, of a dataset whose file 0 is whole; None if more files may have episodes.
 
     Blocks: call it in a thread.
     """
-    found = read_whole(end, partial(_columns, cameras))
-    if info.total_episodes:
-        _rows_or_raise(found, end.url, 0, info.total_episodes)
-    if len(found) < info.total_episodes:
-        return None
-    return _build(root, info, cameras, [(end.url, found)] if len(found) else [])
+    tables = [(end.url, read_whole(end, partial(_columns, cameras)))]
+    is_all = len(tables[0][1]) >= info.total_episodes and _has_totals(tables, info)
+    return _build(root, info, cameras, tables) if is_all else None
 
 
 async def load_episodes(
@@ -96,6 +97,7 @@ async def load_episodes(
     cameras: Sequence[str],
     *,
     first_end: Callable[[], Awaitable[TableEnd]],
+    list_tables: ListTables | None,
     run: RunSync,
 ) -> EpisodeTable:
     """Read and check the episode table.
@@ -106,71 +108,157 @@ async def load_episodes(
         info: Its info.json.
         cameras: Video features to know the places of.
         first_end: Fetches the end of file 0; it may be there already.
+        list_tables: Lists files; None where nothing can.
         run: Runs the blocking parts.
 
     Raises:
         FetchError: A file could not be fetched.
-        FormatError: A file is missing or damaged, or the rows contradict each other or info.json.
+        FormatError: There is none, or one is damaged, or the rows contradict each other.
     """
-    total = info.total_episodes
-    tables: list[tuple[str, pa.Table]] = []
-    rows = 0
-    large_files = anyio.Semaphore(_LARGE_AT_ONCE)
-    try:
-        first = await first_end()
-    except (DatasetError, FetchError) as error:
-        if total:
-            _rows_or_raise(error, episodes_url(root, 0, info.chunks_size), rows, total)
-        return await run(partial(_build, root, info, cameras, tables))
+    files = _Files(reader, root, info, cameras, first_end, run)
+    await files.read_by_names()
+    if not _has_totals(files.tables, info):
+        listed = None if list_tables is None else await list_tables(join_url(root, _DIRECTORY))
+        await (files.read_next_names() if listed is None else files.read_all(listed))
+    files.check_any()
+    return await run(partial(_build, root, info, cameras, files.tables))
 
-    async def load(number: int) -> pa.Table | DatasetError | FetchError:
-        url = episodes_url(root, number, info.chunks_size)
+
+class _Files:
+    """The files of the table as they are read: see ``load_episodes``."""
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        root: str,
+        info: DatasetInfo,
+        cameras: Sequence[str],
+        first_end: Callable[[], Awaitable[TableEnd]],
+        run: RunSync,
+    ) -> None:
+        self._reader, self._root, self._info, self._cameras, self._run = reader, root, info, cameras, run
+        self._first_end = first_end
+        self._footer_bytes = 0
+        self._large_files = anyio.Semaphore(_LARGE_AT_ONCE)
+        self._missing: FetchError | None = None
+        self.tables: list[tuple[str, pa.Table]] = []
+
+    async def read_by_names(self) -> None:
+        """Read them as they are counted on over the chunks, as long as episodes are missing."""
+        total = self._info.total_episodes
+        try:
+            first = await self._first_end()
+        except (DatasetError, FetchError) as error:
+            if total and not isinstance(error, AccessDenied | NotFound):
+                raise
+            self._missing = error if isinstance(error, FetchError) else None
+            return
+        self._footer_bytes = first.footer_bytes
+        while not self.tables or self._rows < total:
+            if self._rows:
+                likely = math.ceil((total - self._rows) * len(self.tables) / self._rows)
+            else:
+                likely = _MAX_FILES_AT_ONCE if total and first.file.size >= self._info.data_file_bytes // 2 else 1
+            numbers = range(len(self.tables), len(self.tables) + min(likely, _MAX_FILES_AT_ONCE))
+            urls = [episodes_url(self._root, number, self._info.chunks_size) for number in numbers]
+            for url, loaded in zip(urls, await self._load(urls, first), strict=True):
+                if self.tables and self._rows >= total:
+                    return  # it is of one file too many, whatever is in it
+                if not self._add(url, loaded):
+                    return
+
+    async def read_all(self, urls: Sequence[str]) -> None:
+        """Read those of these that weren't read before."""
+        read = {table_name(url) for url, _ in self.tables}
+        urls = [url for url in urls if table_name(url) not in read]
+        for start in range(0, len(urls), _MAX_FILES_AT_ONCE):
+            some = urls[start : start + _MAX_FILES_AT_ONCE]
+            for url, loaded in zip(some, await self._load(some), strict=True):
+                self._add(url, loaded)
+
+    async def read_next_names(self) -> None:
+        """Read those that may follow the last one by their names, until all that info.json counts is found."""
+        size = self._info.chunks_size
+        place, read = divmod(max(0, len(self.tables) - 1), size), {url for url, _ in self.tables}
+        while not _has_totals(self.tables, self._info):
+            for chunk, file in places_beside(place, 1, size):
+                url = join_url(self._root, EPISODES_PATH.format(chunk_index=chunk, file_index=file))
+                if url not in read and self._add(url, *await self._load([url])):
+                    place, read = (chunk, file), read | {url}
+                    break
+            else:
+                return
+
+    def check_any(self) -> None:
+        """Raise where no episode is found of those that info.json counts, or one may not read on."""
+        total = self._info.total_episodes
+        if self._rows >= total or (self._rows and _has_totals(self.tables, self._info)):
+            return
+        if isinstance(self._missing, AccessDenied):
+            raise self._missing
+        if not self._rows:
+            url = redact_url(episodes_url(self._root, 0, 1))
+            message = f"{url} {'has no episode' if self.tables else 'is not there'}, but info.json counts {total}"
+            raise FormatError(message, remedy=WRITE_ANEW) from self._missing
+
+    @property
+    def _rows(self) -> int:
+        return sum(len(table) for _, table in self.tables)
+
+    def _add(self, url: str, loaded: pa.Table | DatasetError | FetchError) -> bool:
+        """Return whether it is there; raise what else it failed by."""
+        if isinstance(loaded, AccessDenied | NotFound):
+            self._missing = self._missing or loaded
+            return False
+        if isinstance(loaded, DatasetError | FetchError):
+            raise loaded
+        self.tables.append((url, loaded))
+        return True
+
+    async def _load(
+        self, urls: Sequence[str], first: TableEnd | None = None
+    ) -> list[pa.Table | DatasetError | FetchError]:
+        return await gather(*(partial(self._load_one, url, first) for url in urls))
+
+    async def _load_one(self, url: str, first: TableEnd | None) -> pa.Table | DatasetError | FetchError:
         try:
             # Files of one writer are alike.
-            tail_bytes = min(max(TAIL_BYTES, first.footer_bytes + first.footer_bytes // 8), MAX_TAIL_BYTES)
-            end = first if number == 0 else await fetch_end(reader, url, tail_bytes)
-            async with large_files if end.footer_bytes >= _LARGE_FOOTER_BYTES else nullcontext():
-                file = await open_end(reader, end, run=run)
-                columns = _columns(cameras, file.columns)
-                return await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
+            tail_bytes = min(max(TAIL_BYTES, self._footer_bytes + self._footer_bytes // 8), MAX_TAIL_BYTES)
+            end = first if first and first.url == url else await fetch_end(self._reader, url, tail_bytes)
+            async with self._large_files if end.footer_bytes >= _LARGE_FOOTER_BYTES else nullcontext():
+                file = await open_end(self._reader, end, run=self._run)
+                columns, groups = _columns(self._cameras, file.columns), range(file.metadata.num_row_groups)
+                return await read_columns(self._reader, file, groups, columns, run=self._run)
         except (DatasetError, FetchError) as error:
-            return error  # It may be of one file too many: whether it matters is seen when its turn comes.
-
-    if not total:
-        found = await load(0)
-        if not isinstance(found, DatasetError | FetchError) and len(found):  # a contradiction, as of other totals
-            tables.append((first.url, found))
-    while rows < total:
-        if rows:
-            likely = math.ceil((total - rows) * len(tables) / rows)
-        else:
-            likely = _MAX_FILES_AT_ONCE if first.file.size >= info.data_file_bytes // 2 else 1
-        numbers = range(len(tables), len(tables) + min(likely, _MAX_FILES_AT_ONCE))
-        for number, loaded in zip(numbers, await gather(*(partial(load, number) for number in numbers)), strict=True):
-            if isinstance(loaded, AccessDenied | NotFound) and _counts_up_to_last(tables, total):
-                total = rows
-            if rows < total:
-                url = episodes_url(root, number, info.chunks_size)
-                tables.append((url, _rows_or_raise(loaded, url, rows, total)))
-                rows += len(tables[-1][1])
-    return await run(partial(_build, root, info, cameras, tables))
+            return error  # it may be of one file too many: whether it matters is seen when its turn comes
 
 
-def _counts_up_to_last(tables: Sequence[tuple[str, pa.Table]], total: int) -> bool:
-    """Return whether info.json counts the episodes that were taken out of the table, too: all up to the last number."""
-    return int(_integers(tables, "episode_index", missing=None).max(initial=-1)) + 1 == total
+def _has_totals(tables: Sequence[tuple[str, pa.Table]], info: DatasetInfo) -> bool:
+    """Return whether the rows are all that info.json counts, in one way or the other."""
+    numbers, lengths, _, stops = (_integers(tables, name, missing=None) for name in _FRAME_COLUMNS)
+    return not wrong_totals(info, numbers, lengths, stops)
 
 
-def _rows_or_raise(loaded: pa.Table | DatasetError | FetchError, url: str, rows: int, total: int) -> pa.Table:
-    if isinstance(loaded, NotFound):
-        message = f"{redact_url(url)} isn't there, but the files before it have {rows} of the {total} episodes"
-        raise FormatError(f"{message} that info.json counts", remedy=WRITE_ANEW) from loaded
-    if isinstance(loaded, DatasetError | FetchError):
-        raise loaded
-    if not len(loaded):
-        message = f"{redact_url(url)} has no episode, but info.json counts {total} and {rows} are found so far"
-        raise FormatError(message, remedy=WRITE_ANEW)
-    return loaded
+def wrong_totals(
+    info: DatasetInfo,
+    numbers: NDArray[np.int64],
+    lengths: NDArray[np.int64] | NDArray[np.int32],
+    stops: NDArray[np.int64],
+) -> dict[str, tuple[int, int]]:
+    """The counts of info.json that aren't those of the table of these episodes: its number, and the table's.
+
+    Numbers and frames that no episode has are no contradiction: an episode may have been taken out of the table, and
+    its rows still be there. info.json may count them or not.
+    """
+    counts: dict[str, tuple[int | None, int, int]] = {
+        "episodes": (info.total_episodes, len(numbers), int(numbers.max(initial=-1)) + 1),
+        "frames": (info.total_frames, int(lengths.sum()), int(stops.max(initial=0))),
+    }
+    return {
+        what: (said, found)
+        for what, (said, found, other) in counts.items()
+        if said is not None and said not in {found, other}
+    }
 
 
 def _columns(cameras: Sequence[str], there: Collection[str]) -> list[str]:
@@ -185,12 +273,13 @@ def _columns(cameras: Sequence[str], there: Collection[str]) -> list[str]:
 def _build(
     root: str, info: DatasetInfo, cameras: Sequence[str], tables: Sequence[tuple[str, pa.Table]]
 ) -> EpisodeTable:
+    read, tables = tables, [(url, table) for url, table in tables if len(table)]
     columns = {name: _integers(tables, name, missing=None) for name in _FRAME_COLUMNS}
     urls = [redact_url(url) for url, table in tables for _ in range(len(table))]
     order = np.argsort(columns["episode_index"], kind="stable")
     columns = {name: values[order] for name, values in columns.items()}
     urls = [urls[row] for row in order]
-    check_episodes(columns, urls, join_url(root, "meta/info.json"), info)
+    check_episodes(columns, urls)
     return EpisodeTable(
         root,
         info,
@@ -202,22 +291,14 @@ def _build(
         videos={
             camera: _video_places(tables, camera, order, columns=columns, urls=urls, info=info) for camera in cameras
         },
+        urls=tuple(url for url, _ in read),
     )
 
 
-def check_episodes(
-    columns: Mapping[str, NDArray[np.int64]], urls: Sequence[str], info_url: str, info: DatasetInfo
-) -> None:
-    """Raise FormatError at the first row, in the order of episodes, that contradicts the others.
-
-    Numbers and frames that no episode has are no contradiction: an episode may have been taken out of the table, and
-    its rows still be there. info.json may count them or not.
-    """
+def check_episodes(columns: Mapping[str, NDArray[np.int64]], urls: Sequence[str]) -> None:
+    """Raise FormatError at the first row, in the order of episodes, that contradicts the others."""
     episodes, lengths = columns["episode_index"], columns["length"]
     starts, stops = columns["dataset_from_index"], columns["dataset_to_index"]
-    if info.total_episodes not in {len(episodes), int(episodes.max(initial=-1)) + 1}:
-        message = f"meta/episodes has {len(episodes)} episodes (the last one in {urls[-1] if urls else 'none'})"
-        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_episodes}", remedy=WRITE_ANEW)
 
     def fail(wrong: NDArray[np.bool_], says: Callable[[int], str]) -> None:
         if wrong.any():
@@ -246,10 +327,6 @@ def check_episodes(
             f"{episodes[one]} [{starts[one]}, {stops[one]})",
             remedy=WRITE_ANEW,
         )
-    frames, last = int(lengths.sum()), int(stops.max(initial=0))
-    if info.total_frames not in {frames, last}:  # either way of counting frames that no episode has
-        message = f"the lengths in meta/episodes add up to {frames} frames"
-        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_frames}", remedy=WRITE_ANEW)
 
 
 def _integers(tables: Sequence[tuple[str, pa.Table]], name: str, *, missing: int | None) -> NDArray[np.int64]:

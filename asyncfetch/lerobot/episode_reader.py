@@ -281,6 +281,7 @@ class EpisodeReader:
             windows=offsets,
             image_dtype=self._image_dtype,
             depth_unit=self._depth_unit,
+            found_picture=self._metadata.found_picture,
         )
 
     def statistics(self) -> DatasetStatistics:

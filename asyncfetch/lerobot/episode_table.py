@@ -13,6 +13,7 @@ import numpy as np
 
 from asyncfetch.errors import LEAVE_OUT_EPISODE, DatasetError, EpisodeNotFound, redact_url
 from asyncfetch.fetch.urls import join_url
+from asyncfetch.lerobot.listing import places_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -123,7 +124,10 @@ class EpisodeTable:
         tasks: TaskLists,
         data: FilePlaces,
         videos: Mapping[str, VideoPlaces],
+        urls: Sequence[str] = (),
     ) -> None:
+        self.urls = urls
+        """The files that it was read from."""
         self._root = root
         self._info = info
         self._numbers = numbers  # ascending
@@ -230,15 +234,29 @@ class EpisodeTable:
             have += "" if isinstance(self._indices, range) else f", but only {len(self)} of these numbers"
         return EpisodeNotFound(f"{redact_url(self._root)} has no episode {index!r}; {have}")
 
-    def data_url_beside(self, index: int, files: int) -> str | None:
-        """The data file that comes so many files after the episode's own, or before it; None where none can be."""
-        template, position = self._info.data_path, self._position(index)
-        chunk, file = int(self._data.chunk[position]), int(self._data.file[position]) + files
-        if template.has("chunk_index"):
-            chunk, file = divmod(chunk * self._info.chunks_size + file, self._info.chunks_size)
-        if not template.has("file_index") or min(chunk, file) < 0:
-            return None
-        return join_url(self._root, template.format(chunk_index=chunk, file_index=file, video_key=""))
+    def data_place(self, index: int) -> tuple[int, int]:
+        """The chunk and the file that have the episode's rows by the table."""
+        position = self._position(index)
+        return int(self._data.chunk[position]), int(self._data.file[position])
+
+    def data_urls_beside(self, place: tuple[int, int], step: int) -> dict[tuple[int, int], str]:
+        """The data files that may come after that place, or with ``step`` -1 before it, the likeliest first."""
+        template = self._info.data_path
+        if not template.has("file_index") or min(place) < 0:
+            return {}
+        places = places_beside(place, step, self._info.chunks_size)
+        if not template.has("chunk_index"):
+            places = [(place[0], place[1] + step)] if place[1] + step >= 0 else []
+        return {
+            (chunk, file): join_url(self._root, template.format(chunk_index=chunk, file_index=file))
+            for chunk, file in places
+        }
+
+    def other_starts(self, index: int) -> set[int]:
+        """The ``index`` that the episode's first row has where that begins anew in each episode, or in each file."""
+        position, files = self._position(index), self.data_files()
+        start = int(self._starts[position])
+        return {0, start - int(self._starts[files == files[position]].min())} - {start}
 
     def sharing_data_file(self, index: int) -> int:
         """Return how many episodes have their rows in the same file as this one, itself included."""

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -96,6 +96,9 @@ FeatureKind = Literal["value", "string", "image", "language", "video", "depth", 
 INDEX_FEATURES = ("frame_index", "episode_index", "index", "task_index")
 """Default features that number a row."""
 
+_CHANNELS = frozenset({1, 3, 4})
+"""Numbers of channels that a picture may have."""
+
 _NUMERIC = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 _KINDS: Mapping[str, FeatureKind] = {
     "string": "string",
@@ -158,6 +161,42 @@ class Feature:
         """Return whether a picture's sizes are among its own, in whatever order: there are datasets with either."""
         return not Counter(sizes) - Counter((*self.shape, *(1,) * (3 - len(self.shape))))
 
+    @property
+    def picture_shape(self) -> tuple[int, ...]:
+        """The shape of a picture, channels first; of a camera by its first file, where ``info`` tells of that."""
+        shape = self.shape
+        if len(shape) == 2:
+            shape = (1, *shape)
+        elif len(shape) == 3 and not self._begins_with_channels:
+            shape = (shape[2], *shape[:2])
+        height, width = self.info.get("video.height"), self.info.get("video.width")
+        if self.is_camera and isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
+            return shape if self.has_sizes(height, width) else (self.channels, height, width)
+        return shape
+
+    @property
+    def channels(self) -> int:
+        """Channels of a camera's pictures."""
+        return 1 if self.is_depth else 3
+
+    @property
+    def _begins_with_channels(self) -> bool:
+        """True if the channels are the first of three axes: by their names or else by which axis is small.
+
+        LeRobot writes height, width and channels.
+        """
+        axes = [str(name).lower() for name in self.names] if isinstance(self.names, list) else []
+        is_channels = [axis == "c" or axis.startswith("channel") for axis in axes]
+        return is_channels[0] if any(is_channels) else self.shape[0] in _CHANNELS and self.shape[2] not in _CHANNELS
+
+    def resized(self, channels: int, height: int, width: int, /) -> Feature:
+        """The same with pictures of these sizes."""
+        shape: tuple[int, ...] = (height, width, channels)
+        if len(self.shape) == 3 and self._begins_with_channels:
+            shape = (channels, height, width)
+        told = {key: size for key, size in (("video.height", height), ("video.width", width)) if key in self.info}
+        return replace(self, shape=shape, info={**self.info, **told})
+
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
@@ -170,9 +209,9 @@ class DatasetInfo:
     features: Mapping[str, Feature]
     """All features, in the order of info.json."""
     total_episodes: int
-    total_frames: int
+    total_frames: int | None
+    """Number of frames as stored, None where it isn't; of these totals the tables' own count."""
     total_tasks: int | None
-    """Number of tasks as stored, None where it isn't; nothing here relies on it."""
     chunks_size: int
     """Most files in one chunk directory, more than 0."""
     data_file_bytes: int
@@ -225,8 +264,8 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
         fps=_fps(raw, url),
         features=features,
         total_episodes=_integer(raw, "total_episodes", url, minimum=0),
-        total_frames=_integer(raw, "total_frames", url, minimum=0),
-        total_tasks=_integer(raw, "total_tasks", url, minimum=0) if raw.get("total_tasks") is not None else None,
+        total_frames=_total(raw, "total_frames", url),
+        total_tasks=_total(raw, "total_tasks", url),
         chunks_size=_integer({"chunks_size": _CHUNKS_SIZE, **raw}, "chunks_size", url, minimum=1),
         data_file_bytes=_file_bytes(raw, "data_files_size_in_mb", 100, url),
         video_file_bytes=_file_bytes(raw, "video_files_size_in_mb", 200, url),
@@ -325,6 +364,10 @@ def _integer(raw: Mapping[str, Any], key: str, url: str, *, minimum: int) -> int
             f"{key} of {redact_url(url)} is {value!r:.80}; it must be a whole number of at least {minimum}"
         )
     return int(value)
+
+
+def _total(raw: Mapping[str, Any], key: str, url: str) -> int | None:
+    return None if raw.get(key) is None else _integer(raw, key, url, minimum=0)
 
 
 def _file_bytes(raw: Mapping[str, Any], key: str, default: int, url: str) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+import numpy as np
 
 from asyncfetch.errors import (
     COPY_ANEW,
@@ -24,8 +25,9 @@ from asyncfetch.errors import (
 from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers, to_objects
-from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes
+from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes, wrong_totals
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, is_v2, parse_info, parse_json
+from asyncfetch.lerobot.oddities import Oddities
 from asyncfetch.lerobot.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
 from asyncfetch.runtime.concurrently import Eventual, ungrouped
 from asyncfetch.runtime.threads import run_sync
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.episode_table import EpisodeTable
     from asyncfetch.lerobot.info import DatasetInfo, Feature
+    from asyncfetch.lerobot.listing import ListTables
     from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
@@ -70,8 +73,8 @@ class Metadata:
     url: str
     """Root of the dataset, as the caller wrote it."""
     info: DatasetInfo
-    features: Mapping[str, Feature]
-    """The chosen features and the default ones, in the order of info.json."""
+    features: dict[str, Feature]
+    """The chosen features and the default ones, in the order of info.json; of pictures as they were found to be."""
     cameras: tuple[str, ...]
     """The chosen features whose frames are in MP4 files, in the order of info.json. Kind "depth" marks depth maps."""
     tasks: Mapping[int, str]
@@ -83,6 +86,8 @@ class Metadata:
     """Hash of what defines the samples: chosen features, fps, tasks, lengths and places, but not the url."""
     has_files_of_episodes: bool = False
     """True if each file of rows is one episode's, which then says where its ``index`` begins: of v2."""
+    oddities: Oddities = field(default_factory=Oddities, compare=False, repr=False)
+    """Oddities found so far."""
 
     @property
     def sample_features(self) -> Mapping[str, Feature]:
@@ -98,6 +103,43 @@ class Metadata:
         """
         return self.statistics.read() if isinstance(self.statistics, StoredStatistics) else self.statistics
 
+    def checked(self) -> Self:
+        """The same; its reader is warned where the totals of info.json aren't those of the tables, which count."""
+        if wrong := self.wrong_totals():
+            told = [f"{said} {what} where there are {found}" for what, (said, found) in wrong.items()]
+            self.oddities.note(
+                "totals",
+                f"info.json of {redact_url(self.url)} counts {' and '.join(told)} in the tables. Those count: write "
+                "their numbers there, or copy the files of the tables anew if one of them is missing",
+            )
+        return self
+
+    def wrong_totals(self) -> dict[str, tuple[int, int]]:
+        """The counts of info.json, "episodes", "frames" or "tasks", that aren't the tables': its number and theirs."""
+        table = self.episodes
+        wrong = wrong_totals(self.info, np.asarray(table.indices), table.lengths, table.starts + table.lengths)
+        said = self.info.total_tasks
+        if said is not None and said not in {len(self.tasks), max(self.tasks, default=-1) + 1}:
+            wrong["tasks"] = said, len(self.tasks)
+        return wrong
+
+    def found_picture(self, key: str, sizes: Sequence[int], where: str) -> None:
+        """Take pictures of a feature to be of the sizes of one that was found: (height, width), or with channels first.
+
+        Where info.json says others, its reader is warned.
+        """
+        feature = self.features[key]
+        if feature.has_sizes(*sizes):
+            return
+        *channels, height, width = sizes
+        self.oddities.note(
+            "picture size",
+            f"{where}: the pictures of {key} are {height} high and {width} wide"
+            f"{f', of {channels[0]} channels' if channels else ''}; info.json says {feature.shape}. They are read as "
+            "they are; write their shape there",
+        )
+        self.features[key] = feature.resized(channels[0] if channels else feature.channels, height, width)
+
 
 async def load_metadata(
     reader: RangeReader,
@@ -106,6 +148,7 @@ async def load_metadata(
     features: Collection[str] | None = None,
     run: RunSync = run_sync,
     read_files: RunSync | None = None,
+    list_tables: ListTables | None = None,
     version2: Callable[[], Awaitable[Metadata]] | None = None,
 ) -> Metadata:
     """Load and check a LeRobot dataset's metadata. Its files are fetched side by side, episodes by column.
@@ -116,6 +159,7 @@ async def load_metadata(
         features: Keys of the features that will be used; None means all. The default features are always among them.
         run: Runs the blocking parts.
         read_files: Reads a local dataset's files at once, in a thread, where they are small. None: by ``reader``.
+        list_tables: Lists the files of a directory, where their names don't hold. None: they can't be listed.
         version2: Loads it where it turns out to be of v2; None: that is refused.
 
     A damaged stats.json is no matter before somebody asks for ``stats``.
@@ -133,7 +177,7 @@ async def load_metadata(
         files = await read_files(partial(read_small_files, urls, WHOLE_BYTES))
         small = None if files is None else await run(partial(_parse_all, url, features, files))
         if small is not None:
-            return small
+            return small.checked()
     rest: tuple[EpisodeTable, dict[int, str], str] | None = None
     with ungrouped():
         async with anyio.create_task_group() as tasks:
@@ -155,7 +199,9 @@ async def load_metadata(
                     rest = await run(partial(_parse_small, url, info, chosen, cameras, end, tasks_end))
                 if rest is None:
                     task_strings = Eventual(tasks, partial(_load_tasks, reader, first_tasks.get, run))
-                    episodes = await load_episodes(reader, url, info, cameras, first_end=first.get, run=run)
+                    episodes = await load_episodes(
+                        reader, url, info, cameras, first_end=first.get, list_tables=list_tables, run=run
+                    )
                     names = await task_strings.get()
                     rest = episodes, names, await run(partial(fingerprint_of, info, chosen, names, episodes))
                 statistics = await stats.get()
@@ -164,7 +210,7 @@ async def load_metadata(
         return await version2()
     assert rest is not None
     episodes, names, fingerprint = rest
-    return Metadata(url, info, chosen, cameras, names, statistics, episodes, fingerprint)
+    return Metadata(url, info, chosen, cameras, names, statistics, episodes, fingerprint).checked()
 
 
 def _parse_small(

@@ -1,22 +1,23 @@
 """The table rows of an episode, by range.
 
 A data file's row groups are found by their statistics of ``index``, so neither the order of files nor that of rows
-matters, and rows that no episode claims are skipped. LeRobot records one row group per episode; converted and older
-files hold many episodes in one. Such a shared group is decoded once and kept, an episode's own group is not.
+matters, and rows that no episode claims are skipped; where ``index`` begins anew in each episode, by those of
+``episode_index``. LeRobot records one row group per episode; converted and older files hold many episodes in one. Such
+a shared group is decoded once and kept, an episode's own group is not.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from asyncfetch.errors import LEAVE_OUT_EPISODE, AccessDenied, ConfigError, DatasetError, NotFound, redact_url
+from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import empty_column, take_rows, to_column, to_integers
 from asyncfetch.lerobot.frame_times import own_seconds
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, INDEX_FEATURES
@@ -44,22 +45,34 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.columns import Column
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
+    from asyncfetch.lerobot.listing import ListTables
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.parquet import TableFile
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["EpisodeRows", "IndexedTable", "PicturePart", "RowCache", "RowReader", "index_table"]
+__all__ = [
+    "EpisodeRows",
+    "IndexedTable",
+    "PicturePart",
+    "RowCache",
+    "RowReader",
+    "first_indices",
+    "index_by_episode",
+    "index_table",
+]
 
 _MOST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedTable:
-    """An open data file; row group g holds values of ``index`` from first[g] to last[g], both included."""
+    """An open data file; row group g holds values of the key from first[g] to last[g], both included."""
 
     table: TableFile
     first: NDArray[np.int64]
     last: NDArray[np.int64]
+    key: Literal["index", "episode_index"] = "index"
+    """The column by which an episode's rows are found."""
 
     @property
     def nbytes(self) -> int:
@@ -73,39 +86,88 @@ class IndexedTable:
         return replace(episode, from_index=index, to_index=index + episode.length)
 
     def covers(self, start: int, stop: int) -> bool:
-        """Return whether rows with an ``index`` of [start, stop) may all be here, by the first and the last one."""
+        """Return whether rows with a key in [start, stop) may all be here, by the first and the last one."""
         filled = self.first <= self.last
         return bool(filled.any() and self.first[filled].min() <= start and self.last[filled].max() >= stop - 1)
 
-    def groups_of(self, start: int, stop: int) -> tuple[list[int], list[int]]:
-        """The row groups with an ``index`` in [start, stop): those with no other, and those that may have others."""
+    def may_have(self, episode: Episode) -> bool:
+        """Return whether the episode's rows may all be here."""
+        return self.covers(*self._keys(episode))
+
+    def groups_of(self, episode: Episode) -> tuple[list[int], list[int]]:
+        """The row groups with rows of the episode, by the key: those with no other, and those that may have others."""
+        start, stop = self._keys(episode)
         touched = (self.first < stop) & (self.last >= start)
         own = touched & (self.first >= start) & (self.last < stop)
         return np.flatnonzero(own).tolist(), np.flatnonzero(touched & ~own).tolist()
 
+    def _keys(self, episode: Episode) -> tuple[int, int]:
+        if self.key == "index":
+            return episode.from_index, episode.to_index
+        return episode.index, episode.index + 1
+
 
 async def index_table(reader: RangeReader, table: TableFile, *, run: RunSync) -> IndexedTable:
-    """Index it by the footer's statistics; of row groups that have none the column is read.
+    """Index it by the footer's statistics of ``index``, or of ``episode_index`` where that begins anew in each episode.
+
+    Of row groups that have none the column is read.
 
     Raises:
         FetchError: A range could not be fetched.
-        FormatError: The file is damaged, or has no whole numbers in ``index``.
+        FormatError: The file is damaged, or has no whole numbers in them.
     """
-    table.require(["index"])
-    first, last, unknown = await run(partial(_index_spans, table))
+    indexed = await _index_by(reader, table, "index", run)
+    filled = indexed.first <= indexed.last
+    if (
+        filled.any()
+        and table.metadata.num_rows > int(indexed.last[filled].max()) - int(indexed.first[filled].min()) + 1
+    ):
+        # Two rows have one ``index``: one of them may be a deleted episode's.
+        begin = (await first_indices(reader, table, run=run)).values()
+        if len(begin) > 1 and not any(begin):
+            return await index_by_episode(reader, table, run=run)
+    return indexed
+
+
+async def first_indices(reader: RangeReader, table: TableFile, *, run: RunSync) -> dict[int, int]:
+    """The least ``index`` of each episode that has rows in the file, whatever the metadata says."""
+    table.require(["index", "episode_index"])
+    groups = range(table.metadata.num_row_groups)
+    rows = await read_columns(reader, table, groups, ["index", "episode_index"], run=run)
+    return await run(partial(_first_indices, rows, table.url))
+
+
+def _first_indices(rows: pa.Table, url: str) -> dict[int, int]:
+    index, episodes = (to_integers(rows[key], key, url) for key in ("index", "episode_index"))
+    different, which = np.unique(episodes, return_inverse=True)
+    least = np.full(len(different), _MOST)
+    np.minimum.at(least, which, index)
+    return dict(zip(different.tolist(), least.tolist(), strict=True))
+
+
+async def index_by_episode(reader: RangeReader, table: TableFile, *, run: RunSync) -> IndexedTable:
+    """Index it by ``episode_index``, whatever is in ``index``; see ``index_table``."""
+    return await _index_by(reader, table, "episode_index", run)
+
+
+async def _index_by(
+    reader: RangeReader, table: TableFile, key: Literal["index", "episode_index"], run: RunSync
+) -> IndexedTable:
+    table.require([key])
+    first, last, unknown = await run(partial(_index_spans, table, key))
     if unknown:
-        rows = await read_columns(reader, table, unknown, ["index"], run=run)
-        await run(partial(_fill_spans, table, rows, unknown, first, last))
-    return IndexedTable(table, first, last)
+        rows = await read_columns(reader, table, unknown, [key], run=run)
+        await run(partial(_fill_spans, table, key, rows, unknown, first, last))
+    return IndexedTable(table, first, last, key)
 
 
-def _index_spans(table: TableFile) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
-    """First and last ``index`` of each row group by the footer, and the groups of which it doesn't tell."""
+def _index_spans(table: TableFile, key: str) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+    """First and last key of each row group by the footer, and the groups of which it doesn't tell."""
     groups = table.metadata.num_row_groups
     # What is empty holds no index: its span ends before it begins.
     first, last = np.zeros(groups, np.int64), np.full(groups, -1, np.int64)
     unknown = []
-    leaf = table.leaves["index"].start
+    leaf = table.leaves[key].start
     for group in range(groups):
         row_group = table.metadata.row_group(group)
         if not row_group.num_rows:
@@ -130,9 +192,9 @@ def _bounds(statistics: pq.Statistics | None) -> tuple[int, int] | None:
 
 
 def _fill_spans(
-    table: TableFile, rows: pa.Table, groups: Sequence[int], first: NDArray[np.int64], last: NDArray[np.int64]
+    table: TableFile, key: str, rows: pa.Table, groups: Sequence[int], first: NDArray[np.int64], last: NDArray[np.int64]
 ) -> None:
-    index = to_integers(rows["index"], "index", table.url)
+    index = to_integers(rows[key], key, table.url)
     start = 0
     for group in groups:
         stop = start + table.metadata.row_group(group).num_rows
@@ -150,6 +212,8 @@ _FOOTER_BYTES = 16 * 1024
 _CHUNK_FOOTER_BYTES = 150
 """Bytes of a footer for a column and row group, statistics included: 100-140 measured. A row group is one episode's, or
 that of many, and the tail then holds more than the footer, but never more than ``MAX_TAIL_BYTES``."""
+_DIRECTORY = "data"
+"""The directory of all files of rows, which LeRobot lists."""
 _MAX_FILES_ASIDE = 64
 """Looked at on one side of the data file that an episode should be in, and isn't."""
 _LIST_ITEM_BYTES = 64
@@ -227,11 +291,13 @@ class _Group:
     def nbytes(self) -> int:
         return int(self.rows.nbytes)
 
-    def places_of(self, episode: Episode, url: str) -> NDArray[np.int64]:
-        """The numbers of the rows with the episode's ``index`` and ``episode_index``, ascending."""
-        if self.ascending:
+    def places_of(self, episode: Episode, url: str, key: str) -> NDArray[np.int64]:
+        """Numbers of the rows with the episode's ``episode_index`` and, where that is the key, ``index``; ascending."""
+        if key != "index":
+            places: NDArray[np.int64] = np.arange(len(self.index))
+        elif self.ascending:
             start, stop = np.searchsorted(self.index, (episode.from_index, episode.to_index))
-            places: NDArray[np.int64] = np.arange(start, stop)
+            places = np.arange(start, stop)
         else:
             places = np.flatnonzero((self.index >= episode.from_index) & (self.index < episode.to_index))
         # Rows of a deleted episode may carry the same numbers.
@@ -239,9 +305,9 @@ class _Group:
         mine: NDArray[np.int64] = places[to_integers(numbers, "episode_index", url) == episode.index]
         return mine
 
-    def rows_of(self, episode: Episode, url: str) -> pa.Table:
+    def rows_of(self, episode: Episode, url: str, key: str) -> pa.Table:
         """These rows, in file order."""
-        return take_rows(self.rows, self.places_of(episode, url))
+        return take_rows(self.rows, self.places_of(episode, url, key))
 
 
 class RowCache:
@@ -271,6 +337,7 @@ class RowReader:
             ``metadata.features``. The default features always come along.
         kept: Where to keep footers and row groups. What calls under way hold comes on top.
         number: Of the dataset, among those that keep theirs there.
+        list_tables: Lists the files, where their names don't hold; None where nothing can.
         run: Runs the blocking parts.
 
     Raises:
@@ -285,6 +352,7 @@ class RowReader:
         columns: Collection[str] | None = None,
         kept: RowCache,
         number: int = 0,
+        list_tables: ListTables | None = None,
         run: RunSync = run_sync,
     ) -> None:
         features = metadata.features
@@ -303,6 +371,9 @@ class RowReader:
         self._run = run
         self._kept: LRUPart[_Key, Any] = LRUPart(kept.kept, number)
         self._moved: dict[int, str] = {}  # where episodes are whose file the metadata doesn't name
+        self._by_episode: set[str] = set()  # files in which ``index`` begins anew
+        self._list_tables = list_tables
+        self._listed: list[str] | None = None
 
     def __repr__(self) -> str:
         return f"<RowReader of {redact_url(self.metadata.url)!r}, {self._kept!r}>"
@@ -331,7 +402,7 @@ class RowReader:
             return EpisodeRows({key: empty_column(feature) for key, feature in self._features.items()}, 0)
         features = self._features if pictures else self._numbers
         async with self._reading(episode) as (file, episode):
-            own, shared = file.groups_of(episode.from_index, episode.to_index)
+            own, shared = file.groups_of(episode)
             reads: list[Callable[[], Awaitable[_Group | FetchedColumns]]] = []
             if not pictures:
                 reads = [partial(self._numbers_in, file, group) for group in sorted(own + shared)]
@@ -343,7 +414,7 @@ class RowReader:
                 if own:
                     reads.append(partial(self._fetch, file, own))
             parts = await gather(*reads)
-            return await self._run(partial(_select, parts, episode, features, self.metadata))
+            return await self._run(partial(_select, parts, episode, features, self.metadata, file.key))
 
     async def pictures(self, episode: Episode, key: str, start: int, stop: int) -> PicturePart:
         """Pictures of frames [start, stop) of the episode, from a large row group by its pages; errors as ``rows``.
@@ -355,8 +426,9 @@ class RowReader:
             stop: One past the last one.
         """
         async with self._reading(episode) as (file, episode):
-            part = replace(episode, from_index=episode.from_index + start, to_index=episode.from_index + stop)
-            own, shared = file.groups_of(part.from_index, part.to_index)
+            begin = episode.from_index if file.key == "index" else 0
+            part = replace(episode, from_index=begin + start, to_index=begin + stop)
+            own, shared = file.groups_of(part)
             found = await gather(*(partial(self._pictures_in, file, group, key, part) for group in own + shared))
             return await self._run(partial(_in_order, found, self._features[key], part, start))
 
@@ -382,10 +454,17 @@ class RowReader:
     async def _pictures_in(
         self, file: IndexedTable, group: int, key: str, part: Episode
     ) -> tuple[NDArray[np.int64], pa.ChunkedArray[Any]]:
-        """The ``index`` and the picture of those rows of a group that belong to a part of an episode."""
+        """The ``index`` and the picture of those rows of a group that belong to a part of an episode.
+
+        Where ``index`` isn't the key, its place is taken by ``frame_index``.
+        """
         table, reader = file.table, self._reader
         numbers = await self._numbers_in(file, group)
-        places = await self._run(partial(numbers.places_of, part, table.url))
+        places = await self._run(partial(numbers.places_of, part, table.url, file.key))
+        index = numbers.index
+        if file.key != "index":
+            index = to_integers(numbers.rows["frame_index"], "frame_index", table.url)
+            places = places[(index[places] >= part.from_index) & (index[places] < part.to_index)]
         rows = range(int(places.min()), int(places.max()) + 1) if len(places) else range(0)
         leaf = next((leaf for leaf in table.leaves[key] if table.path(leaf) in {key, f"{key}.bytes"}), None)
         are_few = 2 * len(rows) < table.metadata.row_group(group).num_rows
@@ -398,7 +477,7 @@ class RowReader:
                 rows.start, len(rows)
             )
         wanted = take_rows(require_pyarrow().table({key: column}), places - rows.start)
-        return numbers.index[places], wanted[key]
+        return index[places], wanted[key]
 
     async def locate(self, episode: Episode) -> None:
         """Fetch what tells where the episode's rows lie, so that ``rows`` asks for them alone; errors as there."""
@@ -422,42 +501,69 @@ class RowReader:
                 self._moved.pop(episode.index, None)
                 raise
             return found
-        if file.covers(episode.from_index, episode.to_index):
-            return file
-        found = await self._look_beside(episode, (_side(file, episode),))
-        return file if found is None else found
+        if url not in self._by_episode:
+            if file.may_have(episode):
+                return file
+            found = await self._look_beside(episode, (_side(file, episode),))
+            if found is not None:
+                return found
+            begin = (await first_indices(self._reader, file.table, run=self._run)).get(episode.index)
+            if begin not in self.metadata.episodes.other_starts(episode.index):
+                return file
+            self._by_episode.add(url)
+        return await index_by_episode(self._reader, file.table, run=self._run)
 
     async def _look_beside(self, episode: Episode, directions: Sequence[int]) -> IndexedTable | None:
         """The data file that has the episode's rows by its own index ranges, where the metadata names another one.
 
         Files follow each other in the order of ``index``, so their ranges tell which way to go.
         """
+        table = self.metadata.episodes
         for direction in directions:
-            for distance in range(1, _MAX_FILES_ASIDE + 1):
-                url = self.metadata.episodes.data_url_beside(episode.index, direction * distance)
-                if url is None:
+            step, place, seen = direction, table.data_place(episode.index), set[str]()
+            for _ in range(_MAX_FILES_ASIDE):
+                for beside, url in table.data_urls_beside(place, step).items():
+                    file = None if url in seen else await self._table_if_there(url, episode)
+                    seen.add(url)
+                    if file is not None:
+                        place = beside
+                        break
+                else:
                     break
-                try:
-                    file = await self._table(url, episode)
-                except (AccessDenied, NotFound):
-                    break
-                if file.covers(episode.from_index, episode.to_index):
-                    self._warn_of(episode, url)
-                    self._moved[episode.index] = url
-                    return file
-                if _side(file, episode) != direction:
-                    break
+                if file.may_have(episode):
+                    return self._found(episode, file)
+                step = _side(file, episode)
+        return await self._look_in_listing(episode)
+
+    async def _look_in_listing(self, episode: Episode) -> IndexedTable | None:
+        """The same among all files that are there."""
+        if self._listed is None and self._list_tables is not None:
+            self._listed = await self._list_tables(join_url(self.metadata.url, _DIRECTORY))
+        listed = self._listed or []
+        first, stop = 0, len(listed)
+        while first < stop:
+            middle = (first + stop) // 2
+            file = await self._table_if_there(listed[middle], episode)
+            if file is not None and file.may_have(episode):
+                return self._found(episode, file)
+            first, stop = (middle + 1, stop) if file is None or _side(file, episode) > 0 else (first, middle)
         return None
 
-    def _warn_of(self, episode: Episode, url: str) -> None:
-        if not self._moved:
-            warnings.warn(
-                f"meta/episodes names {redact_url(episode.data_url)} for the rows of episode {episode.index}, which "
-                f"are in {redact_url(url)}. They are read from there, and so are those of other episodes of this "
-                "dataset where it is wrong; to mend it, write the dataset anew: `asyncfetch select`",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    def _found(self, episode: Episode, file: IndexedTable) -> IndexedTable:
+        self.metadata.oddities.note(
+            "file of rows",
+            f"meta/episodes names {redact_url(episode.data_url)} for the rows of episode {episode.index}, which "
+            f"are in {redact_url(file.table.url)}. They are read from there, and so are those of other episodes of "
+            "this dataset where it is wrong; to mend it, write the dataset anew: `asyncfetch select`",
+        )
+        self._moved[episode.index] = file.table.url
+        return file
+
+    async def _table_if_there(self, url: str, episode: Episode) -> IndexedTable | None:
+        try:
+            return await self._table(url, episode)
+        except (AccessDenied, NotFound):
+            return None
 
     async def _table(self, url: str, episode: Episode) -> IndexedTable:
         file: IndexedTable = await self._kept.get(url, partial(self._open, url, episode))
@@ -481,7 +587,8 @@ class RowReader:
 
 def _side(file: IndexedTable, episode: Episode) -> int:
     """1 where the episode's rows come after the file's first one, -1 where they come before it."""
-    return 1 if not len(file.first) or int(file.first.min()) <= episode.from_index else -1
+    wanted = episode.from_index if file.key == "index" else episode.index
+    return 1 if not len(file.first) or int(file.first.min()) <= wanted else -1
 
 
 def _decode(part: _Group | FetchedColumns) -> _Group:
@@ -497,14 +604,15 @@ def _select(
     episode: Episode,
     features: Mapping[str, Feature],
     metadata: Metadata,
+    key: str,
 ) -> EpisodeRows:
     url = episode.data_url
     where = f"{redact_url(url)}, episode {episode.index}"
-    parts = [_decode(group).rows_of(episode, url) for group in groups]
+    parts = [_decode(group).rows_of(episode, url, key) for group in groups]
     found = sum(map(len, parts))
     if found != episode.length:
-        message = f"{where}: {found} rows have its episode_index and an index in"
-        message += f" [{episode.from_index}, {episode.to_index}), but its length is {episode.length}"
+        index = f" and an index in [{episode.from_index}, {episode.to_index})" if key == "index" else ""
+        message = f"{where}: {found} rows have its episode_index{index}, but its length is {episode.length}"
         raise DatasetError(message, remedy=LEAVE_OUT_EPISODE)
     rows = require_pyarrow().concat_tables(parts) if len(parts) > 1 else parts[0]
     frames = to_integers(rows["frame_index"], "frame_index", url)
@@ -518,7 +626,7 @@ def _select(
         else:
             columns[key] = to_column(rows[key], feature, url)
         nbytes += _nbytes(columns[key], rows[key])
-    _check_rows(columns, episode, metadata.tasks, where)
+    _check_rows(columns, episode.from_index if key == "index" else int(columns["index"][0]), metadata.tasks, where)
     return EpisodeRows(columns, nbytes, own_seconds(columns["timestamp"], metadata.info.fps))
 
 
@@ -535,9 +643,9 @@ def _in_order(
     return PicturePart(start, [pictures[place] for place in order.tolist()])
 
 
-def _check_rows(columns: Mapping[str, Column], episode: Episode, tasks: Mapping[int, str], where: str) -> None:
-    for key, first in (("frame_index", 0), ("index", episode.from_index)):
-        wrong = columns[key] != np.arange(first, first + episode.length)
+def _check_rows(columns: Mapping[str, Column], from_index: int, tasks: Mapping[int, str], where: str) -> None:
+    for key, first in (("frame_index", 0), ("index", from_index)):
+        wrong = columns[key] != np.arange(first, first + len(columns[key]))
         if wrong.any():
             row = int(wrong.argmax())
             message = f"{where}: {key} of row {row} is {columns[key][row]}, it should be {first + row}"

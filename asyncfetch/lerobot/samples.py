@@ -22,7 +22,7 @@ from asyncfetch.lerobot.stretch import reach_of
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import torch
     from numpy.typing import NDArray
@@ -159,8 +159,6 @@ Asked: TypeAlias = "tuple[HeldEpisode, int, int]"
 """An episode, one of its frames, and the number of the reader that goes through them: see HeldEpisode.each."""
 
 _PICTURES = {"image", "video", "depth"}
-_CHANNELS = {1, 3, 4}
-"""Numbers of channels that a picture may have."""
 
 
 class DoesNotFit(Exception):
@@ -218,8 +216,10 @@ class SampleBuilder:
         windows: Mapping[str, NDArray[np.int64]],
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
+        found_picture: Callable[[str, Sequence[int], str], None] = lambda _key, _sizes, _where: None,
     ) -> None:
         self._features = features
+        self._found_picture = found_picture
         self._depth_unit: DepthUnit = depth_unit
         self._tasks = tasks
         self._windows = windows
@@ -233,12 +233,11 @@ class SampleBuilder:
         return 1024 + sum(self._feature_bytes(feature) for feature in self._features.values())
 
     def _feature_bytes(self, feature: Feature) -> int:
+        item_bytes, shape = 8, feature.shape
         if feature.kind in _PICTURES:
             item_bytes = 4 if feature.kind == "depth" or self._image_dtype == "float32" else 1
-        else:
-            item_bytes = 8
-        frames = len(self._windows.get(feature.key, (0,)))
-        return frames * item_bytes * math.prod(feature.shape)
+            shape = feature.picture_shape
+        return len(self._windows.get(feature.key, (0,))) * item_bytes * math.prod(shape)
 
     def layout(self) -> dict[str, Field]:
         """Every value of a sample, by key."""
@@ -261,7 +260,7 @@ class SampleBuilder:
     def _field(self, feature: Feature) -> Field:
         if feature.kind in _PICTURES:
             is_float = feature.is_depth or self._image_dtype == "float32"
-            return Field("float32" if is_float else "uint8", _channels_first(feature))
+            return Field("float32" if is_float else "uint8", feature.picture_shape)
         if feature.kind == "value":
             return Field(feature.row_dtype, () if feature.shape == (1,) else feature.shape)
         return Field(feature.dtype)
@@ -370,6 +369,7 @@ class SampleBuilder:
             return held.each(feature.key, frames, reader=reader)
         dtype = self._field(feature).dtype
         images = _decode_images(held.episode, feature, dtype, held.rows[feature.key], frames)
+        self._found_picture(feature.key, images[0].shape, redact_url(held.episode.data_url))
         stored = stored_unit(feature) if feature.is_depth else None
         if stored not in {self._depth_unit, None}:
             for image in {id(image): image for image in images}.values():
@@ -404,22 +404,6 @@ def _write_picture(picture: torch.Tensor, room: NDArray[Any]) -> None:
         raise DoesNotFit
 
 
-def _channels_first(feature: Feature) -> tuple[int, ...]:
-    """The shape of a picture. In info.json its axes come in either order: by their names or else by which one is small.
-
-    LeRobot writes height, width and channels.
-    """
-    shape, names = feature.shape, feature.names
-    if len(shape) == 2:
-        return (1, *shape)
-    if len(shape) != 3:
-        return shape
-    axes = [str(name).lower() for name in names] if isinstance(names, list) else []
-    is_channels = [axis == "c" or axis.startswith("channel") for axis in axes]
-    is_first = is_channels[0] if any(is_channels) else shape[0] in _CHANNELS and shape[2] not in _CHANNELS
-    return shape if is_first else (shape[2], *shape[:2])
-
-
 def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The same, copies in place of those that came before."""
     firsts = {id(picture): place for place, picture in reversed(list(enumerate(pictures)))}
@@ -434,12 +418,6 @@ def _decode_images(
     where = f"{feature.key} of episode {episode.index} in {redact_url(episode.data_url)}"
     images = {frame: decode_image(column[frame], name=f"{where}, frame {frame}") for frame in dict.fromkeys(frames)}
     for frame, image in images.items():
-        if not feature.has_sizes(*image.shape):
-            raise FormatError(
-                f"{where}, frame {frame}: the picture is {tuple(image.shape)}, channels first; info.json says "
-                f"{feature.shape}",
-                remedy=LEAVE_OUT_FEATURE,
-            )
         if image.dtype == torch.float32 and not feature.is_depth:
             raise FormatError(
                 f"{where}, frame {frame}: the picture is of floats, and info.json doesn't mark the feature as depth",

@@ -52,6 +52,8 @@ class _Unit:
     lengths: NDArray[np.int64]
     full_rows: int
     """Rows of a full unit of this file."""
+    key: str = "index"
+    """The column that numbers its rows, from ``starts`` on; "frame_index" of a single episode."""
 
     @property
     def share(self) -> float:
@@ -114,12 +116,22 @@ async def _units(rows: RowReader, columns: Sequence[str], positions: NDArray[np.
     starts, lengths = table.starts[positions], table.lengths[positions].astype(np.int64)
     first = table[int(indices[0])]
     file = await rows.file(first)
+    most = _unit_rows(file.table, columns)
+    if file.key != "index":
+        units = []
+        for number, length in zip(indices.tolist(), lengths, strict=True):
+            groups = sorted(group for some in file.groups_of(table[number]) for group in some)
+            if not groups:
+                message = f"{redact_url(file.table.url)} has no row of episode {number}, which has {length} frames"
+                raise DatasetError(message, remedy=LEAVE_OUT_EPISODE)
+            one = np.array([number]), np.zeros(1, np.int64), np.array([length])
+            units.append(_Unit(file.table, groups, *one, most, "frame_index"))
+        return units
     if rows.metadata.has_files_of_episodes:
         starts = np.array([file.beginning(first).from_index])
     elif not file.covers(int(starts.min()), int((starts + lengths).max())) and len(positions) > 1:
         # Some of them lie beside the file that they should be in.
         return [unit for one in positions for unit in await _units(rows, columns, np.array([one]))]
-    most = _unit_rows(file.table, columns)
     return [
         _Unit(file.table, groups, indices[begin:stop], starts[begin:stop], lengths[begin:stop], most)
         for begin, stop, groups in _cut(file, most, starts, lengths)
@@ -160,7 +172,7 @@ def _unit_rows(table: TableFile, columns: Sequence[str]) -> int:
 async def _read(reader: RangeReader, columns: Sequence[str], unit: _Unit, *, run: RunSync) -> list[pa.RecordBatch]:
     if not unit.groups:
         raise _wrong_count(unit, 0, 0)
-    wanted = [*columns, *({"index"} - {*columns})]
+    wanted = [*columns, *({unit.key} - {*columns})]
     fetched = await fetch_groups(reader, unit.table, unit.groups, wanted, together=True)
     batches = await run(partial(_in_order, fetched, columns, unit))
     if batches is None:
@@ -176,7 +188,7 @@ def _in_order(fetched: FetchedGroups, columns: Sequence[str], unit: _Unit) -> li
         batches = fetched.decode()
     except FormatError:  # read once more, each group where it lies
         return None
-    if not np.array_equal(_integers(batches, "index", unit), unit.index()):
+    if not np.array_equal(_integers(batches, unit.key, unit), unit.index()):
         return None
     return [batch.select(list(columns)) for batch in batches]
 
@@ -184,7 +196,7 @@ def _in_order(fetched: FetchedGroups, columns: Sequence[str], unit: _Unit) -> li
 def _sorted_out(fetched: FetchedGroups, columns: Sequence[str], unit: _Unit) -> list[pa.RecordBatch]:
     """Return the unit's rows alone, in order."""
     batches = fetched.decode()
-    index, episode = _integers(batches, "index", unit), _integers(batches, "episode_index", unit)
+    index, episode = _integers(batches, unit.key, unit), _integers(batches, "episode_index", unit)
     due, owners = unit.index(), np.repeat(unit.episodes, unit.lengths)
     order = np.argsort(due)
     place = order[np.minimum(np.searchsorted(due, index, sorter=order), len(due) - 1)]

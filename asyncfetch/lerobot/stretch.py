@@ -38,15 +38,17 @@ class Stretch:
         """
         if self.start == self.stop:
             return self.start, self.stop
-        offsets = {key: (least, greatest) for key, least, greatest in self.reach}
-        least, greatest = offsets.get(camera, (0, 0))
-        first, last = (min(max(frame, 0), length - 1) for frame in (self.start + least, self.stop - 1 + greatest))
-        return first, last + 1
+        least, greatest = next((reach[1:] for reach in self.reach if reach[0] == camera), (0, 0))
+        return _inside(self.start + least, length), _inside(self.stop - 1 + greatest, length) + 1
 
     def name(self, length: int) -> str:
         """Return its name in messages: that of the episode, whose length this is, where it is all of that."""
         frames = "" if (self.start, self.stop) == (0, length) else f", frames [{self.start}, {self.stop})"
         return f"episode {self.episode}{frames}"
+
+
+def _inside(frame: int, length: int) -> int:
+    return min(max(frame, 0), length - 1)
 
 
 def reach_of(windows: Mapping[str, NDArray[np.int64]], cameras: Iterable[str]) -> Reach:

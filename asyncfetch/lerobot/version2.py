@@ -6,6 +6,7 @@ In the terms of v3 such a dataset is one whose files hold an episode each.
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -97,14 +98,15 @@ async def _fetch_if_there(reader: RangeReader, url: str) -> memoryview:
 
 
 def _parse_lines(data: memoryview, url: str) -> list[dict[str, Any]]:
-    return [parse_json(line, url) for line in bytes(data).splitlines() if line.strip()]
+    # Files that were put together may have a byte order mark before any line.
+    return [parse_json(line, url) for line in bytes(data).splitlines() if line.removeprefix(BOM_UTF8).strip()]
 
 
 def _build(
     url: str,
     raw: Mapping[str, Any],
     info: DatasetInfo,
-    features: Mapping[str, Feature],
+    features: dict[str, Feature],
     tasks: Sequence[Mapping[str, Any]],
     episodes: Sequence[Mapping[str, Any]],
     episode_stats: Sequence[Mapping[str, Any]],
@@ -129,7 +131,7 @@ def _build(
         table,
         fingerprint_of(info, features, names, table),
         has_files_of_episodes=True,
-    )
+    ).checked()
     by_episode = {_whole(one, "episode_index", url, _EPISODE_STATS): one.get("stats") or {} for one in episode_stats}
     return Version2(metadata, raw, by_episode)
 
@@ -147,7 +149,7 @@ def _episode_table(
         "dataset_to_index": stops,
     }
     file = join_url(url, _EPISODES)
-    check_episodes(columns, [redact_url(file)] * len(episodes), join_url(url, _INFO), info)
+    check_episodes(columns, [redact_url(file)] * len(episodes))
     places = FilePlaces((numbers // info.chunks_size).astype(np.int32), numbers.astype(np.int32))
     words: dict[str, int] = {}
     codes = [[words.setdefault(str(word), len(words)) for word in one.get("tasks") or ()] for one in episodes]

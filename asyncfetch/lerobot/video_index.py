@@ -69,7 +69,9 @@ class PlannedClip:
     def plan_nbytes(self) -> int:
         """Memory the plan takes, without the clip."""
         plan = self.plan
-        key_bytes = plan.key_frames.nbytes if plan.key_frames is not None else 0
+        key_bytes = sum(frames.nbytes for frames in (plan.key_frames, plan.entries) if frames is not None)
+        if plan.refresh is not None:
+            key_bytes += plan.refresh.extents.nbytes + plan.refresh.times.nbytes
         misplaced_bytes = self.misplaced.nbytes if self.misplaced is not None else 0
         return plan.header_bytes + plan.frame_index.nbytes + plan.pts.nbytes + key_bytes + misplaced_bytes
 
@@ -89,7 +91,16 @@ class PlannedClip:
             key_frames=plan.key_frames,
             first_frame=self.first_frame,
             misplaced=self.misplaced,
+            whole_from=None if plan.refresh is None else plan.refresh.whole_from(buffer),
         )
+
+    def starts_too_late(self, buffer: memoryview) -> bool:
+        """Return whether a decoder has whole pictures only after the clip's first: it is to start at an earlier one."""
+        plan = self.plan
+        if plan.refresh is not None:
+            wanted = plan.pts[plan.frame_index >= 0].min()
+            return not plan.refresh.is_all and plan.refresh.whole_from(buffer) > wanted
+        return plan.entries is not None and plan.entries.have_recovery_points(buffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +124,7 @@ class VideoFile:
         *,
         fps: float,
         tolerance_seconds: float,
+        earlier: int | None = None,
     ) -> PlannedClip:
         """The part of it that the stretch needs; see ``VideoIndexes.plan``."""
         span = episode.videos[camera]
@@ -127,7 +139,7 @@ class VideoFile:
             start=start,
             stop=stop,
         )
-        plan = self.index.clip(frames.samples)
+        plan = self.index.clip(frames.samples, earlier=earlier)
         if plan.stop > self.size_bytes:
             raise FormatError(
                 f"{redact_url(span.url)}: truncated: it has {self.size_bytes} bytes, but by its index the frames of "
@@ -162,6 +174,11 @@ class VideoIndexes:
         self._sharing = sharing
         self._run = run
         self._kept = kept
+        self._earlier: dict[str, int] = {}  # by camera: see Mp4Index.clip
+
+    def start_earlier(self, camera: str) -> None:
+        """Let a camera's clips start at an earlier key frame: see PlannedClip.starts_too_late."""
+        self._earlier[camera] = self._earlier.get(camera, -1) + 1
 
     async def plan(
         self, episode: Episode, stretch: Stretch, camera: str, *, fps: float, rows: EpisodeRows | None = None
@@ -176,7 +193,15 @@ class VideoIndexes:
         url = episode.videos[camera].url
         file = await self._kept.get(url, partial(self._fetch, episode, camera))
         try:
-            return file.clip(episode, stretch, camera, rows, fps=fps, tolerance_seconds=self._tolerance_seconds)
+            return file.clip(
+                episode,
+                stretch,
+                camera,
+                rows,
+                fps=fps,
+                tolerance_seconds=self._tolerance_seconds,
+                earlier=self._earlier.get(camera),
+            )
         except DatasetError:
             self.forget(url)
             raise

@@ -30,25 +30,46 @@ import numpy as np
 from asyncfetch.media.samples import changes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from asyncfetch.media.samples import ByteRuns
 
-__all__ = ["ClipPlan", "ClipTables", "KeyFrames", "TrackFormat", "build_header"]
+__all__ = [
+    "H264",
+    "HEVC",
+    "ClipPlan",
+    "ClipTables",
+    "KeyFrames",
+    "Refresh",
+    "TrackFormat",
+    "build_header",
+    "recovery_pictures",
+]
 
+H264 = frozenset({"avc1", "avc3"})
+"""Sample entries whose open GOPs can't be entered near the end of a clip."""
+HEVC = frozenset({"hev1", "hvc1", "dvhe", "dvh1"})
 SLICES = range(32)
 """Types of NAL units that hold a part of a picture (ITU-T H.265, table 7-1)."""
 RANDOM_ACCESS = range(16, 24)
 """Types of pictures that decoding can start at; ISO/IEC 14496-15 asks for them in a sync sample."""
+H264_SLICES, H264_IDR, H264_SEI = range(1, 6), 5, 6
+"""Types of NAL units of H.264 (ITU-T H.264, table 7-1): parts of a picture, of one that decoding can start at, and what
+is said beside pictures."""
+RECOVERY_POINT = 6
+"""Type of what an SEI says."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyFrames:
-    """Samples of a clip of HEVC that a decoder may be started at, in the order of presentation.
+    """Samples of a clip of HEVC, or of H.264, that a decoder may be started at, in the order of presentation.
 
     FFmpeg's decoders of H.264 and AV1 give out no picture before one that leans on no other. HEVC's, begun in the
     middle of a group, puts a grey one in the place of each that it lacks, and torchcodec doesn't tell. So of HEVC
-    it has to be looked at whether a video can be decoded from where its file says so.
+    it has to be looked at whether a video can be decoded from where its file says so. Of H.264 some are recovery
+    points, and what comes out begins later: see Refresh.
     """
 
     ranks: NDArray[np.int32]
@@ -62,6 +83,13 @@ class KeyFrames:
     def nbytes(self) -> int:
         """Bytes of memory that the arrays hold."""
         return self.ranks.nbytes + self.extents.nbytes
+
+    def have_recovery_points(self, clip: memoryview) -> bool:
+        """Return whether some of them, of H.264, are points from which pictures are refreshed bit by bit."""
+        units = self.extents[:, 0] + self.length_bytes
+        kinds = np.frombuffer(clip, np.uint8)[units[units < len(clip)]] & 0x1F
+        others = self.extents[: len(kinds)][kinds != H264_IDR]
+        return any(recovery_pictures(clip, start, stop, self.length_bytes) for start, stop in others.tolist())
 
     def in_front_of(self, rank: int) -> int:
         """The number of the one that a decoder is started at for the frame of this rank."""
@@ -77,6 +105,91 @@ class KeyFrames:
                 return kind in RANDOM_ACCESS
             start = unit + int.from_bytes(clip[start:unit])
         return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refresh:
+    """The samples of a clip of H.264 that starts at a recovery point, in decode order.
+
+    With intra refresh an encoder writes no picture that leans on none, but refreshes a part of each, and says so in its
+    file as of key frames. Who starts there has whole pictures only when all parts were refreshed: FFmpeg gives out none
+    before that.
+    """
+
+    extents: NDArray[np.int64] = field(repr=False)
+    """Shape (N, 2): bytes [start, stop) of the clip that each lies in."""
+    times: NDArray[np.int64] = field(repr=False)
+    """Presentation times, in ticks."""
+    length_bytes: int
+    """Bytes of the length before each NAL unit."""
+    delay: int
+    """Ticks that presentation may lag behind decoding."""
+    is_all: bool
+    """True if the file has no sample in front of them."""
+
+    def whole_from(self, clip: memoryview) -> int:
+        """The time from which on pictures are whole and come out; one past all times where they never do.
+
+        FFmpeg trusts those alone that go in when the first whole one has come out. That is shown at most ``delay``
+        after it went in, and so are they.
+        """
+        start, stop = self.extents[0].tolist()
+        left = recovery_pictures(clip, start, stop, self.length_bytes)
+        for place, (start, stop) in enumerate(self.extents.tolist()):
+            if not left:
+                return int(self.times[place]) + 2 * self.delay if place else int(self.times.min())
+            left -= place + 1 < len(self.extents) and _is_reference(clip, start, stop, self.length_bytes)
+        return int(self.times.max()) + 1
+
+
+def recovery_pictures(clip: memoryview, start: int, stop: int, length_bytes: int) -> int:
+    """Reference pictures of H.264 after the one in bytes [start, stop) until pictures are whole, by what it says.
+
+    0 where they are from there on.
+    """
+    for unit, end in _units(clip, start, stop, length_bytes):
+        kind = clip[unit] & 0x1F
+        if kind in H264_SLICES:
+            return 0
+        if kind == H264_SEI and (count := _recovery_count(bytes(clip[unit + 1 : end]).replace(b"\0\0\3", b"\0\0"))):
+            return count
+    return 0
+
+
+def _is_reference(clip: memoryview, start: int, stop: int, length_bytes: int) -> bool:
+    units = (unit for unit, _ in _units(clip, start, stop, length_bytes) if clip[unit] & 0x1F in H264_SLICES)
+    return any(clip[unit] & 0x60 for unit in units)
+
+
+def _units(clip: memoryview, start: int, stop: int, length_bytes: int) -> Iterator[tuple[int, int]]:
+    """NAL units of a sample: where each begins and ends."""
+    stop = min(stop, len(clip))
+    while (unit := start + length_bytes) < stop:
+        start = unit + int.from_bytes(clip[start:unit])
+        yield unit, min(start, stop)
+
+
+def _recovery_count(messages: bytes) -> int:
+    """The count of a recovery point among the messages of an SEI; 0 where there is none (ITU-T H.264, D.1.8)."""
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        total = 0
+        while place < len(messages):
+            total, place = total + messages[place], place + 1
+            if messages[place - 1] != 0xFF:
+                break
+        return total
+
+    while place + 2 < len(messages):
+        kind, size = number(), number()
+        if kind == RECOVERY_POINT:
+            bits = "".join(f"{byte:08b}" for byte in messages[place : place + size])
+            zeros = bits.find("1")
+            return int(bits[zeros : 2 * zeros + 1], 2) - 1 if 0 <= zeros <= 16 else 0
+        place += size
+    return 0
 
 
 UINT32_LIMIT = 1 << 32
@@ -111,8 +224,12 @@ class ClipPlan:
     """``ftyp``, ``moov`` and the header of ``mdat``."""
     key_frames: KeyFrames | None = None
     """Frames that a decoder may start at; None where it finds out by itself, which is all but HEVC."""
+    entries: KeyFrames | None = None
+    """The same of H.264, where a decoder finds out, but may give nothing out for a while."""
     start_seconds: float = 0.0
     """Time at which the file shows what the clip shows at tick 0."""
+    refresh: Refresh | None = None
+    """Its samples where it was cut for a decoder that starts at a recovery point."""
 
     @property
     def header_bytes(self) -> int:
@@ -133,7 +250,7 @@ class TrackFormat:
     geometry: bytes = field(repr=False)
     """The end of the track header, from ``layer`` on: volume, matrix (rotation, with the movie's), width and height."""
     length_bytes: int = 0
-    """Bytes of the length before each NAL unit of HEVC; 0 of other codecs."""
+    """Bytes of the length before each NAL unit of HEVC or H.264; 0 of other codecs."""
 
 
 class Timing(NamedTuple):

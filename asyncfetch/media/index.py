@@ -11,7 +11,18 @@ import numpy as np
 
 from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.media.boxes import Box, Buffer, find
-from asyncfetch.media.clip import ClipPlan, ClipTables, KeyFrames, Timing, TrackFormat, build_header, clip_timing
+from asyncfetch.media.clip import (
+    H264,
+    HEVC,
+    ClipPlan,
+    ClipTables,
+    KeyFrames,
+    Refresh,
+    Timing,
+    TrackFormat,
+    build_header,
+    clip_timing,
+)
 from asyncfetch.media.samples import MAX_DURATION, MAX_OFFSET, MAX_POSITION, ByteRuns, SampleTable, parse_samples
 
 if TYPE_CHECKING:
@@ -21,13 +32,10 @@ __all__ = ["Mp4Index", "parse_moov"]
 
 MAX_TIMESCALE = (1 << 31) - 1
 """FFmpeg takes time scales above this for broken."""
-H264 = frozenset({"avc1", "avc3"})
-"""Sample entries whose open GOPs can't be entered near the end of a clip."""
-HEVC = frozenset({"hev1", "hvc1", "dvhe", "dvh1"})
 VISUAL_ENTRY_BYTES = 78
 """Length of the fixed part of a visual sample entry."""
-LENGTH_SIZE = 21
-"""Position at which a configuration of HEVC says how long the lengths of NAL units are, less 1, in 2 bits."""
+LENGTH_SIZES = {"hvcC": 21, "avcC": 4}
+"""Position at which a decoder's configuration says how long the lengths of NAL units are, less 1, in 2 bits."""
 MATRIX_SHIFTS = np.array([16, 16, 30]).reshape(1, 3, 1)
 """Digits behind the point in the rows of a movie's matrix."""
 
@@ -104,10 +112,12 @@ class Mp4Index:
         size = f"{self.width}x{self.height}"
         return f"Mp4Index({redact_url(self.url)!r}, {self.codec!r}, {size}, num_samples={self.num_samples})"
 
-    def clip(self, samples: NDArray[np.int64]) -> ClipPlan:
+    def clip(self, samples: NDArray[np.int64], *, earlier: int | None = None) -> ClipPlan:
         """Return what to fetch for these samples of the file, in any order; -1 stands for a frame that isn't there.
 
         The clip starts at the key frame that decoding needs, and ends with the last sample needed, in decode order.
+        With ``earlier`` it starts so many key frames before that and marks no other: the ones that the file marks are
+        none, but recovery points of H.264, from which pictures are refreshed bit by bit (see Refresh).
 
         Raises:
             FormatError: The encoding changes between these frames, or they lie too far apart in time.
@@ -122,7 +132,7 @@ class Mp4Index:
         lowest, stop = int(wanted.min()), int(wanted.max()) + 1
         times = self.samples.presentation_times(lowest, stop)
         earliest = int(times[wanted - lowest].min())
-        first = self.samples.decodable_from(lowest, earliest)
+        first = self.samples.decodable_from(lowest, earliest, earlier or 0)
         last_entry = self.samples.last_entry_before(stop) if self.codec in H264 else stop - 1
         first = min(first, last_entry)
         if first < lowest:
@@ -134,12 +144,15 @@ class Mp4Index:
         frame_index[present] = rank[wanted - first]
         pts[present] = times[wanted - first]
 
-        tables = self._cut(first, stop, times, self.samples.sync_between(first, last_entry + 1))
+        sync = self.samples.sync_between(first, last_entry + 1) if earlier is None else np.zeros(1, np.int32)
+        tables = self._cut(first, stop, times, sync)
         begin = int(tables.runs.offset.min())
         end = int((tables.runs.offset + tables.runs.num_bytes).max())
         self._check_timing(tables.timing)
         track = self._format_of(tables.runs)
         header = build_header(track, tables, start=begin, stop=end)
+        shift = len(header) - begin
+        key_frames = _key_frames(track, tables, rank, shift) if track.length_bytes else None
         return ClipPlan(
             start=begin,
             stop=end,
@@ -151,8 +164,21 @@ class Mp4Index:
             width=track.width,
             height=track.height,
             header=header,
-            key_frames=_key_frames(track, tables, rank, len(header) - begin) if track.length_bytes else None,
+            key_frames=key_frames if track.codec in HEVC else None,
+            entries=key_frames if track.codec in H264 else None,
             start_seconds=(clip_start - self.edit.shift) / self.timescale,
+            refresh=None if earlier is None else self._refresh(tables, times, shift, first),
+        )
+
+    def _refresh(self, tables: ClipTables, times: NDArray[np.int64], shift: int, first: int) -> Refresh:
+        """Return it for a clip of samples from ``first`` on, its bytes ``shift`` after their place in the file."""
+        least, greatest = self.samples.composition_limits
+        return Refresh(
+            tables.extents() + shift,
+            times,
+            self.track.length_bytes,
+            delay=greatest - min(least, 0),
+            is_all=first == 0,
         )
 
     def _check_timing(self, timing: Timing) -> None:
@@ -310,10 +336,10 @@ def _track_format(stsd: Box, entry: Box, timescale: int, geometry: bytes) -> Tra
 
 def _length_bytes(entry: Box) -> int:
     """See TrackFormat."""
-    if entry.kind in HEVC:
+    if entry.kind in HEVC | H264:
         for box in entry.children(VISUAL_ENTRY_BYTES):
-            if box.kind == "hvcC":
-                return 1 + (int(box.unpack("B", LENGTH_SIZE)[0]) & 3)
+            if (place := LENGTH_SIZES.get(box.kind)) is not None:
+                return 1 + (int(box.unpack("B", place)[0]) & 3)
     return 0
 
 

@@ -114,12 +114,13 @@ class SampleTable:
         least, greatest = self.composition_limits
         return self.count_before(start - greatest), self.count_before(stop - least)
 
-    def decodable_from(self, sample: int, time: int) -> int:
+    def decodable_from(self, sample: int, time: int, earlier: int = 0) -> int:
         """Return where decoding has to start for samples from ``sample`` on that are presented from ``time`` on.
 
         That is the last key frame at or before ``sample``. One more back where pictures are wanted that follow the key
         frame in decode order and precede it on the screen (open GOP): they may refer to the group before; standards let
-        them refer no further. The first sample where there is no key frame in front.
+        them refer no further. The first sample where there is no key frame in front. Some more key frames ``earlier``
+        where decoding can't start at every one that the file marks.
         """
         if self.sync is None:
             return sample
@@ -127,9 +128,9 @@ class SampleTable:
         if nearest < 0:
             return 0
         key = int(self.sync[nearest])
-        if nearest > 0 and int(self.presentation_times(key, key + 1)[0]) > time:
-            key = int(self.sync[nearest - 1])
-        return key
+        if int(self.presentation_times(key, key + 1)[0]) > time:
+            earlier += 1
+        return int(self.sync[max(0, nearest - earlier)])
 
     def last_entry_before(self, stop: int) -> int:
         """The last key frame at which to start a decoder of H.264 that goes to the sample before ``stop``: see clip.py.

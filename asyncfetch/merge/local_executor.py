@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +35,8 @@ from asyncfetch.errors import AsyncFetchError, WorkerError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.merge.scheduler import WorkerSetup
 from asyncfetch.merge.summaries import add
+from asyncfetch.runtime.concurrently import ungrouped
+from asyncfetch.runtime.liveness import LONGER_SILENCE, LOOK_SECONDS, Silence, beat, how_it_ended, how_silent, vitals
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
@@ -59,8 +61,8 @@ __all__ = [
 ]
 
 LENGTH_BYTES = 8
-WROTE, DONE, FAILED = "wrote", "done", "failed"
-"""Kinds of answers: arguments of ``WorkerSetup.wrote``, the piece's value, or its error."""
+WROTE, DONE, FAILED, BEAT = "wrote", "done", "failed", "beat"
+"""Kinds of answers: arguments of ``WorkerSetup.wrote``, the piece's value, its error, or a sign of life meanwhile."""
 
 
 def pack(message: object) -> bytes:
@@ -90,12 +92,15 @@ async def _serve(fetch: FetchConfig, requests: IO[bytes], answers: IO[bytes]) ->
 async def _perform(
     place: WorkerSetup, piece: TaskPiece, arguments: Sequence[Any], outbox: SimpleQueue[tuple[str, Any]]
 ) -> None:
-    try:
-        outbox.put((DONE, await piece(place, *arguments)))
-    except Exception as error:  # noqa: BLE001 - it is raised where the piece was asked for
-        if not isinstance(error, AsyncFetchError):
-            error.add_note(traceback.format_exc())
-        outbox.put((FAILED, error))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(beat, lambda turns: outbox.put((BEAT, turns)))
+        try:
+            outbox.put((DONE, await piece(place, *arguments)))
+        except Exception as error:  # noqa: BLE001 - it is raised where the piece was asked for
+            if not isinstance(error, AsyncFetchError):
+                error.add_note(traceback.format_exc())
+            outbox.put((FAILED, error))
+        tasks.cancel_scope.cancel()
 
 
 def _receive(requests: IO[bytes]) -> Any:  # noqa: ANN401
@@ -134,12 +139,16 @@ def processes_pay(work_seconds: float, workers: int) -> bool:
     return workers > 1 and work_seconds - work_seconds / workers > 2 * START_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Child:
     """A process that does pieces."""
 
     process: Process
     answers: BufferedByteReceiveStream
+    silent_seconds: float
+    """See ``TimeoutConfig.silent_process_seconds``."""
+    beats: int | None = None
+    """Signs of life so far; None before the first."""
 
     @classmethod
     async def start(cls, fetch: FetchConfig) -> Self:
@@ -161,7 +170,7 @@ class Child:
         except OSError as error:
             raise WorkerError(f"the system refuses another process for the merge: {error}") from error
         assert process.stdout is not None
-        child = cls(process, BufferedByteReceiveStream(process.stdout))
+        child = cls(process, BufferedByteReceiveStream(process.stdout), fetch.timeouts.silent_process_seconds)
         try:
             await child._send(pack(fetch))
         except BaseException:
@@ -173,9 +182,17 @@ class Child:
         """The piece's value, or its error. When it fails or is cancelled the child is of no use any more.
 
         Raises:
-            WorkerError: The process has died.
+            WorkerError: The process has died, is stopped, or hangs.
         """
-        await self._send(await run_sync(pack, (piece, arguments)))
+        with ungrouped():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch)
+                await self._send(await run_sync(pack, (piece, arguments)))
+                value = await self._answer(wrote)
+                tasks.cancel_scope.cancel()
+        return value
+
+    async def _answer(self, wrote: Callable[[str, int], object]) -> Any:  # noqa: ANN401
         while True:
             kind, value = await self._receive()
             if kind == WROTE:
@@ -184,6 +201,21 @@ class Child:
                 return value
             elif kind == FAILED:
                 raise value
+            else:
+                self.beats = (self.beats or 0) + 1
+
+    async def _watch(self) -> None:
+        """Raise WorkerError when the process has shown no sign of life for too long."""
+        pid, silence = self.process.pid, Silence(time.monotonic())
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            seen = await anyio.to_thread.run_sync(vitals, pid)
+            seconds = silence.look(time.monotonic(), self.beats, seen)
+            if seconds > self.silent_seconds:
+                raise WorkerError(
+                    f"a process of the merge (pid {pid}) {how_silent(seconds, seen)}, so it was killed. The same call "
+                    f"goes on where it stopped. {LONGER_SILENCE}"
+                )
 
     async def end(self) -> None:
         """Kill it. Nothing of it runs when this returns."""
@@ -209,11 +241,10 @@ class Child:
         return message
 
     async def _why_it_ended(self) -> WorkerError:
-        code = await self.process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        why = "if nobody did that, the system was out of memory" if code == -signal.SIGKILL else "it may have said why"
+        how = how_it_ended(await self.process.wait())
         return WorkerError(
-            f"a process of the merge (pid {self.process.pid}) {how}; {why}. The same call goes on where it stopped"
+            f"a process of the merge (pid {self.process.pid}) {how}. What it printed may say why. The same call goes "
+            "on where it stopped"
         )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from asyncfetch.errors import ConfigError, FormatError, MergeError, redact_url
 from asyncfetch.fetch.objects import difference
-from asyncfetch.lerobot.columns import is_list, take_rows, to_integers
+from asyncfetch.lerobot.columns import Array, ArrowType, as_lists, is_list, plain, plain_type, take_rows, to_integers
 from asyncfetch.lerobot.parquet import require_pyarrow
 from asyncfetch.merge.summaries import EpisodeColumn
 from asyncfetch.ranges import whole_number
@@ -57,13 +57,21 @@ __all__ = [
     "write_tasks",
 ]
 
-ArrowType = Any
-Array = Any
-"""pyarrow's types know neither lists nor structs."""
-
 
 def common_type(one: ArrowType, other: ArrowType) -> ArrowType | None:
-    """The type that has room for the values of both; None where they differ in more than nulls, at any depth."""
+    """The type that has room for the values of both, whichever types of text, bytes and lists hold them.
+
+    None where they differ in more than that and in nulls, at any depth.
+    """
+    found = _common_type(one, other)
+    are_fixed = all(map(require_pyarrow().types.is_fixed_size_list, (one, other)))
+    if found is not None or (are_fixed and one.list_size != other.list_size):
+        return found
+    alike = plain_type(one), plain_type(other)
+    return None if alike == (one, other) else _common_type(*alike)
+
+
+def _common_type(one: ArrowType, other: ArrowType) -> ArrowType | None:
     pa = require_pyarrow()
     types = pa.types
     if one == other or types.is_null(other):
@@ -116,7 +124,13 @@ def _converted(pa: Any, array: Array, to: ArrowType) -> Array:  # noqa: ANN401
         return array
     if types.is_null(array.type):
         return pa.nulls(len(array), to)
-    if array.type.id != to.id or isinstance(to, pa.BaseExtensionType) or not to.num_fields:
+    if array.type.id != to.id:
+        array = plain(array)
+    if isinstance(to, pa.BaseExtensionType) or not to.num_fields:
+        return array.cast(to)
+    if types.is_list(to) or types.is_large_list(to):
+        return as_lists(array, _converted(pa, array.flatten(), to.value_type), to)
+    if array.type.id != to.id:
         return array.cast(to)
     if types.is_struct(to):
         children = [_converted(pa, array.field(at), to.field(at).type) for at in range(to.num_fields)]
@@ -124,16 +138,12 @@ def _converted(pa: Any, array: Array, to: ArrowType) -> Array:  # noqa: ANN401
     if types.is_fixed_size_list(to):
         values = array.values.slice(array.offset * to.list_size, len(array) * to.list_size)
         return pa.FixedSizeListArray.from_arrays(_converted(pa, values, to.value_type), type=to, mask=array.is_null())
-    first, stop = array.offsets[0].as_py(), array.offsets[len(array)].as_py()
+    first, stop = array.offsets[0].as_py(), array.offsets[len(array)].as_py()  # of a map
     is_missing = np.append(array.is_null().to_numpy(zero_copy_only=False), values=False)
     offsets = pa.array(array.offsets.to_numpy() - first, mask=is_missing)
-    if types.is_map(to):
-        parts = ((array.keys, to.key_type), (array.items, to.item_type))
-        children = [_converted(pa, part.slice(first, stop - first), own) for part, own in parts]
-        return pa.MapArray.from_arrays(offsets, *children, type=to)
-    kind = pa.LargeListArray if types.is_large_list(to) else pa.ListArray
-    values = _converted(pa, array.values.slice(first, stop - first), to.value_type)
-    return kind.from_arrays(offsets, values, type=to)
+    parts = ((array.keys, to.key_type), (array.items, to.item_type))
+    children = [_converted(pa, part.slice(first, stop - first), own) for part, own in parts]
+    return pa.MapArray.from_arrays(offsets, *children, type=to)
 
 
 _COMPRESSION = "snappy"
@@ -147,13 +157,21 @@ def column_type(feature: Feature, stored: Any) -> Any:  # noqa: ANN401  (pyarrow
     """The type that the feature's column gets: the stored one, but a vector as a list of fixed size.
 
     What is numbered anew is an int64, as LeRobot has it: a narrower type may have no room for all sources' numbers.
+    Views within others become plain: pyarrow (26) doesn't write all of them.
     """
     pa = require_pyarrow()
     if feature.key in _NUMBERED_ANEW:
         return pa.int64()
     if feature.kind == "value" and len(feature.shape) == 1 and feature.shape != (1,) and is_list(stored):
-        return pa.list_(pa.field("element", stored.value_type), feature.shape[0])
-    return stored
+        return pa.list_(pa.field("element", plain_type(stored.value_type)), feature.shape[0])
+    return plain_type(stored) if stored.num_fields and _has_views(stored) else stored
+
+
+def _has_views(arrow_type: ArrowType) -> bool:
+    types = require_pyarrow().types
+    if types.is_string_view(arrow_type) or types.is_binary_view(arrow_type):
+        return True
+    return any(_has_views(arrow_type.field(at).type) for at in range(arrow_type.num_fields))
 
 
 def rows_schema(plan: MergePlan) -> pa.Schema:

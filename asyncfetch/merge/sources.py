@@ -17,19 +17,20 @@ import anyio
 import numpy as np
 
 from asyncfetch.config import PrivateUrl
-from asyncfetch.errors import ConfigError, DatasetError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.columns import to_column, to_integers
-from asyncfetch.lerobot.episode_files import episodes_url
+from asyncfetch.lerobot.columns import to_array, to_column, to_integers
 from asyncfetch.lerobot.frame_times import own_seconds
 from asyncfetch.lerobot.info import is_v2, parse_json
+from asyncfetch.lerobot.listing import list_tables
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import fetch_end, open_end, open_table, read_columns, require_pyarrow
-from asyncfetch.lerobot.rows import RowCache, RowReader, index_table
+from asyncfetch.lerobot.rows import RowCache, RowReader, first_indices, index_table
 from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
+from asyncfetch.media.clip import H264, recovery_pictures
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn
 from asyncfetch.merge.videos import EpisodeSpan, Pictures, Segment, cut_file, describe_pictures
 from asyncfetch.ranges import index_of
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable, VideoSpan
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
-    from asyncfetch.lerobot.parquet import TableFile
+    from asyncfetch.lerobot.rows import IndexedTable
     from asyncfetch.lerobot.version2 import Version2
     from asyncfetch.media import Mp4Index
     from asyncfetch.ranges import ObjectInfo
@@ -84,6 +85,11 @@ _KEPT_BYTES = 16 * 1024 * 1024
 """Footers that are kept while the times of rows are read."""
 _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
+_FOOTERS_BYTES = 64 * 1024 * 1024
+"""Memory for what is known of files that are looked at because rows aren't where they should be."""
+_ENTRY_BYTES = 4096
+"""Bytes of a frame, where what is said beside its picture is all in these."""
+_ENTRIES_LOOKED_AT = 2
 _CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
 _CARRIED_OF_V2 = frozenset({"info.json", "stats.json", "tasks.jsonl", "episodes.jsonl", "episodes_stats.jsonl"})
 """Files that are merged of what lies in ``meta``."""
@@ -193,10 +199,10 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     spans: dict[str, dict[str, list[tuple[int, VideoSpan]]]] = {
         camera: defaultdict(list) for camera in metadata.cameras
     }
-    data_urls: dict[str, None] = {}
+    by_data_url: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         if episode.length:
-            data_urls[episode.data_url] = None
+            by_data_url[episode.data_url].append(episode)
             for camera, span in episode.videos.items():
                 spans[camera][span.url].append((episode.index, span))
     limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
@@ -206,18 +212,39 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     objects: dict[str, ObjectInfo] = {}
     statistics: _PictureStatistics = {}
     dropped: list[str] = []
-    starts: dict[str, int] = {}
-    all_indices = range(len(metadata.episodes))  # where none was taken out of it
+    placed: dict[int, Episode] = {}  # those whose rows aren't where the metadata says
+    kept = RowCache(_FOOTERS_BYTES)
+    rows = RowReader(reader, metadata, columns=(), kept=kept, list_tables=partial(list_tables, reader), run=run)
 
-    async def data_file(data_url: str) -> None:
-        async with limiter:
-            end = await fetch_end(reader, data_url)
-            file = await open_end(reader, end, run=run)
-            if old is not None and metadata.episodes.indices != all_indices:
-                starts[data_url] = await _first_index(reader, file, run)
+    async def data_file(data_url: str) -> IndexedTable | None:
+        end = await fetch_end(reader, data_url)
+        file = await open_end(reader, end, run=run)
         objects[data_url] = end.file
         schema = pack_schema(file.metadata.schema.to_arrow_schema())
         data_files[data_url] = DataFile(schema, file.data_stop / max(1, file.metadata.num_rows))
+        is_numbered = {"index", "episode_index"} <= {*file.columns}
+        return await index_table(reader, file, run=run) if is_numbered else None  # what it lacks is told with all else
+
+    async def rows_of(data_url: str, own: list[Episode]) -> None:
+        async with limiter:
+            try:
+                indexed = await data_file(data_url)
+            except (AccessDenied, NotFound):
+                if old is not None:
+                    raise
+            else:
+                if indexed is not None and old is not None:
+                    placed.update((episode.index, indexed.beginning(episode)) for episode in own)
+                if indexed is None or old is not None or (indexed.key == "index" and all(map(indexed.may_have, own))):
+                    return
+            for episode in own:
+                found = await rows.file(episode)
+                placed[episode.index] = replace(episode, data_url=found.table.url)
+                if found.key != "index":
+                    begin = (await first_indices(reader, found.table, run=run))[episode.index]
+                    placed[episode.index] = _beginning_at(begin, placed[episode.index])
+            for url in {placed[episode.index].data_url for episode in own} - data_files.keys():
+                await data_file(url)
 
     async def video_file(video_url: str) -> None:
         async with limiter:
@@ -240,21 +267,22 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         statistics_of_pictures,
         look_for_others,
         times_of_rows,
-        *(partial(data_file, data_url) for data_url in data_urls),
+        *(partial(rows_of, *item) for item in by_data_url.items()),
         *(partial(video_file, video_url) for of_file in spans.values() for video_url in of_file),
     )
-
-    def cut(camera: str) -> list[Segment]:
-        found: list[Segment] = []
-        for video_url, of_file in spans[camera].items():
+    segments: dict[str, list[Segment]] = {}
+    for camera, of_camera in spans.items():
+        sizes = {(indexes[one].height, indexes[one].width) for one in of_camera}
+        if len(sizes) == 1:  # where they differ, that is told with all else
+            metadata.found_picture(camera, sizes.pop(), redact_url(next(iter(of_camera))))
+        cut: list[Segment] = []
+        for video_url, of_file in of_camera.items():
             wanted = [EpisodeSpan(episode, span, seconds.get(episode)) for episode, span in of_file]
-            found += cut_file(indexes[video_url], wanted, fps=metadata.info.fps)
-        return sorted(found, key=lambda one: one.places[0])
-
-    segments = {camera: await run(partial(cut, camera)) for camera in spans}
-    episodes = [_beginning_at(starts.get(episode.data_url, episode.from_index), episode) for episode in episodes]
+            cut += await _cut(reader, indexes[video_url], wanted, fps=metadata.info.fps, run=run)
+        segments[camera] = sorted(cut, key=lambda one: one.places[0])
+    episodes = [placed.get(episode.index, episode) for episode in episodes]
     indices = [episode.index for episode in episodes]
-    if indices != list(all_indices):  # its statistics may be of others, too
+    if indices != list(range(len(metadata.episodes))):  # its statistics may be of others, too
         metadata = replace(metadata, statistics=None)
         is_chosen = np.zeros(len(metadata.episodes), np.bool_)
         is_chosen[metadata.episodes.positions(indices)] = True
@@ -267,7 +295,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         raw_info=raw,
         metadata=metadata,
         episodes=episodes,
-        data_files={data_url: data_files[data_url] for data_url in data_urls},
+        data_files={episode.data_url: data_files[episode.data_url] for episode in episodes if episode.length},
         pictures={
             camera: {one: describe_pictures(indexes[one]) for one in of_file} for camera, of_file in spans.items()
         },
@@ -280,12 +308,13 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
 
 
 async def _own_seconds(
-    reader: RangeReader, metadata: Metadata, episodes: Iterable[Episode], run: RunSync
+    reader: Fetcher, metadata: Metadata, episodes: Iterable[Episode], run: RunSync
 ) -> dict[int, NDArray[np.float64]]:
     """The times of the rows of those episodes, by index, in which they aren't those of the rate of frames."""
     filled = [episode for episode in episodes if episode.length]
     positions = metadata.episodes.positions([episode.index for episode in filled])
-    rows = RowReader(reader, metadata, columns=(), kept=RowCache(_KEPT_BYTES), run=run)
+    listed = partial(list_tables, reader)
+    rows = RowReader(reader, metadata, columns=(), kept=RowCache(_KEPT_BYTES), list_tables=listed, run=run)
     columns: list[Any] = []
     with suppress(DatasetError):  # of rows that can't be read, or aren't there, who copies them says so
         async for batch in scan(rows, reader, ["timestamp"], positions, run=run):
@@ -303,19 +332,40 @@ async def _own_seconds(
     return await run(look) if columns else {}
 
 
-async def _first_index(reader: RangeReader, file: TableFile, run: RunSync) -> int:
-    """The least ``index`` in a file of rows. A v2 dataset says it nowhere else where an episode was taken out of it."""
-    indexed = await index_table(reader, file, run=run)
-    filled = indexed.first[indexed.first <= indexed.last]
-    return int(filled.min()) if len(filled) else 0
-
-
 def _beginning_at(index: int, episode: Episode) -> Episode:
     return replace(episode, from_index=index, to_index=index + episode.length)
 
 
 def _digest(*described: object) -> str:
     return blake2b(repr(described).encode(), digest_size=16).hexdigest()
+
+
+async def _cut(
+    reader: RangeReader, index: Mp4Index, wanted: Sequence[EpisodeSpan], *, fps: float, run: RunSync
+) -> list[Segment]:
+    """Cut the file where decoding can start: of H.264 not at recovery points, which lean on what is before them.
+
+    A few places are looked at, and all of them where one is none: an encoder writes them all alike.
+    """
+    no_edges: frozenset[int] = frozenset()
+    while True:
+        cut = await run(partial(cut_file, index, wanted, fps=fps, no_edges=no_edges))
+        entered = [segment.first for segment in cut if segment.first]
+        looked_at = entered if no_edges else entered[:_ENTRIES_LOOKED_AT]
+        found = await gather(*(partial(_is_recovery_point, reader, index, sample) for sample in looked_at))
+        if not any(found):
+            return cut
+        no_edges |= {sample for sample, is_one in zip(looked_at, found, strict=True) if is_one}
+
+
+async def _is_recovery_point(reader: RangeReader, index: Mp4Index, sample: int) -> bool:
+    length_bytes = index.track.length_bytes
+    if index.codec not in H264 or not length_bytes:
+        return False
+    run = index.samples.byte_runs(sample, sample + 1)
+    start, size = int(run.offset[0]), int(run.num_bytes[0])
+    head = await reader.fetch(index.url, start, start + min(size, _ENTRY_BYTES))
+    return recovery_pictures(head, 0, len(head), length_bytes) > 0
 
 
 async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -> tuple[str, ...]:
@@ -326,7 +376,7 @@ async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -
     return tuple(entry.url for entry in entries if entry.url.rstrip("/").rsplit("/", 1)[-1] not in carried)
 
 
-async def read_indices(reader: RangeReader, url: str, *, run: RunSync) -> Sequence[int]:
+async def read_indices(reader: Fetcher, url: str, *, run: RunSync) -> Sequence[int]:
     """Return the indices of the dataset's episodes, ascending; errors as of load_source."""
     metadata, _, _ = await _load_metadata(reader, url, run)
     return metadata.episodes.indices
@@ -345,7 +395,7 @@ async def _raw_info(reader: RangeReader, url: str, run: RunSync) -> dict[str, An
 
 
 async def _load_metadata(
-    reader: RangeReader, url: str, run: RunSync
+    reader: Fetcher, url: str, run: RunSync
 ) -> tuple[Metadata, Mapping[str, Any], Version2 | None]:
     """Load it with info.json in the terms of v3, and all that is known of a dataset of v2."""
     raw: Mapping[str, Any] = {}
@@ -354,7 +404,7 @@ async def _load_metadata(
     if is_v2(raw):
         old = await load_version2(reader, url, run=run)
         return old.metadata, old.raw_info, old
-    metadata = await load_metadata(reader, url, run=run)
+    metadata = await load_metadata(reader, url, list_tables=partial(list_tables, reader), run=run)
     _ = metadata.stats  # a damaged one is to fail now, not when all is written
     return metadata, raw, None
 
@@ -377,14 +427,12 @@ def _statistics_of_version2(old: Version2) -> _PictureStatistics:
 async def _picture_statistics(reader: RangeReader, metadata: Metadata, run: RunSync) -> _PictureStatistics:
     keys = [key for key, feature in metadata.features.items() if has_pictures(feature)]
     found: _PictureStatistics = {key: {} for key in keys}
-    rows = number = 0
-    while keys and rows < len(metadata.episodes):
-        file = await open_table(reader, episodes_url(metadata.url, number, metadata.info.chunks_size), run=run)
+    for url in metadata.episodes.urls if keys else ():
+        file = await open_table(reader, url, run=run)
         wanted = [f"stats/{key}/{name}" for key in keys for name in STATISTICS]
         columns = ["episode_index", *(column for column in wanted if column in file.columns)]
         table = await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
         await run(partial(_collect, found, table, metadata.episodes, file.url))
-        rows, number = rows + len(table), number + 1
     return found
 
 
@@ -393,9 +441,10 @@ def _collect(found: _PictureStatistics, table: pa.Table, episodes: EpisodeTable,
     for key, columns in found.items():
         for name in STATISTICS:
             if (label := f"stats/{key}/{name}") in table.column_names:
-                is_known = table[label].is_valid()
-                values = table[label].filter(is_known).to_pylist()
-                known = indices[is_known.to_numpy()].tolist()
+                column = to_array(table[label])
+                is_known = column.is_valid()
+                values = column.filter(is_known).to_pylist()
+                known = indices[is_known.to_numpy(zero_copy_only=False)].tolist()
                 _put(columns, name, episodes, known, values, f"{label} in {redact_url(url)}")
 
 

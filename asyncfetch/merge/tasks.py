@@ -206,7 +206,7 @@ async def _read_rows(
     indexed = await index_table(fetcher, await open_table(fetcher, url, run=run), run=run)
     groups: set[int] = set()
     for planned in episodes:
-        for some in indexed.groups_of(planned.episode.from_index, planned.episode.to_index):
+        for some in indexed.groups_of(planned.episode):
             groups.update(some)
     return await read_columns(fetcher, indexed.table, sorted(groups), columns, run=run)
 

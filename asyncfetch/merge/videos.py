@@ -28,7 +28,7 @@ from asyncfetch.media.clip import ClipTables, Timing, build_header
 from asyncfetch.media.samples import ByteRuns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -86,14 +86,21 @@ class Segment:
     """The configuration that two segments must have in common to lie in one file."""
 
 
-def cut_file(index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float) -> list[Segment]:
+def cut_file(
+    index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float, no_edges: Collection[int] = ()
+) -> list[Segment]:
     """The segments with all these episodes, none of them empty, in the order of their first episode.
+
+    The file isn't cut at the samples ``no_edges``, whatever it says of them.
 
     Raises:
         FormatError: The file lacks frames of an episode, or has others in their place.
         DatasetError: The metadata gives an episode a place that can't be its own.
     """
-    edges, configuration = _closed_edges(index), (plain_description(index.track.stsd), index.track.geometry)
+    edges, configuration = (
+        np.setdiff1d(_closed_edges(index), list(no_edges)),
+        (plain_description(index.track.stsd), index.track.geometry),
+    )
     groups: list[tuple[int, int, list[EpisodeSpan]]] = []
     for low, high, span in sorted(_extents(index, spans, fps), key=lambda extent: extent[:2]):
         first = int(edges[np.searchsorted(edges, low, "right") - 1])

@@ -57,7 +57,8 @@ class Diagnosis:
     """The one thing that binds."""
 
     binds: str
-    """A cause's key; or "trainer", "loop" (its core), "episode" (a huge one), "nothing" where nothing has begun."""
+    """A cause's key; or "trainer", "loop" (its core), "episode" (a huge one), "worker" (one that is lost, or stands
+    still), "nothing" where nothing has begun."""
     evidence: str
     """The figures that say so."""
     advice: str = ""
@@ -96,15 +97,19 @@ class Report:
         all_waits: Waits | None = None,
         all_statistics: Any = None,  # noqa: ANN401
         failure: str = "",
+        silence: str = "",
     ) -> Report:
         """Return the report of these figures. Of workers they are sums, and ``config`` is the rank's.
 
-        Without figures of all passes, there was this one alone. ``failure`` is the error that ended the pass, in words.
+        Without figures of all passes, there was this one alone. ``failure`` is the error that ended the pass, in words,
+        and ``silence`` says that a process that reads for this one has ended, is stopped, or hangs.
         """
         verdict = _Judge(waits, statistics, config, num_workers).verdict()
         if waits.consumers and not waits.samples:
             verdict = Diagnosis(binds=verdict.binds, evidence=f"no sample has come; {verdict.evidence}")
-        if failure:
+        if silence:
+            verdict = Diagnosis(binds="worker", evidence=silence)
+        elif failure:
             verdict = replace(verdict, evidence=f"the pass ended by {failure}; {verdict.evidence}")
         return cls(
             waits=waits,

@@ -10,6 +10,7 @@ threads         calls from a loop into a thread, whose end can be awaited, and b
 loop_thread     an event loop in a thread, for callers that aren't coroutines, and what they keep open on it
 channel         items from a loop to a blocking consumer; an async iterator as a plain one
 fork            belonging to one loop and one process
+liveness        signs of life of a process that works for this one
 cancellation    ending a block, telling cancellations apart; many limits on time, with one timer
 """
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -19,11 +20,6 @@ import anyio
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
-
-try:
-    import resource
-except ImportError:  # not where descriptors are bounded so
-    resource = None  # type: ignore[assignment]
 
 __all__ = ["Sockets", "SocketsClosed", "abort", "is_among_last"]
 
@@ -48,8 +44,10 @@ def abort(transport: asyncio.BaseTransport) -> None:
 
 def is_among_last(descriptor: int) -> bool:
     """Return whether a descriptor that was just made says that the process may open few more: it is the lowest free."""
-    if resource is None:
+    if sys.platform == "win32":  # which has no such limit
         return False
+    import resource
+
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit != resource.RLIM_INFINITY and descriptor >= limit - min(limit // 4, SPARE_FILES)
 

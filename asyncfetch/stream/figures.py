@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncfetch.observe.figures import counts_of, sum_of
 from asyncfetch.observe.waits import FIGURES, WaitAccount, Waits
+from asyncfetch.runtime.liveness import how_silent, vitals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +38,10 @@ SILENT_SECONDS = 5.0
 _FIGURES_BYTES = 8 * FIGURES
 _LOADER, _WORKER, _NUM_WORKERS, _PROCESS, _BEGUN_AT, _PUBLISHED_AT, _VERSION, _LENGTHS = range(8)
 _CHECKSUMS = _LENGTHS + 2
-_HEAD_BYTES = 8 * (_CHECKSUMS + 2)
+_BEAT_AT = _CHECKSUMS + 2
+_HEAD_BYTES = 8 * (_BEAT_AT + 1)
+_LOST = -1.0
+"""In place of its latest beat, where the process was lost."""
 PAGE_BYTES = 32 * 1024
 _PICKLED_AT = _FIGURES_BYTES + _HEAD_BYTES
 _PICKLED_BYTES = (PAGE_BYTES - _PICKLED_AT) // 2
@@ -100,6 +104,7 @@ class FiguresPage:
         head[_LOADER], head[_WORKER], head[_NUM_WORKERS], head[_PROCESS] = (
             loader % 2**48, worker, num_workers, os.getpid(),
         )  # fmt: skip
+        head[_BEAT_AT] = 0.0
         self.begin_pass(time.perf_counter())
 
     def begin_pass(self, now: float) -> Waits:
@@ -134,6 +139,32 @@ class FiguresPage:
             self._memory[start : start + len(pickled)] = pickled
             head[_LENGTHS + version % 2], head[_CHECKSUMS + version % 2] = len(pickled), zlib.crc32(pickled)
             head[_VERSION] = version
+
+    def beat(self, turns: bool) -> None:
+        """Write that the loop of this process turns, or that it has ended."""
+        self._head[_BEAT_AT] = time.perf_counter() if turns else 0.0
+
+    @property
+    def beat_at(self) -> float | None:
+        """The time of its latest beat; None where none is due, because no loop turns."""
+        at = self._head[_BEAT_AT]
+        return at if at > 0 else None
+
+    def lose(self, error: BaseException) -> None:
+        """Write, in the process that had it read, that the one of this page was lost."""
+        self.fail(str(error))
+        self._head[_BEAT_AT] = _LOST
+
+    def silence(self) -> str:
+        """Return in words that the process is lost, or silent now; nothing where it lives, or ended as it should."""
+        if self._head[_BEAT_AT] == _LOST:
+            return self.published().failure
+        at, pid = self.beat_at, self.process
+        seen = vitals(pid)
+        silent_seconds = 0.0 if at is None else time.perf_counter() - at
+        if seen is None or not (seen.is_stopped or silent_seconds > SILENT_SECONDS):
+            return ""
+        return f"process {pid}, which reads for this one, {how_silent(silent_seconds, seen)}"
 
     @property
     def begun_at(self) -> float:
@@ -234,7 +265,8 @@ class FiguresBoard:
     def _page(self, place: int) -> FiguresPage:
         return FiguresPage(self._memory[place * PAGE_BYTES : (place + 1) * PAGE_BYTES])
 
-    def _pages(self) -> list[FiguresPage]:
+    def pages(self) -> list[FiguresPage]:
+        """Return those that are, or were, a worker's."""
         return [page for place in range(PAGES) if (page := self._page(place)).num_workers]
 
     def latest(self) -> Sequence[FiguresPage]:
@@ -242,7 +274,7 @@ class FiguresBoard:
 
         An earlier loader with the same seed and as many workers has pages of the same numbers, which began earlier.
         """
-        pages = sorted(self._pages(), key=lambda page: page.begun_at)
+        pages = sorted(self.pages(), key=lambda page: page.begun_at)
         of_loader = [page for page in pages if page.loader == pages[-1].loader]
         return list({page.worker: page for page in of_loader}.values())
 
@@ -250,7 +282,7 @@ class FiguresBoard:
         """Return the time of all consumers, and the statistics of all workers, those that have ended included."""
         latest = {(page.worker, page.begun_at) for page in self.latest()}
         waits, statistics = Waits(), None
-        for page in self._pages():
+        for page in self.pages():
             told = page.published()
             waits = sum_of(waits, told.all_waits)
             found = told.all_statistics

@@ -36,6 +36,7 @@ from asyncfetch.order.state import (
 )
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.liveness import beat
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.datasets import Member, OpenDatasets
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
@@ -432,6 +433,8 @@ class SampleSource:
             raise ConfigError("an open dataset lives on its own loop: `async with stream.samples()` there")
         if self._session is None or not self._session.is_usable:
             self._session = DatasetSession(self.opener())
+            if self.page is not None:
+                self._session.thread.start(beat, self.page.beat)
         return self._session
 
     def new_figures(self, *, is_open: bool = False, begun_at: float | None = None) -> PassFigures:

@@ -2,6 +2,7 @@
 
 dataset.py    StreamDataset: iterates a Stream; FrameDataset: dataset[i]; collate: samples as a batch
 memory.py     what a rank's workers share; handing_over.py: a worker's batches to the trainer
+watching.py   workers that are killed, stopped or hang
 bridge.py     AsyncIterableDataset: any async iterator of your own
 
 States, and putting those of several ranks together, are the stream's: ``merge_states`` is here for who looks for it.

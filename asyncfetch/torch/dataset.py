@@ -38,6 +38,7 @@ from asyncfetch.stream.source import EpochStream, source_of
 from asyncfetch.stream.stream import distinct_episodes
 from asyncfetch.torch.handing_over import can_hand_over, handed_over
 from asyncfetch.torch.memory import WorkersMemory
+from asyncfetch.torch.watching import Care, watch_loaders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -357,8 +358,13 @@ class StreamDataset(IterableDataset[Any]):
                 self._source.config,
                 num_workers=pages[0].num_workers,
                 failure=next((failure for page in pages if (failure := page.published().failure)), ""),
+                silence=next((silence for page in pages if (silence := page.silence())), ""),
             )
         return replace(report, all_waits=all_waits, all_statistics=all_statistics)
+
+    def _care(self) -> Care:
+        """Return how a loader looks after the workers that read this."""
+        return Care(self._source.config.fetch.timeouts.silent_process_seconds, self._memory.figures.pages)
 
     def _board(self) -> FiguresBoard:
         self._memory.keep_apart()  # a forked child's loaders are its own
@@ -558,3 +564,14 @@ class FrameDataset(Dataset["Sample"]):
 
 async def _read_all(dataset: LeRobotDataset, places: list[tuple[int, int]], windows: Windows | None) -> list[Sample]:
     return await gather(*(partial(dataset.sample, episode, frame, windows=windows) for episode, frame in places))
+
+
+def _care_of(dataset: Any) -> Care | None:  # noqa: ANN401
+    if isinstance(dataset, StreamDataset):
+        return dataset._care()
+    if isinstance(dataset, FrameDataset):
+        return Care(dataset.config.fetch.timeouts.silent_process_seconds, tuple)
+    return None
+
+
+watch_loaders(_care_of)

@@ -152,6 +152,29 @@ def test_a_video_shorter_than_its_rows_is_found_without_decoding(tmp_path: Path)
     assert findings(truth) == {("missing frames", 1): lacking, ("missing frames", 2): lacking}
 
 
+def test_what_is_read_otherwise_than_declared_is_found(truth: DatasetTruth) -> None:
+    path = truth.root / "meta/info.json"
+    info = json.loads(path.read_text())
+    info["features"][truth.cameras[0]]["shape"] = [60, 96, 3]
+    path.write_text(json.dumps(info | {"total_frames": 99}))
+    (truth.root / "data/chunk-000/file-000.parquet").rename(truth.root / "data/chunk-000/file-007.parquet")
+    found = findings(truth)
+    assert set(found) == {("picture size", None), ("totals", None), ("file of rows", None)}
+    assert "64 high and 96 wide; info.json says (60, 96, 3)" in found["picture size", None]
+    assert "counts 99 frames where there are 15" in found["totals", None]
+
+
+def test_what_can_not_be_read_is_found(truth: DatasetTruth) -> None:
+    path = truth.root / "meta/info.json"
+    info = json.loads(path.read_text())
+    info["features"]["action"]["dtype"] = "uint8"
+    path.write_text(json.dumps(info))
+    for episode in range(3):
+        assert "action" in findings(truth)["FormatError", episode]
+    path.write_text(json.dumps(info | {"fps": "fast"}))
+    assert "fps of" in findings(truth)["FormatError", None]
+
+
 def test_a_contact_sheet(truth: DatasetTruth, tmp_path: Path) -> None:
     out = tmp_path / "grid.png"
     done = run("frames", truth.root, "--episode", 2, "--count", 3, "--out", out)

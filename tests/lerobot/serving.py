@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import av
 import numpy as np
 import pyarrow as pa
@@ -127,6 +128,38 @@ def shifted(truth: DatasetTruth, by_frames: float, *, camera: str = TOP) -> dict
     pq.write_table(table, sink)
     content[path] = sink.getvalue().to_pybytes()
     return content
+
+
+def restarting(truth: DatasetTruth, root: Path, of: str, group_rows: int | None) -> Path:
+    """A copy whose ``index`` begins anew in each episode, or file; in row groups as they are, or of so many rows."""
+    shutil.copytree(truth.root, root)
+    for path in (root / "data").rglob("*.parquet"):
+        file = pq.ParquetFile(path)
+        groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+        first, written = groups[0]["index"][0].as_py(), []
+        for rows in groups:
+            column = rows.column_names.index("index")
+            index = np.asarray(rows["frame_index"] if of == "episode" else rows["index"])
+            index = index - (0 if of == "episode" else first)
+            written.append(rows.set_column(column, rows.schema.field(column), pa.array(index)))
+        if group_rows is not None:
+            whole = pa.concat_tables(written)
+            written = [whole.slice(start, group_rows) for start in range(0, len(whole), group_rows)]
+        with pq.ParquetWriter(path, written[0].schema) as writer:
+            for rows in written:
+                writer.write_table(rows)
+    return root
+
+
+async def refreshed(truth: DatasetTruth, root: Path, options: str) -> Path:
+    """A copy whose videos have recovery points in place of key frames."""
+    shutil.copytree(truth.root, root)
+    for path in (root / "videos").rglob("*.mp4"):
+        made = path.with_name("made.mp4")
+        command = ["ffmpeg", "-v", "error", "-i", str(path), "-c:v", "libx264", "-sc_threshold", "0"]
+        await anyio.run_process([*command, *options.split(), "-video_track_timescale", "15360", str(made)])
+        made.rename(path)
+    return root
 
 
 def renumbered(

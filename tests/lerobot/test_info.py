@@ -89,7 +89,7 @@ def test_missing_default_features_are_named_and_the_present_ones() -> None:
         {"chunks_size": 0},
         {"total_episodes": 2.5},
         {"total_frames": -1},
-        {"total_frames": ...},
+        {"total_episodes": ...},
         {"features": []},
         {"features": {**SCALARS, "x": {"dtype": "float32", "shape": 6}}},
         {"features": {**SCALARS, "x": {"shape": [6]}}},

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING, Any
+import shutil
+from codecs import BOM_UTF8
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Literal
 
+import anyio
 import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, DecodeError, EpisodeNotFound, FormatError, FrameMissing, NotFound
-from asyncfetch.lerobot import frames
-from asyncfetch.stream import Stream
+from asyncfetch.lerobot import frames, open_dataset
+from asyncfetch.merge import convert_dataset
+from asyncfetch.stream import Mixture, Stream
 from asyncfetch.testing import Fault, FaultOnce, Quirks, read_identity
-from asyncfetch.torch import FrameDataset
+from asyncfetch.torch import FrameDataset, StreamDataset
 from tests.lerobot.serving import (
     DEFAULTS,
     SNAPSHOT,
@@ -30,7 +37,9 @@ from tests.lerobot.serving import (
     content_of,
     in_memory,
     in_use_bytes,
+    refreshed,
     renumbered,
+    restarting,
     serve,
     shifted,
     video_path,
@@ -39,7 +48,7 @@ from tests.merge.version2 import EPISODE_FILE, as_version2
 from tests.recorded import DATA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from asyncfetch.lerobot import LeRobotDataset
@@ -60,6 +69,14 @@ HARMLESS: dict[str, dict[str, Any]] = {
     "orphan files": {"orphan_files": True},
     "old info.json": {"unknown_info_keys": True, "legacy_video_info": True},
 }
+
+
+def stored(content: Mapping[str, bytes], root: Path) -> Path:
+    """The files below a directory."""
+    for path, data in content.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+    return root
 
 
 @pytest.mark.parametrize("quirks", HARMLESS.values(), ids=list(HARMLESS))
@@ -204,6 +221,42 @@ async def test_a_dataset_of_version_2_of_which_an_episode_was_taken_out(library:
             check_sample(await served.dataset.sample(episode, frame), truth, episode, frame)
         with pytest.raises(EpisodeNotFound):
             await served.dataset.sample(1, 0)
+
+
+def marked(root: Path) -> None:
+    """Put a byte order mark before each file of JSON, and before some line in between."""
+    for path in root.rglob("*.json*"):
+        lines = path.read_bytes().splitlines(keepends=True)
+        place = len(lines) // 2 if path.suffix == ".jsonl" else 0
+        path.write_bytes(BOM_UTF8 + b"".join([*lines[:place], BOM_UTF8 * (place > 0), *lines[place:]]))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_a_byte_order_mark_is_no_matter(library: Library, tmp_path: Path, version: int) -> None:
+    truth = library(episodes=(9, 4, 0, 14, 5), **EPISODE_FILE)
+    root = tmp_path / "set"
+    _ = as_version2(truth, root) if version == 2 else shutil.copytree(truth.root, root)
+    stats = json.loads((root / "meta/stats.json").read_text()) if version == 3 else None
+    marked(root)
+    async with open_dataset(root) as dataset:
+        await check_all(dataset, truth)
+        assert stats is None or dataset.stats == stats
+
+
+async def test_an_index_of_version_2_may_begin_anew(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(9, 4, 6), **EPISODE_FILE)
+    root = as_version2(truth, tmp_path / "old")
+    for path in (root / "data").rglob("*.parquet"):
+        rows = pq.read_table(path)
+        pq.write_table(rows.set_column(rows.column_names.index("index"), "index", rows["frame_index"]), path)
+    async with open_dataset(root) as dataset:
+        for episode, frame in all_frames(truth):
+            sample = await dataset.sample(episode, frame)
+            index = sample["index"] + sum(truth.lengths[:episode])
+            check_sample({**sample, "index": index}, truth, episode, frame)
+    await convert_dataset(root, tmp_path / "new")
+    async with open_dataset(tmp_path / "new") as dataset:
+        await check_all(dataset, truth)
 
 
 async def test_a_broken_dataset_of_version_2_is_refused_by_file(library: Library, tmp_path: Path) -> None:
@@ -363,30 +416,81 @@ async def test_damaged_coded_frames_name_camera_episode_and_file(library: Librar
             await served.dataset.sample(0, 0)
 
 
-def with_shape(truth: DatasetTruth, key: str, shape: list[int]) -> dict[str, bytes]:
-    """The dataset with another shape in its info.json."""
+def with_shape(truth: DatasetTruth, key: str, shape: list[int], *, tells: bool = True) -> dict[str, bytes]:
+    """The dataset with another shape in its info.json, and without a block about its video unless it ``tells``."""
     content = in_memory(truth)
     info = json.loads(content["meta/info.json"])
     info["features"][key]["shape"] = shape
+    if not tells:
+        del info["features"][key]["info"]
     return content | {"meta/info.json": json.dumps(info).encode()}
 
 
-@pytest.mark.parametrize("shape", [[64, 128, 3], [96, 96, 3], [128, 96]])
-async def test_a_video_of_another_size_than_info_json_says(library: Library, shape: list[int]) -> None:
+OTHER_SHAPES = [[64, 128, 3], [96, 96, 3], [128, 96], [64, 128, 4]]
+
+
+@pytest.mark.parametrize("shape", OTHER_SHAPES)
+async def test_a_videos_own_size_counts_with_one_warning(library: Library, shape: list[int]) -> None:
     truth = library(episodes=LENGTHS, width=96, height=64)
+    message = rf"{video_path(TOP)}: the pictures of {TOP} are 64 high and 96 wide; info.json says .*{shape[0]}, "
     async with serve(with_shape(truth, TOP, shape)) as served:
-        message = rf"{video_path(TOP)}: its pictures are 64 high and 96 wide; info.json says .*{shape[0]}, .* of {TOP}"
-        with pytest.raises(FormatError, match=message):
-            await served.dataset.sample(0, 0)
+        with pytest.warns(RuntimeWarning, match=message) as warned:
+            await check_all(served.dataset, truth)
+        await check_all(served.dataset, truth)  # and none any more
+        assert len(warned) == 1
+        assert served.dataset.features[TOP].shape == (64, 96, 3)
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["info", "no info"])
+@pytest.mark.parametrize("shape", OTHER_SHAPES)
+def test_batches_have_the_videos_size(library: Library, tmp_path: Path, shape: list[int], tells: bool) -> None:
+    """Also where nothing in info.json tells of it, and whatever memory was laid out by that."""
+    truth = library(episodes=LENGTHS, width=96, height=64)
+    stream = Stream(stored(with_shape(truth, TOP, shape, tells=tells), tmp_path / "set"), shuffle=False)
+
+    def read() -> None:
+        pictures = [picture for batch in StreamDataset(stream, batch_size=4) for picture in batch[TOP]]
+        for picture, (episode, frame) in zip(pictures, sorted(all_frames(truth)), strict=True):
+            assert read_identity(picture) == truth.identity(episode, frame, TOP)
+
+    with closing(stream):
+        with pytest.warns(RuntimeWarning) as warned:
+            read()
+        assert len(warned) == 1
+        read()
+
+
+@pytest.mark.parametrize("missing", ["keep", "pad"])
+def test_a_mixture_has_the_videos_size(library: Library, tmp_path: Path, missing: Literal["keep", "pad"]) -> None:
+    truth = library(episodes=LENGTHS, width=96, height=64)
+    root = stored(with_shape(truth, TOP, [60, 96, 3]), tmp_path / "set")
+    other = library(episodes=(9, 6), width=96, height=64, cameras=(WRIST,))
+    mixture = Mixture([Stream(root), Stream(other.root)], [1, 1], missing=missing)
+    with closing(mixture), pytest.warns(RuntimeWarning, match="60, 96, 3"):
+        batches = list(StreamDataset(mixture, batch_size=3))
+    for batch in batches:
+        for member, episode, frame, picture in zip(
+            *(batch[key].tolist() for key in ("dataset", "episode_index", "frame_index")),
+            batch.get(TOP, ()),
+            strict=False,
+        ):
+            assert picture.shape == (3, 64, 96)
+            if not member:
+                assert read_identity(picture) == truth.identity(episode, frame, TOP)
 
 
 @pytest.mark.parametrize("shape", [[64, 96, 1], [64, 96, 4], [64, 96], [64, 128, 3]])
-async def test_a_picture_of_another_shape_than_info_json_says(library: Library, shape: list[int]) -> None:
+async def test_a_pictures_own_shape_counts_with_one_warning(library: Library, shape: list[int]) -> None:
     truth = library(episodes=(3,), extras=(SNAPSHOT,), width=96, height=64)
     async with serve(with_shape(truth, SNAPSHOT, shape)) as served:
-        message = rf"{SNAPSHOT} of episode 0 in .*file-000.parquet, frame 1: .* \(3, 64, 96\).* info.json says \(64, "
-        with pytest.raises(FormatError, match=message):
-            await served.dataset.sample(0, 1)
+        message = (
+            rf"file-000.parquet: the pictures of {SNAPSHOT} are 64 high and 96 wide, of 3 channels; info.json says"
+        )
+        with pytest.warns(RuntimeWarning, match=message) as warned:
+            pictures = [(await served.dataset.sample(0, frame))[SNAPSHOT] for frame in range(3)]
+        assert len(warned) == 1
+    for frame, picture in enumerate(pictures):
+        assert read_identity(picture) == truth.identity(0, frame, SNAPSHOT)
 
 
 @pytest.mark.parametrize("key", [TOP, SNAPSHOT])
@@ -395,6 +499,56 @@ async def test_the_axes_of_a_picture_may_be_in_any_order(library: Library, key: 
     truth = library(episodes=(3,), extras=(SNAPSHOT,), width=96, height=64)
     async with serve(with_shape(truth, key, shape)) as served:
         assert (await served.dataset.sample(0, 1))[key].shape == (3, 64, 96)
+
+
+REFRESHED = {
+    "one after the other": "-g 15 -bf 0 -pix_fmt yuv420p -x264-params intra-refresh=1",
+    "with B-frames": "-g 12 -bf 3 -pix_fmt yuv420p -x264-params intra-refresh=1",
+    "seldom": "-g 250 -pix_fmt yuv420p -x264-params intra-refresh=1",
+}
+
+
+@pytest.mark.parametrize("decoder", ["torchcodec", "pyav"])
+@pytest.mark.parametrize("options", REFRESHED.values(), ids=list(REFRESHED))
+async def test_video_with_intra_refresh_is_decoded_from_where_it_can(
+    library: Library, tmp_path: Path, options: str, decoder: Literal["torchcodec", "pyav"]
+) -> None:
+    truth = library(episodes=(20, 9, 1, 22, 8), cameras=(TOP,), episodes_per_video_file=5)
+    root = await refreshed(truth, tmp_path / "set", options)
+    video = VideoDecoder(str(root / video_path(TOP)))
+    whole = video.get_frames_in_range(0, len(video)).data
+    starts = np.cumsum((0, *truth.lengths))
+    async with open_dataset(root, config=StreamConfig(decoder=decoder)) as dataset:
+        for episode, frame in all_frames(truth):
+            sample = await dataset.sample(episode, frame)
+            assert torch.equal(sample[TOP], whole[starts[episode] + frame]), (episode, frame)
+
+
+@pytest.mark.parametrize("decoder", ["torchcodec", "pyav"])
+async def test_frames_before_a_refresh_ends_blame_it(
+    library: Library, tmp_path: Path, decoder: Literal["torchcodec", "pyav"]
+) -> None:
+    """Of a file that begins with a recovery point, as a cut by stream copy leaves it."""
+    truth = library(episodes=(60,), cameras=(TOP,))
+    root = await refreshed(truth, tmp_path / "set", "-g 15 -bf 0 -x264-params intra-refresh=1")
+    path = root / video_path(TOP)
+    video = VideoDecoder(str(path))
+    whole = video.get_frames_in_range(0, len(video)).data
+    made = path.with_name("made.mp4")
+    await anyio.run_process(["ffmpeg", "-v", "error", "-ss", "0.5", "-i", str(path), "-c", "copy", str(made)])
+    made.rename(path)
+    outcomes = []
+    async with open_dataset(root, config=StreamConfig(decoder=decoder)) as dataset:
+        for frame in range(45):
+            try:
+                sample = await dataset.sample(0, frame)
+            except DecodeError as error:
+                outcomes.append("recovery point (intra refresh)" not in str(error))
+            else:
+                assert torch.equal(sample[TOP], whole[15 + frame])
+                outcomes.append(True)
+    assert outcomes == sorted(outcomes)
+    assert 0 < outcomes.index(True) < 15
 
 
 async def test_a_feature_where_samples_have_their_task_is_refused_unless_left_out(library: Library) -> None:
@@ -417,6 +571,32 @@ async def test_a_table_that_contradicts_the_metadata(library: Library) -> None:
     async with serve(content) as served:
         with pytest.raises(DatasetError, match=rf"{path}, episode 3: 4 rows .* its length is 5"):
             await served.dataset.sample(3, 0)
+
+
+@pytest.mark.parametrize("group_rows", [None, 4, 1000], ids=["recorded", "mixed", "one"])
+@pytest.mark.parametrize("per_file", [1, 3, 100])
+@pytest.mark.parametrize("of", ["episode", "file"])
+async def test_an_index_that_begins_anew_is_read_as_it_is(
+    library: Library, tmp_path: Path, of: str, per_file: int, group_rows: int | None
+) -> None:
+    truth = library(episodes=(6, 0, 9, 3, 5, 4), episodes_per_data_file=per_file)
+    starts = np.cumsum((0, *truth.lengths))
+    begin = [0 if of == "episode" else starts[episode - episode % per_file] for episode in range(6)]
+    async with open_dataset(restarting(truth, tmp_path / "set", of, group_rows)) as dataset:
+        for episode, frame in all_frames(truth):
+            sample = await dataset.sample(episode, frame, windows={"action": frames(-1, 1)})
+            place = int(starts[episode]) + frame
+            assert sample["index"] == (frame if of == "episode" else place - begin[episode])
+            action = truth.column("action", episode)
+            inside = np.clip([frame - 1, frame + 1], 0, truth.lengths[episode] - 1)
+            np.testing.assert_array_equal(sample["action"], action[inside])
+            check_sample({**sample, "index": torch.tensor(place), "action": action[frame]}, truth, episode, frame)
+        batches = [batch async for batch in dataset.columns(["action", "frame_index"])]
+        table = pa.Table.from_batches(batches)
+        assert table["frame_index"].to_pylist() == [frame for length in truth.lengths for frame in range(length)]
+        np.testing.assert_array_equal(
+            table["action"].to_pylist(), np.concatenate([truth.column("action", episode) for episode in range(6)])
+        )
 
 
 def with_data_files(content: dict[str, bytes], name: Callable[[int], int]) -> dict[str, bytes]:

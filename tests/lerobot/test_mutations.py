@@ -196,6 +196,7 @@ def outcomes(tables: Tables, tmp_path: Path) -> Outcomes:
     return Outcomes(tmp_path, tables)
 
 
+@pytest.mark.filterwarnings("ignore:info.json of .* counts")
 async def test_info(outcomes: Outcomes) -> None:
     info = json.loads((outcomes.root / INFO).read_text())
     seen = set()
@@ -245,6 +246,7 @@ async def test_columns(outcomes: Outcomes, file: str) -> None:
 
 
 @pytest.mark.parametrize("file", [TASKS, EPISODES, ROWS])
+@pytest.mark.filterwarnings("ignore:info.json of .* counts")
 async def test_rows(outcomes: Outcomes, file: str) -> None:
     for label, rows, group_rows in in_row_groups(pq.read_table(outcomes.root / file)):
         content = as_parquet(rows, row_group_size=group_rows)

@@ -17,11 +17,12 @@ from anyio import to_thread
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import FormatError, MergeError
 from asyncfetch.fetch import Fetcher
+from asyncfetch.lerobot.columns import is_list
 from asyncfetch.merge import Selection, merge_datasets, select_episodes
 from asyncfetch.merge.plan import write_episodes
 from asyncfetch.merge.sources import load_source
 from asyncfetch.testing import Quirks, RangeServer
-from tests.lerobot.serving import TOP, WRIST, shifted
+from tests.lerobot.serving import TOP, WRIST, restarting, shifted
 from tests.merge.test_merge import all_files, check_merged, read_json, read_table
 from tests.merge.test_safety import changed, names
 
@@ -131,6 +132,35 @@ async def test_rows_are_found_by_their_numbers_wherever_they_lie(library: Librar
     pq.write_table(mixed, path, row_group_size=5)
     await merge_datasets([tmp_path / "source", truth.root], tmp_path / "out")
     await check_merged(tmp_path / "out", [truth, truth])
+
+
+@pytest.mark.parametrize("group_rows", [None, 4, 1000], ids=["recorded", "mixed", "one"])
+@pytest.mark.parametrize("of", ["episode", "file"])
+async def test_rows_are_found_where_index_begins_anew(
+    library: Library, tmp_path: Path, of: str, group_rows: int | None
+) -> None:
+    truth = library(episodes=(6, 0, 9, 3, 5, 4), episodes_per_data_file=3)
+    await merge_datasets([restarting(truth, tmp_path / "source", of, group_rows), truth.root], tmp_path / "out")
+    await check_merged(tmp_path / "out", [truth, truth])
+
+
+async def test_what_info_json_says_wrong_is_put_right(library: Library, tmp_path: Path) -> None:
+    """Sizes of pictures, and totals; then it is as another source, and is told of once."""
+    truth = library(episodes=(4, 5))
+
+    def change(info: dict[str, Any]) -> None:
+        info["features"][TOP]["shape"] = [60, 96, 3]
+        info |= {"total_episodes": 99, "total_frames": 1}
+
+    source = changed(truth.root, tmp_path / "source", change)
+    with pytest.warns(RuntimeWarning) as warned:
+        await merge_datasets([source, truth.root], tmp_path / "out")
+    assert {str(one.message).partition(" ")[0] for one in warned} == {
+        "info.json",
+        f"{source}/videos/{TOP}/chunk-000/file-000.mp4:",
+    }
+    await check_merged(tmp_path / "out", [truth, truth])
+    assert read_json(tmp_path / "out", "info.json")["features"][TOP]["shape"] == [64, 96, 3]
 
 
 async def test_numbers_that_no_episode_has_are_closed_up(library: Library, tmp_path: Path) -> None:
@@ -313,6 +343,8 @@ HELD_TYPES: dict[str, pa.Array[Any]] = {
     "large string": WORDS.cast(pa.large_string()),
     "large binary": WORDS.cast(pa.large_binary()),
     "string view": WORDS.cast(pa.string_view()),
+    "list view": pa.array([[i] * (i % 4) for i in NUMBERS], pa.list_view(pa.int16())),
+    "large list view": pa.array([["a"] * (i % 4) for i in NUMBERS], pa.large_list_view(pa.string())),
     "fixed binary": pa.array([bytes(3)] * N, pa.binary(3)),
     "large list": pa.array([[i] * i for i in NUMBERS], pa.large_list(pa.int16())),
     "fixed lists of fixed lists": pa.array([[[i, i]] * 3 for i in NUMBERS], pa.list_(pa.list_(pa.int8(), 2), 3)),
@@ -372,6 +404,29 @@ UNITED: dict[str, tuple[pa.DataType, pa.DataType, pa.DataType]] = {
     "in lists of two": (pa.list_(ENTRY, 2), pa.list_(FULL_ENTRY, 2), pa.list_(UNITED_ENTRY, 2)),
     "in maps": (pa.map_(pa.string(), ENTRY), pa.map_(pa.string(), FULL_ENTRY), pa.map_(pa.string(), UNITED_ENTRY)),
     "lists of nothing": (pa.list_(pa.null()), pa.list_(pa.list_(pa.int8())), pa.list_(pa.list_(pa.int8()))),
+    "large text": (pa.string(), pa.large_string(), pa.string()),
+    "a view of text": (pa.string_view(), pa.large_string(), pa.string()),
+    "a dictionary and its texts": (pa.dictionary(pa.int8(), pa.string()), pa.string_view(), pa.string()),
+    "wide and narrow dictionaries": (
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.string(),
+    ),
+    "lists and views of them": (
+        pa.list_view(pa.string_view()),
+        pa.list_(pa.dictionary(pa.int8(), pa.string())),
+        pa.list_(pa.string()),
+    ),
+    "large lists of lists": (
+        pa.large_list(pa.list_view(pa.int8())),
+        pa.list_(pa.large_list(pa.int8())),
+        pa.list_(pa.list_(pa.int8())),
+    ),
+    "lists of two and of any number": (
+        pa.list_(pa.large_string(), 2),
+        pa.large_list(pa.string()),
+        pa.list_(pa.string()),
+    ),
     "names of elements": (
         pa.list_(pa.field("item", pa.list_(pa.field("item", pa.int8())))),
         pa.list_(pa.field("x", pa.list_(pa.field("y", pa.int8(), nullable=False)))),
@@ -380,7 +435,7 @@ UNITED: dict[str, tuple[pa.DataType, pa.DataType, pa.DataType]] = {
 }
 
 
-def filled(arrow_type: pa.DataType, number: int) -> Any:  # noqa: ANN401
+def filled(arrow_type: Any, number: int) -> Any:  # noqa: ANN401
     """A value of the type, as Python has it; at number 3 a null where one may be."""
     types = pa.types
     if types.is_null(arrow_type):
@@ -389,7 +444,9 @@ def filled(arrow_type: pa.DataType, number: int) -> Any:  # noqa: ANN401
         return {"role": str(number), "camera": filled(arrow_type.field("camera").type, number)}
     if types.is_map(arrow_type):
         return [(str(number), filled(arrow_type.item_type, number))] * (number % 3)
-    if types.is_list(arrow_type) or types.is_large_list(arrow_type):
+    if types.is_dictionary(arrow_type):
+        return filled(arrow_type.value_type, number)
+    if is_list(arrow_type) and not types.is_fixed_size_list(arrow_type):
         return None if number == 3 else [filled(arrow_type.value_type, number)] * (number % 3)
     if types.is_fixed_size_list(arrow_type):
         return None if number == 3 else [filled(arrow_type.value_type, number)] * 2
@@ -398,7 +455,7 @@ def filled(arrow_type: pa.DataType, number: int) -> Any:  # noqa: ANN401
 
 @pytest.mark.parametrize(("one", "other", "united"), UNITED.values(), ids=list(UNITED))
 @pytest.mark.parametrize("is_turned", [False, True], ids=["null first", "null last"])
-async def test_types_that_differ_in_nulls_only_become_one(
+async def test_types_of_the_same_values_become_one(
     library: Library,
     tmp_path: Path,
     one: pa.DataType,
@@ -437,7 +494,6 @@ async def test_a_column_may_be_null_where_one_source_may(library: Library, tmp_p
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (pa.string(), pa.large_string()),
         (pa.list_(pa.struct([("a", pa.int8())])), pa.list_(pa.struct([("b", pa.int8())]))),
         (pa.list_(pa.int8(), 2), pa.list_(pa.int8(), 3)),
         (pa.timestamp("us", "UTC"), pa.timestamp("us")),

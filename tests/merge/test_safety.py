@@ -11,17 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from anyio import to_thread
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, MergeError
 from asyncfetch.fetch import Fetcher
+from asyncfetch.lerobot import open_dataset
 from asyncfetch.merge import Selection, merge_datasets, select_episodes
 from asyncfetch.merge.apply import Options
 from asyncfetch.merge.plan import Limits, plan_merge
 from asyncfetch.merge.sources import load_source
 from asyncfetch.testing import RangeServer
-from tests.lerobot.serving import TOP, WRIST
+from tests.lerobot.serving import TOP, WRIST, refreshed
 from tests.merge.test_merge import all_files, check_merged, read_json
 
 if TYPE_CHECKING:
@@ -103,6 +105,20 @@ async def test_every_video_file_is_looked_at(library: Library, tmp_path: Path, o
     with pytest.raises(MergeError, match=message):
         await merge_datasets([root], tmp_path / "out")
     assert names(tmp_path) == {"source"}
+
+
+async def test_a_recovery_point_is_no_place_to_cut(library: Library, tmp_path: Path) -> None:
+    """What is before it comes along, wherever the episode goes."""
+    truth = library(episodes=(15, 15, 15), cameras=(TOP,), episodes_per_video_file=3)
+    root = await refreshed(truth, tmp_path / "source", "-g 15 -bf 0 -x264-params intra-refresh=1")
+    await merge_datasets([root, root], tmp_path / "all")
+    await select_episodes(root, tmp_path / "some", [2])
+    places = [("all", 0, 0, 3), ("all", 1, 1, 0), ("all", 4, 1, 9), ("all", 5, 2, 14)]
+    async with open_dataset(root) as source:
+        for name, episode, of, frame in [*places, *(("some", 0, 2, frame) for frame in range(15))]:
+            async with open_dataset(tmp_path / name) as dataset:
+                picture = (await dataset.sample(episode, frame))[TOP]
+            assert torch.equal(picture, (await source.sample(of, frame))[TOP]), (name, episode, frame)
 
 
 async def test_depth_is_described_by_its_files(library: Library, tmp_path: Path) -> None:

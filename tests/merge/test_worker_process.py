@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
 
-from asyncfetch.config import FetchConfig
+from asyncfetch.config import FetchConfig, TimeoutConfig
 from asyncfetch.errors import FormatError, WorkerError
 from asyncfetch.merge import MergeProgress, Selection, local_executor, merge_datasets
 from asyncfetch.merge.job import load_sources
@@ -168,3 +169,32 @@ async def test_in_the_midst_of_a_piece(
             await child.end()
         assert scope.cancelled_caught is (words is None)
         assert child.process.returncode == code
+
+
+@pytest.mark.may_block  # it looks into /proc
+async def test_a_stopped_process_is_an_error_in_time(library: Library) -> None:
+    asked = threading.Event()
+
+    def stall(_request: ServedRequest) -> None:
+        asked.set()
+
+    async with RangeServer(library(episodes=(4,)).root, fault=stall, first_byte_seconds=999) as server:
+        fetch = FetchConfig(ca_file=server.ca_file, trust_env=False, timeouts=TimeoutConfig(silent_process_seconds=1))
+        child = await Child.start(fetch)
+        pid = child.process.pid
+        try:
+            async with anyio.create_task_group() as tasks:
+
+                async def stop() -> None:
+                    await to_thread.run_sync(asked.wait)
+                    child.process.send_signal(signal.SIGSTOP)
+
+                tasks.start_soon(stop)
+                with pytest.raises(
+                    WorkerError, match=rf"\(pid {pid}\) is stopped, by SIGSTOP.*The same call goes on"
+                ) as caught:
+                    await child.do(load_sources, ([Selection(server.url)],), print)
+        finally:
+            await child.end()
+        assert "silent_process_seconds" in str(caught.value)
+        assert are_gone([pid])

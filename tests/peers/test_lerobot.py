@@ -8,12 +8,15 @@ import os
 import pickle
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from anyio import run_process, to_thread
@@ -27,7 +30,7 @@ from tests.lerobot.serving import content_of, retime, shown_after, write_files
 from tests.recorded import DATA
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 theirs = pytest.importorskip("lerobot.datasets.lerobot_dataset", exc_type=ImportError)
 compat = pytest.importorskip("asyncfetch.compat.lerobot")
@@ -185,6 +188,71 @@ def test_rows_at_times_of_their_own_have_lerobots_frames(tmp_path: Path, seed: i
                 read += 1
         assert 0 < read < sum(lengths)
         mapped.close()
+
+
+def _declare(root: Path) -> None:
+    path = root / "meta/info.json"
+    info = json.loads(path.read_text())
+    info["features"][TOP]["shape"] = [48, 64, 3]
+    path.write_text(json.dumps(info))
+
+
+def _count(root: Path) -> None:
+    path = root / "meta/info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"total_tasks": 9}))
+
+
+def _rename(root: Path) -> None:
+    """What its own change of settings leaves behind, and more."""
+    path = root / "meta/info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chunks_size": 1}))
+    (path,) = (root / "meta/episodes").rglob("*.parquet")
+    table = pq.read_table(path)
+    for number, start in enumerate(range(0, len(table), 2)):
+        pq.write_table(table.slice(start, 2), path.with_name(f"file-{number:03d}.parquet"))
+
+
+def _retype(root: Path) -> None:
+    for path in (*(root / "meta").rglob("*.parquet"), *(root / "data").rglob("*.parquet")):
+        table = pq.read_table(path)
+        for number, field in enumerate(table.schema):
+            kind: Any = field.type
+            if pa.types.is_string(kind):
+                kind = pa.large_string()
+            elif pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+                value = kind.value_type
+                kind = pa.large_list(pa.large_string() if pa.types.is_string(value) else value)
+            table = table.set_column(number, field.name, table[field.name].cast(kind))
+        pq.write_table(table, path)
+
+
+def _begin_index_anew(root: Path) -> None:
+    (path,) = (root / "data").rglob("*.parquet")
+    table = pq.read_table(path)
+    number = table.column_names.index("index")
+    pq.write_table(table.set_column(number, "index", table["frame_index"]), path)
+
+
+def _turn(root: Path) -> None:
+    for path in (root / "videos").rglob("*.mp4"):
+        data = path.read_bytes()
+        place = data.index(struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30), data.index(b"tkhd"))
+        matrix = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
+        path.write_bytes(data[:place] + matrix + data[place + len(matrix) :])
+
+
+@pytest.mark.parametrize("backend", ["torchcodec", "pyav"])
+@pytest.mark.parametrize("change", [_declare, _count, _rename, _retype, _begin_index_anew, _turn])
+@pytest.mark.filterwarnings("ignore:.*(pictures of|counts):RuntimeWarning")
+def test_odd_datasets_are_read_as_lerobot_does(tmp_path: Path, change: Callable[[Path], None], backend: str) -> None:
+    root = record(tmp_path / "set")
+    change(root)
+    expected = theirs.LeRobotDataset("a/b", root=root, video_backend=backend)
+    mapped = compat.LeRobotDataset("a/b", root=root, video_backend=backend)
+    assert len(mapped) == len(expected) == mapped.num_frames
+    for index in range(len(expected)):
+        check_equal(mapped[index], expected[index])
+    mapped.close()
 
 
 def test_chosen_episodes_are_numbered_as_lerobot_does(tmp_path: Path) -> None:

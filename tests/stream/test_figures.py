@@ -74,7 +74,7 @@ def test_a_page_of_a_process_that_lives_is_taken_by_no_other() -> None:
     assert pages.claim(1, 0, 1, 5) is None
     assert pages.claim(1, 0, 1, 6) is not None
     assert len(pages.latest()) == 1
-    assert sum(page.num_workers for page in pages._pages()) == 5
+    assert sum(page.num_workers for page in pages.pages()) == 5
 
 
 async def test_totals_never_fall_whoever_has_the_page(truth: DatasetTruth) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -335,6 +337,70 @@ def test_a_killed_process_is_an_error_that_says_so_and_the_state_is_kept(truth: 
     stream.load_state_dict(state)
     assert seen + [int(sample["index"]) for sample in stream] == list(range(truth.num_frames))
     stream.close()
+
+
+def test_a_stopped_process_is_an_error_in_time(truth: DatasetTruth) -> None:
+    """Meanwhile the report blames it, and not the trainer; afterwards its pass goes on in another one."""
+    fetch = af.FetchConfig(timeouts=af.TimeoutConfig(silent_process_seconds=1.5))
+    stream = stream_of(truth, shuffle=False, config=replace(CONFIG, fetch=fetch))
+    seen: list[int] = []
+    with af.serve_samples(stream, 4, max_ahead=1) as batches:
+        passing = iter(batches)
+        seen += next(passing)["index"].tolist()
+        os.kill(batches.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, batches.pid, os.WSTOPPED | os.WNOWAIT)
+        verdict = batches.report().verdict
+        assert verdict.binds == "worker"
+        assert verdict.evidence.startswith(f"process {batches.pid}, which reads for this one, is stopped, by SIGSTOP")
+        with pytest.raises(
+            af.WorkerError, match=rf"\(pid {batches.pid}\) is stopped, by SIGSTOP.*state_dict"
+        ) as caught:
+            seen.extend(index for batch in passing for index in batch["index"].tolist())
+        assert "silent_process_seconds" in str(caught.value)
+        verdict = batches.report().verdict
+        assert (verdict.binds, verdict.evidence[:28]) == ("worker", "the process of serve_samples")
+        state = batches.state_dict()
+    assert not psutil.pid_exists(batches.pid)
+    stream.load_state_dict(state)
+    assert seen + [int(sample["index"]) for sample in stream] == list(range(truth.num_frames))
+    stream.close()
+
+
+def test_a_process_that_hangs_is_an_error_in_time(truth: DatasetTruth) -> None:
+    fetch = af.FetchConfig(timeouts=af.TimeoutConfig(silent_process_seconds=1.5))
+    stream = stream_of(truth, shuffle=False, transform=hang, config=replace(CONFIG, fetch=fetch))
+    with af.serve_samples(stream, 4) as batches:
+        pid = batches.pid
+        with pytest.raises(af.WorkerError, match=rf"\(pid {pid}\) hangs: it has shown no sign of life"):
+            next(iter(batches))
+        assert batches.report().verdict.binds == "worker"
+    assert not psutil.pid_exists(pid)
+
+
+def hang(_sample: Any) -> Any:  # noqa: ANN401
+    """Wait without letting anybody else have the interpreter, as some C code does."""
+    ctypes.PyDLL(None).sleep(50)
+
+
+def test_a_slow_transform_is_no_error(truth: DatasetTruth) -> None:
+    """The loop of its process beats meanwhile."""
+    fetch = af.FetchConfig(timeouts=af.TimeoutConfig(silent_process_seconds=3))
+    stream = stream_of(truth, shuffle=False, transform=Wait(4.5), config=replace(CONFIG, fetch=fetch))
+    with af.serve_samples(stream, 4) as batches:
+        assert indices(batches) == list(range(truth.num_frames))
+        assert batches.report().verdict.binds != "worker"
+
+
+class Wait:
+    """A transform that takes its time, now and then."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, sample: Any) -> Any:  # noqa: ANN401
+        if int(sample["index"]) == 4:
+            time.sleep(self.seconds)
+        return sample
 
 
 def test_single_samples_and_larger_ones(truth: DatasetTruth) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from asyncfetch.errors import ConnectionFailed, ShardNotFound
+from asyncfetch.errors import ConnectionFailed, FetchTimeout, ShardNotFound
 from asyncfetch.tensors import RemoteTensor, TensorServer, http_store
 from asyncfetch.tensors.storage import ROOT, ShardUpload, SharedDirectory, find_shared, read_shared
 from asyncfetch.tensors.wire import describe
@@ -220,6 +220,35 @@ with TensorServer(max_bytes=1 << 26) as server, TensorClient(backend="http") as 
             assert name not in directories()
         with pytest.raises(ConnectionFailed, match=remote.server):
             client.localize(remote)
+
+
+@pytest.mark.timeout(60)
+def test_a_stopped_server_is_an_error_until_it_goes_on() -> None:
+    """Within the time limits of requests; and the failure isn't remembered."""
+    program = """
+import pickle, sys, torch
+from asyncfetch.tensors import TensorClient, TensorServer
+with TensorServer(max_bytes=1 << 26, shared_memory=False) as server, TensorClient(backend="http") as client:
+    print(pickle.dumps(client.remotize(torch.ones(100_000), server.url)).hex(), flush=True)
+    sys.stdin.read()
+"""
+    command, pipe = [sys.executable, "-c", program], subprocess.PIPE
+    with (
+        subprocess.Popen(command, cwd=TREE, text=True, stdin=pipe, stdout=pipe) as child,
+        http_client(max_bytes=0) as client,
+    ):
+        assert child.stdout is not None
+        remote: RemoteTensor = pickle.loads(bytes.fromhex(child.stdout.readline()))
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            with pytest.raises(FetchTimeout, match=remote.server):
+                client.localize(remote)
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+        assert torch.equal(client.localize(remote), torch.ones(100_000))
+        assert child.stdin is not None
+        child.stdin.close()
 
 
 @pytest.mark.parametrize("forgotten_by", ["clear", "time"])

@@ -9,11 +9,11 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.compat.lerobot.datasets import LeRobotDataset, StreamingLeRobotDataset
+from asyncfetch.compat.lerobot.datasets import LEROBOTS_PYAV, LeRobotDataset, StreamingLeRobotDataset
 from asyncfetch.compat.lerobot.metadata import INSTALL_LEROBOT, import_lerobots, load_metadata
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream.placement import find_rank
+from asyncfetch.stream.ranks import find_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ def replace_datasets(factory: Any) -> None:  # noqa: ANN401
 
     def make(config: Any) -> Any:  # noqa: ANN401
         unit = config.dataset.depth_output_unit
-        decoder: DecoderBackend = "pyav" if config.dataset.video_backend == "pyav" else "auto"
+        decoder: DecoderBackend = "pyav-unturned" if config.dataset.video_backend in LEROBOTS_PYAV else "auto"
         factory.LeRobotDataset = functools.partial(LeRobotDataset, depth_output_unit=unit)
         factory.StreamingLeRobotDataset = functools.partial(
             StreamingLeRobotDataset,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DepthUnit, Sample
     from asyncfetch.order.state import State
 
-__all__ = ["LeRobotDataset", "StreamingLeRobotDataset"]
+__all__ = ["LEROBOTS_PYAV", "LeRobotDataset", "StreamingLeRobotDataset"]
 
 
 @dataclass(slots=True)
@@ -70,6 +70,10 @@ def _require_callable(image_transforms: object) -> None:
 _FLOATS = {torch.float16, torch.float64}
 _INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64}
 """Values that pass through Python's numbers in LeRobot, which torch makes float32 and int64 of."""
+
+
+LEROBOTS_PYAV = frozenset({"pyav", "video_reader"})
+"""LeRobot's names of that decoder, the second one an old one."""
 
 
 class _Described:
@@ -122,9 +126,10 @@ class _Described:
             image_transforms=image_transforms,
         )
         chosen = found.episodes if episodes is None else list(episodes)
-        unknown = [episode for episode in chosen or () if not 0 <= episode < meta.total_episodes]
+        count = len(_lengths(meta))
+        unknown = [episode for episode in chosen or () if not 0 <= episode < count]
         if unknown:
-            raise EpisodeNotFound(f"{repo_id} has no episode {unknown[0]}: its {meta.total_episodes} count from 0")
+            raise EpisodeNotFound(f"{repo_id} has no episode {unknown[0]}: its {count} count from 0")
         if episode_filter is not None:
             chosen = meta.filter_episodes(episode_filter, candidates=chosen)
             if not chosen:
@@ -155,15 +160,13 @@ class _Described:
     @property
     def num_episodes(self) -> int:
         """Number of episodes of the dataset, or of those that were chosen."""
-        return int(self.meta.total_episodes) if self.episodes is None else len(self.episodes)
+        return len(_lengths(self.meta)) if self.episodes is None else len(self.episodes)
 
     @property
     def num_frames(self) -> int:
         """Number of frames of these episodes."""
-        if self.episodes is None:
-            return int(self.meta.total_frames)
-        lengths = self.meta.episodes["length"]
-        return sum(int(lengths[episode]) for episode in self.episodes)
+        lengths = _lengths(self.meta)
+        return sum(lengths if self.episodes is None else (lengths[episode] for episode in self.episodes))
 
     @property
     def image_transforms(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -178,6 +181,11 @@ class _Described:
     def clear_image_transforms(self) -> None:
         """Apply none from the next pass on."""
         self.set_image_transforms(None)
+
+
+def _lengths(meta: Any) -> list[int]:  # noqa: ANN401
+    """Frames of each episode by the table, whatever the totals are."""
+    return [] if meta.episodes is None else [int(length) for length in meta.episodes["length"]]
 
 
 class StreamingLeRobotDataset(_Described, StreamDataset):
@@ -324,7 +332,7 @@ class LeRobotDataset(_Described, FrameDataset):
             dataset's order, whatever that of ``episodes``.
         episode_filter: LeRobot's: chooses by what the metadata says of an episode.
         download_videos: Of no meaning here: nothing is downloaded.
-        video_backend: "pyav" for that decoder; else ``config`` chooses.
+        video_backend: "pyav" for that decoder, which turns no pictures in LeRobot; else ``config`` chooses.
     """
 
     def __init__(
@@ -347,8 +355,8 @@ class LeRobotDataset(_Described, FrameDataset):
         config: StreamConfig | None = None,
     ) -> None:
         config = _with_tolerance(stream_config(config), tolerance_s)
-        if video_backend == "pyav":
-            config = replace(config, decoder="pyav")
+        if video_backend in LEROBOTS_PYAV:
+            config = replace(config, decoder="pyav-unturned")
         source, chosen = self._describe(
             repo_id,
             root,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import io
 import json
 import re
 import tempfile
+from codecs import BOM_UTF8
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -20,8 +21,9 @@ from anyio.from_thread import start_blocking_portal
 from asyncfetch.errors import AccessDenied, ConfigError, MissingDependency, NotFound, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.info import EPISODES_PATH, is_v2, parse_info, parse_json
-from asyncfetch.lerobot.parquet import require_pyarrow
+from asyncfetch.lerobot.info import EPISODES_PATH, is_v2, parse_json
+from asyncfetch.lerobot.listing import list_tables
+from asyncfetch.lerobot.metadata import load_metadata as read_metadata
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.runtime.threads import run_sync
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INSTALL_LEROBOT", "FoundDataset", "find", "import_lerobots", "load_metadata"]
 
+INFO, STATS = "meta/info.json", "meta/stats.json"
 INSTALL_LEROBOT = 'pip install "lerobot[training]==0.6.1"'
 """Needs Python 3.12. Its commands change with each release: see ``commands``."""
 
@@ -91,7 +94,7 @@ def find(
         MissingDependency: LeRobot isn't installed.
     """
     root = _root(repo_id, root, revision, repo_type)
-    if root is None or not ("://" in root or _is_v2(Path(root))):
+    if root is None or not ("://" in root or _needs_copy(Path(root))):
         try:
             meta = _metadata_of(repo_id, root=root, revision=revision, **options)
         except (import_lerobots("lerobot.datasets.utils").BackwardCompatibilityError, NotImplementedError) as error:
@@ -114,7 +117,7 @@ def _find_version2(
 ) -> FoundDataset:
     """Find a dataset that LeRobot says it is too new for, with that error: at home where it is whole, or on the Hub."""
     home = import_lerobots("lerobot.utils.constants").HF_LEROBOT_HOME / repo_id
-    if revision is None and (home / "meta/info.json").exists() and _is_v2(home):
+    if revision is None and (home / INFO).exists() and _is_v2(home):
         found = _copied(repo_id, str(home), str(home), None, config=config, **options)
         if _has_files(found.meta, home, found.episodes if episodes is None else episodes):
             return found
@@ -150,8 +153,14 @@ def _metadata_of(repo_id: str, **options: Any) -> Any:  # noqa: ANN401
     return import_lerobots("lerobot.datasets.dataset_metadata").LeRobotDatasetMetadata(repo_id, **options)
 
 
+def _needs_copy(root: Path) -> bool:
+    """Return whether LeRobot can't read what we can."""
+    file = root / INFO
+    return file.exists() and (_is_v2(root) or file.read_bytes().startswith(BOM_UTF8))
+
+
 def _is_v2(root: Path) -> bool:
-    file = root / "meta/info.json"
+    file = root / INFO
     return file.exists() and is_v2(parse_json(file.read_bytes(), str(file)))
 
 
@@ -159,27 +168,26 @@ async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) 
     """Copy it, and return the numbers of all episodes; None where none is missing."""
     async with Fetcher(config) if config is not None else Fetcher() as fetcher:
 
-        async def copy(path: str) -> memoryview:
-            data = await fetcher.fetch(join_url(url, path))
-            await run_sync(_write, directory / path, data)
-            return data
+        async def copy(path: str) -> None:
+            await run_sync(_write, directory / path, await fetcher.fetch(join_url(url, path)))
 
-        data, info_url = await copy("meta/info.json"), join_url(url, "meta/info.json")
-        if is_v2(parse_json(data, info_url)):
+        data, info_url = await fetcher.fetch(join_url(url, INFO)), join_url(url, INFO)
+        raw = parse_json(data, info_url)
+        if is_v2(raw):
             dataset = await load_version2(fetcher, url, run=run_sync)
             await run_sync(_write_as_v3, dataset, directory)
             numbers = list(dataset.metadata.episodes.indices)
             return None if numbers == list(range(len(numbers))) else numbers
-        info = parse_info(data, info_url)
+        metadata = await read_metadata(fetcher, url, list_tables=partial(list_tables, fetcher), run=run_sync)
+        totals = {f"total_{what}": found for what, (_, found) in metadata.wrong_totals().items()}
+        await run_sync(_write, directory / INFO, json.dumps({**raw, **totals}).encode())
         await copy("meta/tasks.parquet")
         with suppress(AccessDenied, NotFound):  # a dataset may have none
-            await copy("meta/stats.json")
-        rows = number = 0
-        while rows < info.total_episodes:
-            chunk, file = divmod(number, info.chunks_size)
-            data = await copy(EPISODES_PATH.format(chunk_index=chunk, file_index=file))
-            rows += await run_sync(_count_rows, data)
-            number += 1
+            stats = await fetcher.fetch(join_url(url, STATS))
+            await run_sync(_write, directory / STATS, bytes(stats).removeprefix(BOM_UTF8))
+        for number, table_url in enumerate(metadata.episodes.urls):
+            path = directory / EPISODES_PATH.format(chunk_index=0, file_index=number)
+            await run_sync(_write, path, await fetcher.fetch(table_url))
     return None
 
 
@@ -193,7 +201,7 @@ def _write_as_v3(dataset: Version2, directory: Path) -> None:
     numbers = np.asarray(table.indices, np.int64)
     rows = int(numbers[-1]) + 1 if len(numbers) else 0
     info = {key: value for key, value in dataset.raw_info.items() if key not in {"total_chunks", "total_videos"}}
-    _write(directory / "meta/info.json", json.dumps({**info, "total_episodes": rows}).encode())
+    _write(directory / INFO, json.dumps({**info, "total_episodes": rows}).encode())
     tasks = dict(sorted(metadata.tasks.items()))
     pandas.DataFrame({"task_index": list(tasks)}, index=list(tasks.values())).to_parquet(
         directory / "meta/tasks.parquet"
@@ -216,7 +224,7 @@ def _write_as_v3(dataset: Version2, directory: Path) -> None:
         columns[f"{name}/file_index"] = np.arange(rows)
     pandas.DataFrame(columns).to_parquet(file, index=False)
     if metadata.stats is not None:
-        _write(directory / "meta/stats.json", json.dumps(metadata.stats).encode())
+        _write(directory / STATS, json.dumps(metadata.stats).encode())
     elif dataset.episode_stats:
         known = [io.cast_stats_to_numpy(dict(own)) for number, own in dataset.episode_stats.items() if number in table]
         io.write_stats(import_lerobots("lerobot.datasets.compute_stats").aggregate_stats(known), directory)
@@ -225,13 +233,6 @@ def _write_as_v3(dataset: Version2, directory: Path) -> None:
 def _write(path: Path, data: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-
-
-def _count_rows(data: memoryview) -> int:
-    require_pyarrow()
-    import pyarrow.parquet as pq
-
-    return int(pq.ParquetFile(io.BytesIO(data)).metadata.num_rows)
 
 
 _URL_AS_PATH = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)")

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import pickle
 import signal
+import time
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from asyncfetch.order.placement import Placement
 from asyncfetch.order.state import identity_of
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import ForkGuard, was_forked_since
+from asyncfetch.runtime.liveness import LONGER_SILENCE, LOOK_SECONDS, Silence, how_it_ended, how_silent, vitals
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.figures import FiguresPage
@@ -48,6 +50,9 @@ and the descriptors of one that keeps what it gets, and leaves room for one that
 
 _LEFT_TO_US = {signal.SIGINT, signal.SIGTERM}
 """A terminal and a batch system send these to every process of a job. What they mean is the consumer's to decide."""
+
+
+_GO_ON = "To go on where it stopped, call serve_samples anew and give it this one's state_dict()"
 
 
 class WorkerProcess:
@@ -84,6 +89,8 @@ class WorkerProcess:
             theirs.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
+        self._page = plan.page
+        self._silent_seconds = stream.config.fetch.timeouts.silent_process_seconds
         self._channel = Channel(ours, self.pid)
         self._is_ready = False
         self._slots: dict[int, MemorySlot] = {}
@@ -107,10 +114,14 @@ class WorkerProcess:
         return message
 
     def _receive(self) -> Answer:
+        silence: Silence | None = None
+        while not self._channel.has_news(LOOK_SECONDS):
+            silence = silence or Silence(time.monotonic())
+            self._look(silence)
         try:
             message, descriptor = self._channel.receive()
         except EOFError:
-            raise self._why_it_ended() from None
+            raise self._lost(self._why_it_ended()) from None
         if isinstance(message, Ready):
             self._is_ready = True
             return self._receive()
@@ -150,17 +161,31 @@ class WorkerProcess:
             self._process.kill()
             self._process.join()
 
+    def _look(self, silence: Silence) -> None:
+        """Raise WorkerError where the process has shown no sign of life for too long."""
+        seen = vitals(self.pid)
+        seconds = silence.look(time.monotonic(), self._page.beat_at, seen)
+        if seconds > self._silent_seconds:
+            self._process.kill()
+            raise self._lost(
+                WorkerError(
+                    f"the process of serve_samples (pid {self.pid}) {how_silent(seconds, seen)}, so it was killed. "
+                    f"{_GO_ON}. {LONGER_SILENCE}"
+                )
+            )
+
+    def _lost(self, error: ClosedError | WorkerError) -> ClosedError | WorkerError:
+        if isinstance(error, WorkerError):
+            self._page.lose(error)
+        return error
+
     def _why_it_ended(self) -> ClosedError | WorkerError:
         if self._channel.is_closed:
             return ClosedError("these batches were closed, or interrupted halfway through one: call serve_samples anew")
         self._process.join(STOP_SECONDS)
         code = self._process.exitcode
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"ended with exit code {code}"
         if code == -signal.SIGKILL:
-            why = "If nobody did that, the system was out of memory: lower max_bytes, decoded_max_bytes or max_ahead."
+            why = "Lower max_bytes, decoded_max_bytes or max_ahead then."
         elif not self._is_ready:
             why = (
                 'What it printed says why. A program needs `if __name__ == "__main__":` around serve_samples, and a '
@@ -168,10 +193,7 @@ class WorkerProcess:
             )
         else:
             why = "What it printed may say why."
-        return WorkerError(
-            f"the process of serve_samples (pid {self.pid}) {how}. {why} To go on where it stopped, call serve_samples "
-            "anew and give it this one's state_dict()"
-        )
+        return WorkerError(f"the process of serve_samples (pid {self.pid}) {how_it_ended(code)}. {why} {_GO_ON}")
 
 
 @contextmanager
@@ -409,6 +431,7 @@ class ServedBatches:
             all_waits=told.all_waits,
             all_statistics=told.all_statistics,
             failure=told.failure,
+            silence=page.silence(),
         )
 
     def memory_plan(self) -> MemoryPlan:

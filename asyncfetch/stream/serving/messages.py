@@ -185,6 +185,10 @@ class Channel:
             if not self.is_closed:
                 raise
 
+    def has_news(self, timeout_seconds: float) -> bool:
+        """Wait so long at most for what ``receive`` then has at once: a message, or the other process's end."""
+        return self.is_closed or bool(wait(self._ends(), timeout_seconds))
+
     def receive(self) -> tuple[Any, int | None]:
         """Wait for the next message, and the descriptor that came with it, which becomes the caller's.
 

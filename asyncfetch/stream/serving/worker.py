@@ -18,6 +18,7 @@ import anyio
 from asyncfetch.observe.trace import running
 from asyncfetch.order.state import identity_of
 from asyncfetch.runtime.cancellation import was_cancelled
+from asyncfetch.runtime.liveness import beat
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.memory_pool import block_bytes
 from asyncfetch.runtime.threads import call_on, run_sync
@@ -122,6 +123,7 @@ class _ServingWorker:
         with self._everything:
             async with anyio.create_task_group() as self._tasks, AsyncExitStack() as stack:
                 self._tasks.start_soon(self._heed_all)
+                self._tasks.start_soon(beat, self._plan.page.beat)
                 await self._say(Ready())
                 await self._open(stack, self._plan.begun_at)
                 while True:

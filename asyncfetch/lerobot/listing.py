@@ -1,0 +1,53 @@
+"""Tables whose names on record don't hold: by a listing, as LeRobot finds them, or by the names that may come next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from asyncfetch.errors import ConfigError, FetchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncfetch.fetch import Fetcher
+
+__all__ = ["ListTables", "list_tables", "places_beside", "table_name"]
+
+ListTables = Callable[[str], Awaitable["list[str] | None"]]
+"""Lists the Parquet files of a directory's chunks in the order of their numbers; None where nothing can be listed."""
+
+
+async def list_tables(fetcher: Fetcher, directory: str) -> list[str] | None:
+    """See ListTables. Plain web servers can't be listed, and elsewhere one may read, but not list."""
+    try:
+        files = await fetcher.listdir(directory, recursive=True)
+    except (ConfigError, FetchError):
+        return None
+    depth = directory.rstrip("/").count("/") + 2
+    tables = [file.url for file in files if file.url.endswith(".parquet") and file.url.count("/") == depth]
+    return sorted(tables, key=_numbers)
+
+
+def _numbers(url: str) -> list[tuple[int, str]]:
+    """Sort names by the numbers in them: texts and numbers in turn."""
+    parts = re.split(r"0*([0-9]+)", table_name(url))
+    return [(len(part), part) if place % 2 else (0, part) for place, part in enumerate(parts)]
+
+
+def table_name(url: str) -> str:
+    """The name of a file and of its chunk, which tell it from others of its directory however that is written."""
+    return "/".join(url.rsplit("/", 2)[1:])
+
+
+def places_beside(place: tuple[int, int], step: int, chunks_size: int) -> Sequence[tuple[int, int]]:
+    """The chunks and files that may come next after this one, or with ``step`` -1 before it, the likeliest first.
+
+    A chunk may have been closed before it had as many files as chunks have by now, or after it.
+    """
+    chunk, file = place
+    if step > 0:
+        following = [(chunk, file + 1), (chunk + 1, 0)]
+        return following if file + 1 < chunks_size else following[::-1]
+    return [(chunk, file - 1)] * (file > 0) + [(chunk - 1, chunks_size - 1)] * (chunk > 0)

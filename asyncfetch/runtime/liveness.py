@@ -1,0 +1,121 @@
+"""Signs of life of a process that works for this one: the beats of its loop, and what the system says of it.
+
+A process that was killed is noticed at once, by its channel's end. One that is stopped, or hangs, keeps its channels
+open and says nothing, and so does one that computes for minutes. So its loop beats, as long as it turns. Who waits for
+it looks now and then whether it still does, and where it doesn't, whether the process computes: a function that lets
+nobody else have the interpreter holds up the beats, too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "BEAT_SECONDS",
+    "LONGER_SILENCE",
+    "LOOK_SECONDS",
+    "Silence",
+    "Vitals",
+    "beat",
+    "how_it_ended",
+    "how_silent",
+    "vitals",
+]
+
+BEAT_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 1.0
+"""Seconds between two looks. Twice that without one, and it was this process that stood still."""
+WORKING_SHARE: Final = 0.01
+"""A share of a processor. A process that gets more of one computes; what wakes up for no reason takes a thousandth."""
+
+LONGER_SILENCE: Final = (
+    "Where one may be stopped for longer, set FetchConfig(timeouts=TimeoutConfig(silent_process_seconds=...))"
+)
+"""What else may be done about it."""
+
+
+async def beat(note: Callable[[bool], object]) -> None:
+    """Call ``note`` with True as long as this loop turns, for a task of its own; with False at its end."""
+    try:
+        while True:
+            note(True)
+            await anyio.sleep(BEAT_SECONDS)
+    finally:
+        note(False)
+
+
+class Vitals(NamedTuple):
+    """A process as the system sees it."""
+
+    is_stopped: bool
+    """True between SIGSTOP, or SIGTSTP of a terminal, and SIGCONT. One that a debugger has isn't."""
+    cpu_seconds: float
+    """Seconds that it has computed."""
+
+
+def vitals(pid: int) -> Vitals | None:
+    """Look at a process; None where it has ended, or the system doesn't tell."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # behind the name, which may hold anything
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    ticks = int(fields[11]) + int(fields[12])
+    return Vitals(fields[0] == b"T", ticks / os.sysconf("SC_CLK_TCK"))
+
+
+class Silence:
+    """The time for which a process has shown no sign of life, by the looks of who waits for it. Pure.
+
+    What this process doesn't see, because it stands still itself, as all processes of a suspended job do, isn't
+    counted.
+
+    Args:
+        now: The beginning, in monotonic seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since = self._looked_at = now
+        self._beat: float | None = None
+        self._cpu_seconds = 0.0
+
+    def look(self, now: float, beat: float | None, seen: Vitals | None) -> float:
+        """Return the seconds without a sign of life.
+
+        Args:
+            now: Monotonic seconds.
+            beat: The latest beat, a number that differs from the one before; None where none is due, because its loop
+                hasn't begun or has ended. Then only a stopped process is silent.
+            seen: The process itself.
+        """
+        if now - self._looked_at > 2 * LOOK_SECONDS:
+            self._since += now - self._looked_at
+        self._looked_at = now
+        computed = 0.0 if seen is None else seen.cpu_seconds - self._cpu_seconds
+        is_silent = seen is not None and seen.is_stopped if beat is None else beat == self._beat
+        if not is_silent or computed > WORKING_SHARE * max(LOOK_SECONDS, now - self._since):
+            self._since, self._beat = now, beat
+            self._cpu_seconds = 0.0 if seen is None else seen.cpu_seconds
+        return now - self._since
+
+
+def how_silent(seconds: float, seen: Vitals | None) -> str:
+    """Return in words how a process is silent."""
+    if seen is not None and seen.is_stopped:
+        return f"is stopped, by SIGSTOP or a terminal, and was for {seconds:.0f} s"
+    return f"hangs: it has shown no sign of life for {seconds:.0f} s"
+
+
+def how_it_ended(code: int | None) -> str:
+    """Return in words how a process ended, by its exit code as Python tells it, and why where that can be known."""
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    how = f"was killed by {signal.Signals(-code).name}"
+    return f"{how}. If nobody did that, the system was out of memory" if code == -signal.SIGKILL else how

@@ -1,0 +1,195 @@
+"""A loader's workers as the process that has them sees them: one that is lost is an error of ours.
+
+torch's loader waits for ever for a worker that is stopped or hangs. One that was killed it tells by several errors,
+whichever comes first: its own, from a handler of signals or from its queue, or a connection that was reset. So whoever
+iterates a loader over one of our datasets gets an iterator that looks after the workers while it waits, and raises a
+WorkerError with the worker's id and what to do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+import weakref
+from functools import wraps
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import DataLoader
+
+from asyncfetch.errors import WorkerError
+from asyncfetch.runtime.liveness import LONGER_SILENCE, LOOK_SECONDS, Silence, how_it_ended, how_silent, vitals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.process import BaseProcess
+    from types import FrameType
+
+    from asyncfetch.stream.figures import FiguresPage
+
+__all__ = ["Care", "watch_loaders"]
+
+END_SECONDS = 1.0
+"""Seconds in which a process whose connection was reset has ended."""
+_REMEDY = "Iterate the loader anew; state_after() or a saved state tells where it stopped"
+
+
+class Care(NamedTuple):
+    """The way to look after the workers that read a dataset."""
+
+    silent_seconds: float
+    """See ``TimeoutConfig.silent_process_seconds``."""
+    pages: Callable[[], Sequence[FiguresPage]]
+    """Gives the pages of the workers, as far as they have some."""
+
+
+class _Workers:
+    """The processes of one loader.
+
+    Args:
+        care: How to look after them.
+        processes: They themselves.
+    """
+
+    def __init__(self, care: Care, processes: Sequence[BaseProcess]) -> None:
+        self._care = care
+        self._processes = processes
+        self.waiting_since: float | None = None
+        """Time at which the consumer began to wait; None where it doesn't."""
+        self._silent: dict[int, str] = {}
+
+    def watch(self, ended: threading.Event) -> None:
+        """Look after them until the end; in a thread of its own."""
+        silences: dict[int, Silence] = {}
+        since = None
+        while not ended.wait(LOOK_SECONDS):
+            if since != self.waiting_since:
+                since, silences = self.waiting_since, {}
+            if since is not None:
+                self._look(silences)
+
+    def _look(self, silences: dict[int, Silence]) -> None:
+        now, pages = time.monotonic(), {page.process: page for page in self._care.pages()}
+        for pid in (process.pid for process in self._processes):
+            seen = None if pid is None else vitals(pid)
+            if pid is None or seen is None:
+                continue
+            page = pages.get(pid)
+            silence = silences.setdefault(pid, Silence(now))
+            seconds = silence.look(now, None if page is None else page.beat_at, seen)
+            if seconds > self._care.silent_seconds and pid not in self._silent:
+                self._silent[pid] = f"{how_silent(seconds, seen)}, so it was killed. {_REMEDY}. {LONGER_SILENCE}"
+                os.kill(pid, signal.SIGKILL)  # stopped it would heed nothing else, and torch wait for it at the end
+
+    def are_named_in(self, error: RuntimeError) -> bool:
+        """Return whether it is about one of them."""
+        return any(re.search(rf"\b{process.pid}\b", str(error)) for process in self._processes)
+
+    def why(self, error: BaseException) -> WorkerError | None:
+        """Return the error of a worker that is lost; None where none is, and ``error`` has another reason."""
+        if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):  # by who is about to end
+            ending = wait([process.sentinel for process in self._processes], END_SECONDS)
+            for process in self._processes:
+                if process.sentinel in ending:
+                    process.join(END_SECONDS)
+        for process in self._processes:
+            code = process.exitcode
+            if code is None or code == 0 or process.pid is None:
+                continue
+            how = self._silent.get(process.pid)
+            if how is None:
+                less = ": lower max_bytes, decoded_max_bytes or num_workers" if code == -signal.SIGKILL else ""
+                how = f"{how_it_ended(code)}{less}. What it printed may say why. {_REMEDY}"
+            lost = WorkerError(f"a worker of the loader (pid {process.pid}) {how}")
+            for page in self._care.pages():
+                if page.process == process.pid:
+                    page.lose(lost)
+            return lost
+        return None
+
+
+class _WatchedIterator:
+    """A loader's iterator, whose workers are looked after while it waits."""
+
+    def __init__(self, iterator: Iterator[Any], workers: _Workers) -> None:
+        self._iterator = iterator
+        self._looked_after = workers  # ``_workers`` are torch's own
+        self._is_watched = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401
+        workers = self._looked_after
+        if not self._is_watched:
+            self._is_watched = True
+            ended = threading.Event()
+            weakref.finalize(self, ended.set)
+            threading.Thread(target=workers.watch, args=[ended], name="asyncfetch workers", daemon=True).start()
+        workers.waiting_since = time.monotonic()
+        try:
+            return next(self._iterator)
+        except (RuntimeError, OSError, EOFError) as error:
+            why = workers.why(error)
+            if why is None:
+                raise
+            raise why from error
+        finally:
+            workers.waiting_since = None
+
+    def __len__(self) -> int:
+        return len(self._iterator)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._iterator, name)
+
+
+_workers: WeakKeyDictionary[Iterator[Any], _Workers] = WeakKeyDictionary()
+"""Workers by torch's own iterator; a loader with persistent ones goes on with the one it has."""
+
+
+def watch_loaders(care_of: Callable[[Any], Care | None]) -> None:
+    """Have the iterators of all loaders look after their workers, where ``care_of`` tells how for their dataset."""
+    make_iterator = DataLoader.__iter__
+
+    @wraps(make_iterator)
+    def iterate(self: DataLoader[Any]) -> Iterator[Any]:
+        care = care_of(self.dataset) if self.num_workers else None
+        if care is None:
+            return make_iterator(self)
+        before = multiprocessing.active_children()
+        iterator = make_iterator(self)
+        if iterator not in _workers:
+            started = [each for each in multiprocessing.active_children() if each not in before]
+            _workers[iterator] = _Workers(care, started)
+        _speak_for_torch()
+        return _WatchedIterator(iterator, _workers[iterator])
+
+    DataLoader.__iter__ = iterate  # type: ignore[method-assign, assignment]
+
+
+def _speak_for_torch() -> None:
+    """Have what torch raises about a worker in its handler of SIGCHLD, wherever the main thread is, said by us."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    below = signal.getsignal(signal.SIGCHLD)
+    if not callable(below) or getattr(below, "speaks_for", None) is not None:
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        try:
+            below(number, frame)
+        except RuntimeError as error:
+            about = [workers for workers in list(_workers.values()) if workers.are_named_in(error)]
+            why = about[0].why(error) if about else None
+            if why is None:
+                raise
+            raise why from error
+
+    handler.speaks_for = below  # type: ignore[attr-defined]
+    signal.signal(signal.SIGCHLD, handler)
