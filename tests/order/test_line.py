@@ -14,9 +14,9 @@ from asyncfetch.order.line import Line, Piece, count_segments, draw_key, mixed, 
 
 
 @st.composite
-def lines(draw: st.DrawFn) -> Line:
+def lines(draw: st.DrawFn, most: int = 40) -> Line:
     """Of a few episodes, some of them empty; at least one frame."""
-    lengths = draw(st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any))
+    lengths = draw(st.lists(st.integers(0, most), min_size=1, max_size=12).filter(any))
     group = draw(st.integers(1, 4))
     return Line(
         np.array(lengths),
@@ -71,9 +71,7 @@ def test_segments_are_equal_parts_of_whole_groups(line: Line) -> None:
         groups = [-(-size // line.coded_frames) for size in sizes]
         assert all(part.start % line.coded_frames == 0 for part in parts)
         assert max(groups) - min(groups) <= 1
-        assert all(
-            size <= line.segment_frames or count == 1 for size, count in zip(sizes, groups, strict=True)
-        )
+        assert all(size <= line.segment_frames or count == 1 for size, count in zip(sizes, groups, strict=True))
         assert len(parts) == 1 or line.lengths[episode] > line.segment_frames
         assert max(sizes) <= line.largest
         assert len(parts) == count_segments(line.lengths, line.segment_frames, line.coded_frames)[episode]
@@ -118,7 +116,11 @@ def test_groups_and_segments_are_drawn() -> None:
     assert frames != sorted(frames)
     assert line.frames(Piece(4, 0, 40))[::2].tolist() != frames
     assert line.frames(Piece(3, 0, 40, epoch=1))[::2].tolist() != frames
-    orders = [[piece.episode for piece in pieces_of(each, epoch)] for each in (line, Line(line.lengths, segment_frames=40, group_frames=2, seed=1)) for epoch in (0, 1)]
+    orders = [
+        [piece.episode for piece in pieces_of(each, epoch)]
+        for each in (line, Line(line.lengths, segment_frames=40, group_frames=2, seed=1))
+        for epoch in (0, 1)
+    ]
     assert len({tuple(order) for order in [*orders, range(40)]}) == 5
 
 
@@ -174,9 +176,7 @@ def test_a_node_has_the_same_segments_in_every_epoch(line: Line, epoch: int) -> 
 @pytest.mark.parametrize("nodes", [2, 8, 30])
 def test_few_segments_move_when_a_node_is_lost(nodes: int) -> None:
     lengths = np.random.default_rng(nodes).integers(90, 211, 4000)
-    before, after = (
-        of_nodes(Line(lengths, segment_frames=600, nodes=count), 0) for count in (nodes, nodes - 1)
-    )
+    before, after = (of_nodes(Line(lengths, segment_frames=600, nodes=count), 0) for count in (nodes, nodes - 1))
     anew = sum(
         frames for old, new in zip(before, after, strict=False) for episode, frames in new.items() if episode not in old
     )

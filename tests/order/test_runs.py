@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,8 +83,8 @@ def test_a_cut_parts_a_piece_and_leaves_the_rest_as_it_was(runs: Runs, data: st.
 @given(runs=rests(), data=st.data())
 def test_parts_together_are_the_whole(runs: Runs, data: st.DataObject) -> None:
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, runs.total), max_size=4))), runs.total]
-    parts = [runs.between(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
-    assert [part.total for part in parts] == [stop - start for start, stop in zip(cuts, cuts[1:], strict=False)]
+    parts = [runs.between(start, stop) for start, stop in itertools.pairwise(cuts)]
+    assert [part.total for part in parts] == [stop - start for start, stop in itertools.pairwise(cuts)]
     assert [frame for part in parts for frame in frames_of(part)] == frames_of(runs.cut(np.array(cuts)))
 
 
@@ -93,9 +94,7 @@ def test_what_spans_leave_is_what_lay_in_them(runs: Runs, data: st.DataObject) -
     starts, stops = data.draw(spans(runs.total))
     whole = frames_of(runs)
     left = runs.left(starts, stops)
-    assert frames_of(left) == [
-        frame for start, stop in zip(starts, stops, strict=True) for frame in whole[start:stop]
-    ]
+    assert frames_of(left) == [frame for start, stop in zip(starts, stops, strict=True) for frame in whole[start:stop]]
 
 
 @given(runs=rests(), data=st.data())
