@@ -11,6 +11,7 @@ refusals      what a refusal, or an error in place of an answer, means, in words
 hosts         a limit, budgets, idle connections and counters per host; a request's permit
 limiter       whose turn it is: callers in turn, what is waited for before read-ahead
 limit         how many requests a host should have in flight. Pure
+outage        whether a host is away, when it is asked again, and when that is given up. Pure
 hedge         when a late answer is asked for again, and how often. Pure
 bandwidth     a cap on the bytes per second of the process
 answer        an answer from its bytes as they come, each straight in its memory. Pure

@@ -270,7 +270,7 @@ class LeRobotDataset(AsyncOnly):
             group_frames=group_frames,
         )
         own = Stretch(episode.index, frame, frame + 1, reach)
-        spans = [own.span(camera, episode.length) for camera in episode.videos]
+        spans = [own.span(camera, episode.length) for camera, _, _ in reach]
         is_inside = all(start <= first and last <= stop for first, last in spans)
         return Stretch(episode.index, start, stop, () if is_inside else reach)
 

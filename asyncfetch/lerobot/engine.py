@@ -177,8 +177,8 @@ class DatasetEngine:
         self.fetching_clips = Limiter(max(1, requests - requests // SMALL_SHARE))
         self.plans: SharedLRU[tuple[int, Stretch], Any] = SharedLRU(small_bytes // 2)
         """Places of the clips of stretches, by the dataset's number and the stretch."""
-        self.tables: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)
-        """Rows of episodes, by the numbers of the dataset and the episode."""
+        self.tables: SharedLRU[tuple[int, Stretch | int], Any] = SharedLRU(small_bytes // 2)
+        """Rows of episodes, by the numbers of the dataset and the episode; of stretches, where there are pictures."""
         self.rows = RowCache(rows_bytes)
         self.indexes: SharedLRU[str, VideoFile] = SharedLRU(small_bytes)
         """Indexes of videos, by url."""

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
-    from asyncfetch.lerobot.rows import EpisodeRows
+    from asyncfetch.lerobot.rows import EpisodeRows, PicturePart
     from asyncfetch.lerobot.stretch import Stretch
     from asyncfetch.lerobot.video_index import PlannedClip
 
@@ -87,7 +87,7 @@ class EpisodeEntry:
     """True where its clips are in memory of all loader workers of the rank."""
     generation: int = 0
     rows: EpisodeRows | None = None
-    """Rows of the whole episode; None until all is in memory."""
+    """Rows of the whole episode, with pictures of the stretch; None until all is in memory."""
     clips: Mapping[str, Clip] = field(default_factory=dict)
     leases: Mapping[str, Lease] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ class HeldEpisode:
 
     @property
     def rows(self) -> EpisodeRows:
-        """The table rows of its episode, by feature."""
+        """The table rows of its episode, by feature; pictures, for frames that the stretch's samples need."""
         self._check()
         assert self._entry.rows is not None
         return self._entry.rows
@@ -219,7 +219,8 @@ class EpisodeCacheStatistics(Figures):
     held: int
     """Episodes, or stretches of one, that somebody is reading or waiting for."""
     kept: int
-    """Episodes whose rows are kept, held ones included; plans are bounded likewise, but kept apart."""
+    """Episodes whose rows are kept, held ones included, and stretches with pictures in theirs; plans are bounded
+    likewise, but kept apart."""
     kept_bytes: int
     """Memory of the rows and plans that are kept."""
 
@@ -294,12 +295,11 @@ class EpisodeCache:
         self._planning, self._locating = engine.planning, engine.locating
         self._fetching_clips = engine.fetching_clips
         self._small_reads = Caller()
-        self._rows_are_small = all(feature.kind != "image" for feature in metadata.features.values())
         self._callers: WeakValueDictionary[Stretch, Caller] = WeakValueDictionary()
         self._held: dict[Stretch, EpisodeEntry] = {}
         self._plans: LRUPart[Stretch, _KeptPart[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
-        self._tables: LRUPart[int, _KeptPart[EpisodeRows]] = LRUPart(engine.tables, number)
-        self._held_rows: WeakValueDictionary[int, EpisodeRows] = WeakValueDictionary()  # by episode, as in _tables
+        self._tables: LRUPart[Stretch | int, _KeptPart[EpisodeRows]] = LRUPart(engine.tables, number)
+        self._held_rows: WeakValueDictionary[Stretch | int, EpisodeRows] = WeakValueDictionary()
         self._doubted: set[int] = set()
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
@@ -317,13 +317,13 @@ class EpisodeCache:
 
     async def missing_frames(self, stretch: Stretch, *, by_rows: bool) -> Mapping[str, int]:
         """Return how many frames the video of each camera lacks: by the times of its rows, or at the rate of frames."""
-        rows = await self._rows(stretch.episode) if by_rows else None
+        rows = await self._rows(self._rows_key(stretch)) if by_rows else None
         planned = (await self._make_plan(stretch, rows)).value
         return {camera: int((clip.plan.frame_index < 0).sum()) for camera, clip in planned.items()}
 
     async def locate_rows(self, stretch: Stretch) -> None:
         """Fetches the footer of the stretch's table where needed: beside ``clip_bytes``, so that ``hold`` needn't."""
-        if self._kept_rows(stretch.episode) is not None:
+        if self._kept_rows(self._rows_key(stretch)) is not None:
             return
         async with self._locating.permit():
             with calling(self._small_reads):
@@ -424,7 +424,7 @@ class EpisodeCache:
     def _revive(self, stretch: Stretch) -> EpisodeEntry | None:
         """An entry made of what is kept, if that is everything."""
         self._look_again(stretch)
-        plan, rows = self._plans.get_nowait(stretch), self._kept_rows(stretch.episode)
+        plan, rows = self._plans.get_nowait(stretch), self._kept_rows(self._rows_key(stretch))
         if plan is None or rows is None or not _is_of(plan.value, rows):
             return None
         leases: dict[str, Lease] = {}
@@ -511,7 +511,7 @@ class EpisodeCache:
         leases: dict[str, Lease] = {}
 
         async def add_rows() -> None:
-            rows = await self._rows(stretch.episode)
+            rows = await self._rows(self._rows_key(stretch))
             found.append((rows, await self._by_rows(stretch, planned, rows)))
 
         async def add(camera: str, clip: PlannedClip) -> None:
@@ -559,9 +559,9 @@ class EpisodeCache:
         episode = self._episodes[stretch.episode]
         planned: dict[str, PlannedClip] = {}
         if rows is None:
-            rows = self._kept_rows(stretch.episode)
+            rows = self._kept_rows(self._rows_key(stretch))
         if rows is None and (self._rows_come_first or any(span.contradiction for span in episode.videos.values())):
-            rows = await self._rows(stretch.episode)
+            rows = await self._rows(self._rows_key(stretch))
 
         async def plan_clip(camera: str) -> None:
             clip = await self._watch(self._indexes.plan(episode, stretch, camera, fps=self._fps, rows=rows))
@@ -574,24 +574,46 @@ class EpisodeCache:
         in_order = {camera: planned[camera] for camera in episode.videos}
         return _KeptPart(in_order, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
 
-    def _kept_rows(self, episode: int) -> EpisodeRows | None:
-        """Rows that are kept, or that somebody holds who reads another stretch of the episode."""
-        kept = self._tables.get_nowait(episode)
-        return self._held_rows.get(episode) if kept is None else kept.value
+    def _rows_key(self, stretch: Stretch) -> Stretch | int:
+        """Key of its rows: those of an episode are there once, but for pictures in the table."""
+        return stretch if self.rows.picture_keys else stretch.episode
 
-    async def _rows(self, episode: int) -> EpisodeRows:
-        rows = self._kept_rows(episode)
+    def _kept_rows(self, key: Stretch | int) -> EpisodeRows | None:
+        """Rows that are kept, or that somebody holds."""
+        kept = self._tables.get_nowait(key)
+        return self._held_rows.get(key) if kept is None else kept.value
+
+    async def _rows(self, key: Stretch | int) -> EpisodeRows:
+        rows = self._kept_rows(key)
         if rows is None:
-            rows = (await self._tables.get(episode, partial(self._read_rows, episode))).value
+            rows = (await self._tables.get(key, partial(self._read_rows, key))).value
         return rows
 
-    async def _read_rows(self, episode: int) -> _KeptPart[EpisodeRows]:
+    async def _read_rows(self, key: Stretch | int) -> _KeptPart[EpisodeRows]:
         generation = self._generation
-        with calling(self._small_reads if self._rows_are_small else current_caller()):
-            rows = await self._watch(self.rows.rows(self._episodes[episode]))
+        if isinstance(key, int):
+            with calling(self._small_reads):
+                rows = await self._watch(self.rows.rows(self._episodes[key], pictures=False))
+        elif key.stop - key.start == self._episodes[key.episode].length:
+            rows = await self._watch(self.rows.rows(self._episodes[key.episode]))
+        else:
+            rows = await self._rows_with_pictures(key)
         if generation == self._generation:
-            self._held_rows[episode] = rows
+            self._held_rows[key] = rows
         return _KeptPart(rows, OBJECTS_BYTES + rows.nbytes)
+
+    async def _rows_with_pictures(self, stretch: Stretch) -> EpisodeRows:
+        episode = self._episodes[stretch.episode]
+        parts: dict[str, PicturePart] = {}
+
+        async def add(key: str) -> None:
+            parts[key] = await self._watch(self.rows.pictures(episode, key, *stretch.span(key, episode.length)))
+
+        numbers, *_ = await gather(
+            partial(self._rows, stretch.episode), *(partial(add, key) for key in self.rows.picture_keys)
+        )
+        assert numbers is not None
+        return numbers.with_pictures(parts)
 
     async def _watch(self, call: Awaitable[T]) -> T:
         try:

@@ -47,8 +47,10 @@ __all__ = [
     "WHOLE_BYTES",
     "FetchedColumns",
     "FetchedGroups",
+    "SparseFile",
     "TableEnd",
     "TableFile",
+    "border",
     "fetch_columns",
     "fetch_end",
     "fetch_groups",
@@ -162,6 +164,14 @@ class TableFile:
             for column in columns:
                 spans += [self._chunk(group, row_group.column(leaf)) for leaf in self.leaves[column]]
         return _join_near(spans, gap_bytes)
+
+    def path(self, leaf: int) -> str:
+        """The path of a physical column: names of the columns that it lies in, joined by dots."""
+        return str(self.metadata.schema.column(leaf).path)
+
+    def chunk(self, group: int, leaf: int) -> tuple[int, int]:
+        """The byte range [start, stop) of a physical column in a row group. FormatError where it can't be true."""
+        return self._chunk(group, self.metadata.row_group(group).column(leaf))
 
     def _chunk(self, group: int, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
         # The dictionary, where there is one, lies in front of the data. Some writers say 0 for "none".
@@ -296,8 +306,8 @@ class FetchedColumns:
             FormatError: The file is damaged.
         """
         arrow, file = require_pyarrow(), self.file
-        source = _SparseFile(file.url, self.pieces, file.data_stop)
-        with _border(file.url):
+        source = SparseFile(file.url, self.pieces, file.data_stop)
+        with border(file.url):
             # Buffering ahead, pyarrow would read the gaps too.
             parquet = arrow.parquet.ParquetFile(
                 arrow.PythonFile(source, mode="r"),
@@ -310,7 +320,7 @@ class FetchedColumns:
 
 def _read(file: TableFile, parquet: pq.ParquetFile, groups: Sequence[int], columns: Collection[str]) -> pa.Table:
     arrow, groups = require_pyarrow(), list(groups)
-    with _border(file.url):
+    with border(file.url):
         names = sorted(columns, key=lambda column: file.leaves[column].start)
         read = partial(parquet.read_row_groups, columns=names, use_threads=False)
         try:
@@ -378,7 +388,7 @@ class FetchedGroups:
             FormatError: The file is damaged, or its groups lie elsewhere.
         """
         arrow, columns = require_pyarrow(), list(self.columns)
-        with _border(self.file.url):
+        with border(self.file.url):
             parquet = arrow.parquet.ParquetFile(
                 arrow.BufferReader(self.content),
                 metadata=self.file.metadata,
@@ -424,7 +434,7 @@ def _parse_open(url: str, end: memoryview, start: int, data_stop: int) -> tuple[
     pa = require_pyarrow()
     leaves: dict[str, range] = {}
     next_leaf = 0
-    with _border(url):
+    with border(url):
         parquet = pa.parquet.ParquetFile(pa.BufferReader(end), pre_buffer=False, page_checksum_verification=True)
         metadata = parquet.metadata
         # Not metadata.schema: the two refer to each other, and megabytes of a footer would wait for the collector.
@@ -459,7 +469,7 @@ def _start(piece: tuple[int, memoryview]) -> int:
     return piece[0]
 
 
-class _SparseFile(io.RawIOBase):
+class SparseFile(io.RawIOBase):
     """Pieces of a file, read-only, in the places where they belong. Reading anything else is a FormatError."""
 
     def __init__(self, url: str, pieces: Sequence[tuple[int, memoryview]], size: int) -> None:
@@ -469,20 +479,25 @@ class _SparseFile(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
+        """See RawIOBase, as for the others."""
         return True
 
     def seekable(self) -> bool:
+        """It is."""
         return True
 
     def tell(self) -> int:
+        """Position of the next read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = origin + offset
         return self._position
 
     def read(self, size: int = -1) -> memoryview | bytes:
+        """Bytes from the position on, fewer at the end."""
         start = self._position
         stop = self._size if size < 0 else min(start + size, self._size)
         parts = list(self._cut(start, stop))
@@ -502,7 +517,7 @@ class _SparseFile(io.RawIOBase):
 
 
 @contextmanager
-def _border(url: str) -> Iterator[None]:
+def border(url: str) -> Iterator[None]:
     """Turn what pyarrow raises about a bad file into FormatError."""
     pa = require_pyarrow()
     try:

@@ -8,7 +8,8 @@ files hold many episodes in one. Such a shared group is decoded once and kept, a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from asyncfetch.errors import LEAVE_OUT_EPISODE, AccessDenied, ConfigError, Data
 from asyncfetch.lerobot.columns import empty_column, take_rows, to_column, to_integers
 from asyncfetch.lerobot.frame_times import own_seconds
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, INDEX_FEATURES
+from asyncfetch.lerobot.pages import PageTable, find_pages, has_pages, read_pages
 from asyncfetch.lerobot.parquet import (
     MAX_TAIL_BYTES,
     FetchedColumns,
@@ -32,7 +34,7 @@ from asyncfetch.runtime.single_flight import LRUPart, SharedLRU
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.parquet import TableFile
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["EpisodeRows", "IndexedTable", "RowCache", "RowReader", "index_table"]
+__all__ = ["EpisodeRows", "IndexedTable", "PicturePart", "RowCache", "RowReader", "index_table"]
 
 _MOST = np.iinfo(np.int64).max
 
@@ -138,8 +140,11 @@ def _fill_spans(
         start = stop
 
 
-_Key = str | tuple[str, int]
-"""Key of what is kept: a file's url, or that and the number of a row group."""
+_Key = str | tuple[str, int] | tuple[str, int, int]
+"""Key of what is kept: a file's url; that and the number of a row group, of which all is kept; or these and
+``_NUMBERS``, or the physical column whose pages are meant."""
+_NUMBERS = -1
+"""Stands for all columns but those of pictures."""
 _FOOTER_BYTES = 16 * 1024
 """Bytes asked for beside what each column chunk takes: the schema, and the whole of a file that is hardly larger."""
 _CHUNK_FOOTER_BYTES = 150
@@ -156,7 +161,7 @@ class EpisodeRows(Mapping[str, "Column"]):
 
     A column is an NDArray of the feature's dtype, (length, *shape) or (length,) for shape (1,), that nobody else holds;
     or a list: str, pictures as the bytes of their file, anything else as Python objects. ``index``, ``frame_index``,
-    ``episode_index`` and ``task_index`` are int64, however they are stored.
+    ``episode_index`` and ``task_index`` are int64, however they are stored. Of pictures there may be a part.
     """
 
     __slots__ = ("__weakref__", "_columns", "nbytes", "own_seconds")
@@ -179,8 +184,35 @@ class EpisodeRows(Mapping[str, "Column"]):
     def __len__(self) -> int:
         return len(self._columns)
 
+    def with_pictures(self, parts: Mapping[str, PicturePart]) -> EpisodeRows:
+        """Return the same with these beside them."""
+        return EpisodeRows(
+            {**self._columns, **parts}, self.nbytes + sum(part.nbytes for part in parts.values()), self.own_seconds
+        )
+
     def __repr__(self) -> str:
         return f"<EpisodeRows {len(self['index'])} rows of {', '.join(self)}, {self.nbytes} bytes>"
+
+
+class PicturePart(Sequence[bytes]):
+    """Pictures of neighbouring frames as the bytes of their files, by their number in the episode."""
+
+    __slots__ = ("_first", "_pictures", "nbytes")
+
+    def __init__(self, first: int, pictures: list[bytes]) -> None:
+        self._first = first
+        self._pictures = pictures
+        self.nbytes = sum(map(len, pictures)) + _LIST_ITEM_BYTES * len(pictures)
+        """Memory held, about."""
+
+    def __getitem__(self, frame: Any) -> Any:  # noqa: ANN401
+        if not 0 <= frame - self._first < len(self):
+            held = self._first, self._first + len(self)
+            raise AssertionError(f"frame {frame} of pictures, of which [{held[0]}, {held[1]}) are held")
+        return self._pictures[frame - self._first]
+
+    def __len__(self) -> int:
+        return len(self._pictures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +227,21 @@ class _Group:
     def nbytes(self) -> int:
         return int(self.rows.nbytes)
 
-    def rows_of(self, episode: Episode, url: str) -> pa.Table:
-        """The rows with the episode's ``index`` and ``episode_index``, in file order."""
+    def places_of(self, episode: Episode, url: str) -> NDArray[np.int64]:
+        """The numbers of the rows with the episode's ``index`` and ``episode_index``, ascending."""
         if self.ascending:
             start, stop = np.searchsorted(self.index, (episode.from_index, episode.to_index))
-            rows = self.rows.slice(start, stop - start)
+            places: NDArray[np.int64] = np.arange(start, stop)
         else:
-            is_its = (self.index >= episode.from_index) & (self.index < episode.to_index)
-            rows = take_rows(self.rows, np.flatnonzero(is_its))
-        mine = to_integers(rows["episode_index"], "episode_index", url) == episode.index
+            places = np.flatnonzero((self.index >= episode.from_index) & (self.index < episode.to_index))
         # Rows of a deleted episode may carry the same numbers.
-        return rows if mine.all() else take_rows(rows, np.flatnonzero(mine))
+        numbers = take_rows(self.rows.select(["episode_index"]), places)["episode_index"]
+        mine: NDArray[np.int64] = places[to_integers(numbers, "episode_index", url) == episode.index]
+        return mine
+
+    def rows_of(self, episode: Episode, url: str) -> pa.Table:
+        """These rows, in file order."""
+        return take_rows(self.rows, self.places_of(episode, url))
 
 
 class RowCache:
@@ -219,9 +255,8 @@ class RowCache:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.kept: SharedLRU[tuple[int, _Key], IndexedTable | _Group] = SharedLRU(max_bytes)
-        """Kept tables and groups by the dataset's number, and the url of the file or that and the number of the group
-        in it."""
+        self.kept: SharedLRU[tuple[int, _Key], IndexedTable | _Group | PageTable] = SharedLRU(max_bytes)
+        """Kept tables, groups, and places of pages, by the dataset's number and where they are."""
 
 
 class RowReader:
@@ -262,6 +297,7 @@ class RowReader:
             for key, feature in features.items()
             if feature.has_column and (columns is None or key in columns or key in DEFAULT_FEATURES)
         }
+        self._numbers = {key: feature for key, feature in self._features.items() if feature.kind != "image"}
         self._reader = reader
         self.metadata = metadata
         self._run = run
@@ -276,8 +312,13 @@ class RowReader:
         """Memory kept now."""
         return self._kept.nbytes
 
-    async def rows(self, episode: Episode) -> EpisodeRows:
-        """All rows of the episode.
+    @property
+    def picture_keys(self) -> tuple[str, ...]:
+        """Keys of the features that are pictures in the table."""
+        return tuple(key for key in self._features if key not in self._numbers)
+
+    async def rows(self, episode: Episode, *, pictures: bool = True) -> EpisodeRows:
+        """All rows of the episode, where ``pictures`` aren't wanted without those.
 
         Can be cancelled at any time; calls for other episodes that wait for the same bytes go on.
 
@@ -288,27 +329,76 @@ class RowReader:
         """
         if episode.length == 0:
             return EpisodeRows({key: empty_column(feature) for key, feature in self._features.items()}, 0)
-        file = await self.file(episode)
-        try:
-            return await self._rows_in(file, episode)
-        except DatasetError:  # who asks next is told what the file is then
-            url = file.table.url
-            self._kept.clear(lambda key: key == url or key[0] == url)
-            raise
+        features = self._features if pictures else self._numbers
+        async with self._reading(episode) as (file, episode):
+            own, shared = file.groups_of(episode.from_index, episode.to_index)
+            reads: list[Callable[[], Awaitable[_Group | FetchedColumns]]] = []
+            if not pictures:
+                reads = [partial(self._numbers_in, file, group) for group in sorted(own + shared)]
+            else:
+                reads = [
+                    partial(self._kept.get, (file.table.url, group), partial(self._read, file, group))
+                    for group in shared
+                ]
+                if own:
+                    reads.append(partial(self._fetch, file, own))
+            parts = await gather(*reads)
+            return await self._run(partial(_select, parts, episode, features, self.metadata))
 
-    async def _rows_in(self, file: IndexedTable, episode: Episode) -> EpisodeRows:
+    async def pictures(self, episode: Episode, key: str, start: int, stop: int) -> PicturePart:
+        """Pictures of frames [start, stop) of the episode, from a large row group by its pages; errors as ``rows``.
+
+        Args:
+            episode: As the metadata has it.
+            key: Of ``picture_keys``.
+            start: The first frame.
+            stop: One past the last one.
+        """
+        async with self._reading(episode) as (file, episode):
+            part = replace(episode, from_index=episode.from_index + start, to_index=episode.from_index + stop)
+            own, shared = file.groups_of(part.from_index, part.to_index)
+            found = await gather(*(partial(self._pictures_in, file, group, key, part) for group in own + shared))
+            return await self._run(partial(_in_order, found, self._features[key], part, start))
+
+    @asynccontextmanager
+    async def _reading(self, episode: Episode) -> AsyncIterator[tuple[IndexedTable, Episode]]:
+        """The file that has the episode's rows, and the episode as it is there."""
+        file = await self.file(episode)
         url = file.table.url
         if self.metadata.has_files_of_episodes:
             episode = file.beginning(episode)
-        own, shared = file.groups_of(episode.from_index, episode.to_index)
-        reads: list[Callable[[], Awaitable[_Group | FetchedColumns]]] = [
-            partial(self._kept.get, (url, group), partial(self._read, file, [group])) for group in shared
-        ]
-        if own:
-            reads.append(partial(self._fetch, file, own))
-        parts = await gather(*reads)
-        episode = replace(episode, data_url=url)
-        return await self._run(partial(_select, parts, episode, self._features, self.metadata))
+        try:
+            yield file, replace(episode, data_url=url)
+        except DatasetError:  # who asks next is told what the file is then
+            self._kept.clear(lambda key: key == url or key[0] == url)
+            raise
+
+    async def _numbers_in(self, file: IndexedTable, group: int) -> _Group:
+        """A row group but for its pictures, kept: it says which of those are wanted."""
+        key = file.table.url, group, _NUMBERS
+        kept: _Group = await self._kept.get(key, partial(self._read, file, group, self._numbers))
+        return kept
+
+    async def _pictures_in(
+        self, file: IndexedTable, group: int, key: str, part: Episode
+    ) -> tuple[NDArray[np.int64], pa.ChunkedArray[Any]]:
+        """The ``index`` and the picture of those rows of a group that belong to a part of an episode."""
+        table, reader = file.table, self._reader
+        numbers = await self._numbers_in(file, group)
+        places = await self._run(partial(numbers.places_of, part, table.url))
+        rows = range(int(places.min()), int(places.max()) + 1) if len(places) else range(0)
+        leaf = next((leaf for leaf in table.leaves[key] if table.path(leaf) in {key, f"{key}.bytes"}), None)
+        are_few = 2 * len(rows) < table.metadata.row_group(group).num_rows
+        if rows and are_few and leaf is not None and has_pages(table, group, leaf):
+            find = partial(find_pages, reader, table, group, leaf, run=self._run)
+            pages: PageTable = await self._kept.get((table.url, group, leaf), find)
+            column = await read_pages(reader, table, group, leaf, pages, rows, run=self._run)
+        else:
+            column = (await read_columns(reader, table, [group], [key], run=self._run))[key].slice(
+                rows.start, len(rows)
+            )
+        wanted = take_rows(require_pyarrow().table({key: column}), places - rows.start)
+        return numbers.index[places], wanted[key]
 
     async def locate(self, episode: Episode) -> None:
         """Fetch what tells where the episode's rows lie, so that ``rows`` asks for them alone; errors as there."""
@@ -380,11 +470,13 @@ class RowReader:
         table.require(self._features)
         return await index_table(self._reader, table, run=self._run)
 
-    async def _read(self, file: IndexedTable, groups: Sequence[int]) -> _Group:
-        return await self._run(partial(_decode, await self._fetch(file, groups)))
+    async def _read(self, file: IndexedTable, group: int, keys: Collection[str] | None = None) -> _Group:
+        return await self._run(partial(_decode, await self._fetch(file, [group], keys)))
 
-    async def _fetch(self, file: IndexedTable, groups: Sequence[int]) -> FetchedColumns:
-        return await fetch_columns(self._reader, file.table, groups, self._features, run=self._run)
+    async def _fetch(
+        self, file: IndexedTable, groups: Sequence[int], keys: Collection[str] | None = None
+    ) -> FetchedColumns:
+        return await fetch_columns(self._reader, file.table, groups, keys or self._features, run=self._run)
 
 
 def _side(file: IndexedTable, episode: Episode) -> int:
@@ -428,6 +520,19 @@ def _select(
         nbytes += _nbytes(columns[key], rows[key])
     _check_rows(columns, episode, metadata.tasks, where)
     return EpisodeRows(columns, nbytes, own_seconds(columns["timestamp"], metadata.info.fps))
+
+
+def _in_order(
+    found: Sequence[tuple[NDArray[np.int64], pa.ChunkedArray[Any]]], feature: Feature, part: Episode, start: int
+) -> PicturePart:
+    index = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in found)])
+    order = np.argsort(index, kind="stable")
+    if not np.array_equal(index[order], np.arange(part.from_index, part.to_index)):
+        message = f"{redact_url(part.data_url)}, episode {part.index}: {len(index)} rows have its episode_index and an"
+        message += f" index in [{part.from_index}, {part.to_index}), not one each"
+        raise DatasetError(message, remedy=LEAVE_OUT_EPISODE)
+    pictures = [picture for _, column in found for picture in to_column(column, feature, part.data_url)]
+    return PicturePart(start, [pictures[place] for place in order.tolist()])
 
 
 def _check_rows(columns: Mapping[str, Column], episode: Episode, tasks: Mapping[int, str], where: str) -> None:

@@ -224,7 +224,7 @@ class SampleBuilder:
         self._tasks = tasks
         self._windows = windows
         self._image_dtype = image_dtype
-        self.reach = reach_of(windows, (key for key, feature in features.items() if feature.is_camera))
+        self.reach = reach_of(windows, (key for key, feature in features.items() if feature.kind in _PICTURES))
         """Reach of its windows: stretches with it hold all that its samples of them need."""
 
     @property

@@ -31,9 +31,10 @@ class Stretch:
     """The same for all stretches of a pass."""
 
     def span(self, camera: str, length: int) -> tuple[int, int]:
-        """Frames [start, stop) of a camera that samples of the stretch need, in an episode of ``length`` frames.
+        """Frames [start, stop) of a camera, in videos or in the table, that samples of the stretch need.
 
-        Windows reach over the stretch's edges, but not over the episode's: there they repeat its first or last frame.
+        Windows reach over the stretch's edges, but not over those of the episode, of ``length`` frames: there they
+        repeat its first or last frame.
         """
         if self.start == self.stop:
             return self.start, self.stop

@@ -16,7 +16,7 @@ def test_without_lerobot_the_error_has_the_command_that_installs_it() -> None:
     command = [sys.executable, "-m", "asyncfetch", "run", "lerobot-train", "--dataset.repo_id=a/b", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=35, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "needs LeRobot (No module named 'lerobot'): pip install \"lerobot[training]\"" in ended.stderr
+    assert "needs LeRobot (No module named 'lerobot'): pip install \"lerobot[training]==0.6.1\"" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
 
 
@@ -26,7 +26,7 @@ def test_without_lerobot_a_dataset_of_its_interface_is_the_same_error() -> None:
     from asyncfetch.errors import MissingDependency
 
     for kind in (LeRobotDataset, StreamingLeRobotDataset):
-        with pytest.raises(MissingDependency, match=r'pip install "lerobot\[training\]"'):
+        with pytest.raises(MissingDependency, match=r'pip install "lerobot\[training\]==0.6.1"'):
             kind("lerobot/pusht", root="/nowhere")
 
 

@@ -263,6 +263,42 @@ ELSEWHERE: Final = (
         "test_faults.py::test_a_body_that_drips_has_stalled",
     ),
     Elsewhere(
+        "outages",
+        "a server that is stopped and started again: connections are refused or reset, or a gateway says 502, 503, 504",
+        "waited out, up to `outage_seconds`, with one request at a time as its probe; then its error",
+        "test_outage.py::test_a_server_that_is_started_anew",
+    ),
+    Elsewhere(
+        "outages",
+        "a server that hangs",
+        "the same, after the time that it may be silent",
+        "test_outage.py::test_a_server_that_hangs",
+    ),
+    Elsewhere(
+        "outages",
+        "a body that breaks off when the server is killed",
+        "goes on at the first byte that is missing, of the same version",
+        "test_outage.py::test_a_body_goes_on_where_the_server_was_killed",
+    ),
+    Elsewhere(
+        "outages",
+        "a resolver that fails, and one that no longer knows a name which it knew",
+        "the same as for a server",
+        "test_outage.py::test_a_resolver_that_is_away",
+    ),
+    Elsewhere(
+        "outages",
+        "a url of the Hub or S3 that expires meanwhile",
+        "a new one",
+        "test_outage.py::test_a_hub_that_is_away_and_a_url_that_expires",
+    ),
+    Elsewhere(
+        "outages",
+        "no open file to be had for a connection",
+        "idle connections are closed; `FetchError` that says so if that isn't enough",
+        "test_connector.py::test_idle_connections_give_way_to_other_hosts",
+    ),
+    Elsewhere(
         "late answers",
         "one that is later than nearly all of its host's",
         "asked for a second time, and the first answer that fits is taken",

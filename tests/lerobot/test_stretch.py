@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -24,6 +26,7 @@ from asyncfetch.testing import Quirks, read_identity
 from asyncfetch.testing.truth import EXTRAS
 from tests.lerobot.serving import (
     DEPTH,
+    MIB,
     SNAPSHOT,
     TOP,
     WRIST,
@@ -352,6 +355,48 @@ async def test_the_rows_of_an_episode_are_fetched_once(long: DatasetTruth) -> No
         assert held[0].rows["frame_index"].tolist() == [*range(240)]
         for one in held:
             one.release()
+
+
+@pytest.mark.parametrize("quirks", [Quirks(), Quirks(collapsed_row_groups=True)], ids=["own group", "shared"])
+async def test_pictures_in_the_table_are_read_by_their_pages(
+    library: Library, quirks: Quirks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow puts 1,024 to a page."""
+    monkeypatch.setattr("asyncfetch.lerobot.pages.LEAST_CHUNK_BYTES", 10_000)
+    truth = library(
+        episodes=(5, 2500, 7), cameras=(), extras=(SNAPSHOT,), width=64, height=64, texture=10.0, quirks=quirks
+    )
+    (path,) = truth.root.glob("data/**/*.parquet")
+    size = path.stat().st_size
+    async with serve(truth, segment_seconds=1.0, max_bytes=64 * MIB) as served:
+        for frame in (2400, 2405):
+            sample = await served.dataset.sample(1, frame)
+            np.testing.assert_array_equal(sample[SNAPSHOT].permute(1, 2, 0), truth.picture(1, frame, SNAPSHOT))
+            assert sum(request.bytes_sent for request in served.requests("/data/")) < size / 4
+        served.server.reset()
+        sample = await served.dataset.sample(1, 2410, windows={SNAPSHOT: frames(-400, -30, 0)})
+        for picture, frame in zip(sample[SNAPSHOT], (2010, 2380, 2410), strict=True):
+            np.testing.assert_array_equal(picture.permute(1, 2, 0), truth.picture(1, frame, SNAPSHOT))
+        assert sum(request.bytes_sent for request in served.requests("/data/")) < size
+        with await reader_of(served.dataset).hold(Stretch(1, 1020, 1030)) as held:
+            assert len(held.rows[SNAPSHOT]) == 10
+            assert held.rows["frame_index"].tolist() == [*range(2500)]
+            with pytest.raises(AssertionError, match=r"frame 1019 of pictures, of which \[1020, 1030\)"):
+                held.rows[SNAPSHOT][1019]
+
+
+async def test_pictures_of_episodes_in_several_groups(library: Library, tmp_path: Path) -> None:
+    """As the datasets library writes them: 100 rows a group, whoever's they are."""
+    truth = library(episodes=(30, 40, 25), cameras=(), extras=(SNAPSHOT,), width=64, height=64)
+    root = shutil.copytree(truth.root, tmp_path / "groups")
+    (path,) = root.glob("data/**/*.parquet")
+    pq.write_table(pq.read_table(path), path, row_group_size=13)
+    async with serve(root, segment_seconds=0.3) as served:
+        for place in all_frames(truth):
+            sample = await served.dataset.sample(*place, windows={SNAPSHOT: frames(-3, 0)})
+            check_sample(sample, truth, *place)
+            for picture, frame in zip(sample[SNAPSHOT], (max(place[1] - 3, 0), place[1]), strict=True):
+                np.testing.assert_array_equal(picture.permute(1, 2, 0), truth.picture(place[0], frame, SNAPSHOT))
 
 
 async def test_held_stretches_take_the_memory_that_they_weigh(long: DatasetTruth) -> None:

@@ -825,6 +825,12 @@ IN_RANKS = [f"--dataset.root={DATA / 'small_files'}", "--dataset.streaming=true"
 LAST_CONFIG = "checkpoints/000003/pretrained_model/train_config.json"
 
 
+def has_parallelism() -> bool:
+    from lerobot.configs.train import TrainPipelineConfig
+
+    return "parallelism" in inspect.signature(TrainPipelineConfig).parameters
+
+
 def test_a_checkpoint_of_two_processes_goes_on_with_one_and_with_three(tmp_path: Path) -> None:
     begun = [*TINY_ACT, *IN_RANKS, "--num_workers=1", "--steps=3", f"--output_dir={tmp_path / 'first'}"]
     first = train_in_ranks(tmp_path / "seen-2", 2, *begun)
@@ -834,6 +840,8 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one_and_with_three(tmp_path:
         again = tmp_path / f"again-{ranks}"
         shutil.copytree(tmp_path / "first", again, symlinks=True)
         resumed = [f"--config_path={again / LAST_CONFIG}", "--resume=true", "--num_workers=0", f"--steps={3 + steps}"]
+        if has_parallelism():  # its checkpoint says how many ranks there were
+            resumed.append(f"--parallelism.dp_replicate={ranks}")
         rest = train_in_ranks(tmp_path / f"seen-{ranks}", ranks, *resumed, "--save_checkpoint=false")
         assert len(rest) == ranks
         frames = [index for rank in (*first, *rest) for index in rank]
@@ -842,9 +850,7 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one_and_with_three(tmp_path:
 
 
 def test_a_run_that_shards_its_model_goes_on(tmp_path: Path) -> None:
-    from lerobot.configs.train import TrainPipelineConfig
-
-    if "parallelism" not in inspect.signature(TrainPipelineConfig).parameters:
+    if not has_parallelism():
         pytest.skip("this LeRobot shards by accelerate's FSDP1, which needs GPUs: its main branch by FSDP2")
     sharded = ["--parallelism.dp_shard=2", '--accelerator.fsdp.wrap_modules=["ACTEncoderLayer"]']
     begun = [*TINY_ACT, *IN_RANKS, "--num_workers=0", "--checkpoint_format=dcp", "--steps=3"]

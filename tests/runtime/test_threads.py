@@ -96,5 +96,5 @@ async def test_another_error_of_a_thread_stays_as_it_is() -> None:
     def fail() -> None:
         raise RuntimeError("no")
 
-    with pytest.raises(RuntimeError, match="^no$"):
+    with pytest.raises(RuntimeError, match=r"^no$"):
         await run_sync(fail)

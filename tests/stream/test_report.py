@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,6 +22,7 @@ import pytest
 
 import asyncfetch as af
 from asyncfetch.observe import trace
+from asyncfetch.observe.report import Report
 from asyncfetch.observe.trace import CONSUMER, FLUSH_BYTES, Tracer, running
 from asyncfetch.observe.waits import Cause
 from asyncfetch.stream import serve_samples
@@ -275,7 +277,7 @@ def test_a_report_repeats_a_long_error_in_part(truth: DatasetTruth) -> None:
 
 def test_a_host_that_fails_at_first_is_seen_as_retries(truth: DatasetTruth) -> None:
     videos = [f"/{path.relative_to(truth.root)}" for path in truth.root.rglob("*.mp4")]
-    faults = [FaultOnce(path, Fault.status(503, retry_after=1)) for path in videos]
+    faults = [FaultOnce(path, Fault.status(500, retry_after=1)) for path in videos]
 
     def fault(request: Any) -> Fault | None:  # noqa: ANN401 - a FaultRule's
         return next((found for each in faults if (found := each(request)) is not None), None)
@@ -287,6 +289,30 @@ def test_a_host_that_fails_at_first_is_seen_as_retries(truth: DatasetTruth) -> N
         stream.close()
     assert report.verdict.binds == "retries"
     assert report.waits.by_cause[Cause.LIMIT] < report.waits.by_cause[Cause.RETRIES]
+
+
+def test_a_host_that_was_away_is_seen_as_an_outage(truth: DatasetTruth) -> None:
+    left = 20
+
+    def fault(request: Any) -> Fault | None:  # noqa: ANN401 - a FaultRule's
+        nonlocal left
+        left -= request.path.endswith(".mp4") and left > 0
+        return Fault.reset(None) if 0 < left < 20 else None
+
+    retry = af.RetryConfig(initial_seconds=0.2, maximum_seconds=0.2)
+    with RangeServer(truth.root, tls=False, fault=fault) as server:
+        stream = af.Stream(server.url, config=replace(config(), fetch=af.FetchConfig(trust_env=False, retry=retry)))
+        assert sum(1 for _ in stream) == truth.num_frames
+        report = stream.report()
+        stream.close()
+    outages = report.statistics.fetch.outages
+    assert report.as_dict()["outages"] == outages >= 1
+    waits = replace(
+        report.waits, busy_seconds=0.0, by_cause={Cause.OUTAGE: 0.9 * report.waits.wall_seconds}, start_by_cause={}
+    )
+    verdict = Report.of(waits, report.statistics, config()).verdict  # where nothing else took time
+    assert verdict.binds == "outage"
+    assert f"went into a host that was away: {server.url} {outages} times" in verdict.evidence
 
 
 @pytest.mark.usefixtures("programs_are_warm")

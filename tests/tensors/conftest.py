@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 QUICK = FetchConfig(
     timeouts=TimeoutConfig(connect_seconds=2, first_byte_seconds=1, stall_seconds=0.3),
-    retry=RetryConfig(attempts=3, initial_seconds=0.01),
+    retry=RetryConfig(attempts=3, initial_seconds=0.01, outage_seconds=0),
     trust_env=False,
 )
 

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.compat.lerobot.datasets import LeRobotDataset, StreamingLeRobotDataset
-from asyncfetch.compat.lerobot.metadata import import_lerobots, load_metadata
+from asyncfetch.compat.lerobot.metadata import INSTALL_LEROBOT, import_lerobots, load_metadata
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError
 from asyncfetch.stream.placement import find_rank
@@ -134,7 +134,7 @@ def _unknown_lerobot(difference: str) -> ConfigError:
     version = import_lerobots("lerobot").__version__
     return ConfigError(
         f"asyncfetch runs commands of LeRobot 0.6.1, and of its main branch of August 2026 (0.6.2). This is LeRobot "
-        f'{version}, and {difference}: pip install "lerobot[training]==0.6.1"'
+        f"{version}, and {difference}: {INSTALL_LEROBOT}"
     )
 
 

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.lerobot.version2 import Version2
 
-__all__ = ["FoundDataset", "find", "import_lerobots", "load_metadata"]
+__all__ = ["INSTALL_LEROBOT", "FoundDataset", "find", "import_lerobots", "load_metadata"]
 
-INSTALL_LEROBOT = 'pip install "lerobot[training]"'
-"""Needs Python 3.12."""
+INSTALL_LEROBOT = 'pip install "lerobot[training]==0.6.1"'
+"""Needs Python 3.12. Its commands change with each release: see ``commands``."""
 
 
 def import_lerobots(module: str) -> Any:  # noqa: ANN401 - LeRobot is optional
