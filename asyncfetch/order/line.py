@@ -15,6 +15,7 @@ must mean the same after an upgrade.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,8 +68,8 @@ def mixed(numbers: NDArray[np.int64], key: int) -> NDArray[np.uint64]:
 
 def count_segments(lengths: NDArray[np.int64], segment_frames: int, group_frames: int) -> NDArray[np.int64]:
     """Return how many segments each episode is cut into: equal parts of whole groups, of up to so many frames."""
-    groups = -(-lengths // group_frames)
-    return np.minimum(groups, -(-lengths // segment_frames))
+    groups, most = -(-lengths // group_frames), max(1, segment_frames // group_frames)
+    return np.where(lengths <= segment_frames, lengths > 0, -(-groups // most))
 
 
 class Line:
@@ -107,21 +108,25 @@ class Line:
         self._firsts = np.concatenate([[0], np.cumsum(counts)])  # the number of each episode's first segment
         self.segments: int = int(self._firsts[-1])
         self.largest: int = int(self.segment_sizes().max(initial=1))
-        """Frames of the longest segment."""
-        self._node_of: NDArray[np.int64] | None = None
+        """Frames of the longest segment, to a group of pictures."""
+        self._first_epoch = 0
+        # Both shared with those of other first epochs.
+        self._shares: list[NDArray[np.int64]] = []
         self._drawn: dict[int, tuple[NDArray[np.int32], NDArray[np.int64]]] = {}  # of the latest two epochs
 
     @property
     def is_large(self) -> bool:
-        """True if an epoch takes more than a few ms to draw: ``draw`` it in a thread before."""
+        """True if an epoch takes more than a few ms to draw: do that in a thread."""
         return self.segments > _DRAWN_AT_ONCE
 
-    def draw(self, epoch: int) -> None:
-        """Draw an epoch, which is else done when it is asked for first."""
-        self._epoch(epoch)
+    def since(self, epoch: int) -> Line:
+        """The same, its places counted from the beginning of an epoch: of late ones they would outgrow 64 bits."""
+        line = copy.copy(self)
+        line._first_epoch = self._first_epoch + epoch
+        return line
 
     def segment_sizes(self) -> NDArray[np.int64]:
-        """Return the frames of the longest segment of each episode that has any."""
+        """Return the frames of the longest segment of each episode that has any, to a group of pictures."""
         lengths = self.lengths[self.lengths > 0]
         groups = -(-lengths // self.coded_frames)
         parts = count_segments(lengths, self.segment_frames, self.coded_frames)
@@ -165,7 +170,7 @@ class Line:
         number = int(np.searchsorted(ends, inside, side="right"))
         episode, start, _ = (int(each[0]) for each in self.bounds(drawn[number : number + 1].astype(np.int64)))
         frame = start + inside - (int(ends[number - 1]) if number else 0)
-        return Piece(episode, frame, frame + stop - first, member, epoch)
+        return Piece(episode, frame, frame + stop - first, member, self._first_epoch + epoch)
 
     def frames(self, piece: Piece) -> NDArray[np.int64]:
         """The frames of a piece in the order in which they are given."""
@@ -180,6 +185,7 @@ class Line:
 
     def _epoch(self, epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The segments of an epoch in their order on the line, and the places where they end."""
+        epoch += self._first_epoch
         found = self._drawn.get(epoch)
         if found is None:
             while len(self._drawn) > 1:
@@ -198,9 +204,9 @@ class Line:
         if self.nodes == 1:
             drawn = np.argsort(keys, kind="stable")
         else:
-            if self._node_of is None:
-                self._node_of = shares(sizes, self.nodes, self.seed)
-            drawn = np.lexsort((keys, self._node_of))
+            if not self._shares:
+                self._shares.append(shares(sizes, self.nodes, self.seed))
+            drawn = np.lexsort((keys, self._shares[0]))
         return drawn.astype(np.int32), np.cumsum(sizes[drawn])
 
 

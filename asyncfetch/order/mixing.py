@@ -27,6 +27,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import sub
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -165,8 +166,8 @@ class MixedEpoch:
     def cells(self) -> NDArray[np.int64]:
         """Samples of each member in each of its stages, (stages, members)."""
         ends = [*(stage.first * self.block_samples for stage in self.stages[1:]), self.total]
-        counts = np.array([self.taken, *map(self.counts, ends)], np.int64)
-        return np.diff(counts, axis=0)
+        counts = [self.taken, *map(self.counts, ends)]
+        return np.array([list(map(sub, after, before)) for before, after in pairwise(counts)], np.int64)
 
 
 @dataclass(frozen=True, slots=True)

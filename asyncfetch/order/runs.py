@@ -34,8 +34,11 @@ class Runs:
 
     @classmethod
     def whole(cls, line: Line, first: int, stop: int) -> Runs:
-        """All that lies between two places."""
-        return cls(line, np.array([[first, stop, 0, stop - first]] if stop > first else [], np.int64).reshape(-1, 4))
+        """All that lies between two places, which may be of any epoch."""
+        count = stop - first
+        epoch, first = divmod(first, max(1, line.total))
+        rows = [[first, first + count, 0, count]] if count > 0 else []
+        return cls(line.since(epoch), np.array(rows, np.int64).reshape(-1, 4))
 
     @property
     def total(self) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream.mixing import EpochPlace, Given, Mixing
+from asyncfetch.order.mixing import EpochPlace, Mixing
 
 if TYPE_CHECKING:
-    from asyncfetch.stream.mixing import MixedEpoch
+    from asyncfetch.order.mixing import MixedEpoch
 
 
 @st.composite
@@ -31,8 +34,19 @@ def mixings(draw: st.DrawFn) -> Mixing:
 
 
 def members_of(epoch: MixedEpoch) -> list[int]:
-    walk = epoch.walk()
-    return [given.member for given in map(walk.at, range(epoch.total)) if given is not None]
+    """Whose sample comes, one after the other."""
+    found: list[int] = []
+    for stage, following in itertools.zip_longest(epoch.stages, epoch.stages[1:]):
+        end = epoch.total if following is None else following.first * epoch.block_samples
+        counts = [0] * len(epoch.taken)
+        heap = stage.turns.walk(counts)
+        while len(found) < end:
+            member = heap[0][1]
+            counts[member] += 1
+            heapq.heapreplace(heap, stage.turns.due(member, counts[member]))
+            found += [member] * epoch.block_samples
+        del found[end:]
+    return found
 
 
 @settings(max_examples=150, deadline=None)
@@ -43,18 +57,16 @@ def test_every_member_gives_its_samples_in_a_row_from_epoch_to_epoch(mixing: Mix
     for number in range(4):
         epoch = mixing.epoch(number)
         assert (epoch.start, list(epoch.taken)) == (start, taken)
-        look = data.draw(st.integers(0, epoch.total))
-        walk = epoch.walk()
-        for position in range(epoch.total):
-            if position == look:
-                assert epoch.counts(position) == taken
-                assert epoch.walk(position).at(position) == epoch.walk().at(position)
-            given = walk.at(position)
-            assert given is not None
-            member, sample, _ = given
-            assert sample == taken[member]
-            taken[member] += 1
-        assert epoch.counts(epoch.total) == taken
+        cells = epoch.cells()
+        assert (cells >= 0).all()
+        assert cells.sum() == epoch.total
+        samples = dealt(mixing, taken)
+        assert members_of(epoch) == [member for member, _ in samples]
+        for position in data.draw(st.lists(st.integers(0, epoch.total - 1), max_size=3)):
+            member, sample = samples[position]
+            counts = epoch.counts(position)
+            assert (sum(counts), counts[member]) == (start + position, sample)
+        assert epoch.counts(epoch.total) == taken == (np.array(epoch.taken) + cells.sum(axis=0)).tolist()
         start += epoch.total
 
 
@@ -110,10 +122,7 @@ def test_a_run_is_counted_on_in_other_blocks_again_and_again(mixing: Mixing, dat
             epoch = blocks.epoch(number, place)
             expected = expected if is_begun else dealt(blocks, taken)
             assert epoch.total == len(expected)
-            walk = epoch.walk(position)
-            assert [walk.at(each) for each in range(position, epoch.total)] == [
-                Given(*each) for each in expected[position:]
-            ]
+            assert members_of(epoch)[position:] == [member for member, _ in expected[position:]]
             place = EpochPlace(number, epoch.block_samples, epoch.taken)
             later = place.epoch + data.draw(st.integers(1, 3))
             between = EpochPlace(number + 1, block, mixing.epoch(number + 1, place).taken)
