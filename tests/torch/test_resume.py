@@ -22,13 +22,13 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
 from asyncfetch.stream.source import source_of
-from asyncfetch.stream.state import beginning, identity_of
+from asyncfetch.order.state import beginning, identity_of
 from tests.lerobot.serving import renumbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncfetch.stream.state import State
+    from asyncfetch.order.state import State
     from asyncfetch.testing import DatasetTruth
 
 Key = tuple[int, int]
