@@ -96,6 +96,11 @@ class Sharing:
         each = self.given.values()
         return len(self.given) == self.leg.world_size and all(len(one.counts) == self.workers for one in each)
 
+    @property
+    def is_closed(self) -> bool:
+        """True if all that it gave is known, as spans."""
+        return len(self.given) == self.leg.world_size and not any(one.counts for one in self.given.values())
+
     def taken(self, rank: int) -> Spans:
         """All numbers that a rank was given."""
         one = self.given[rank]
@@ -264,7 +269,7 @@ def _legs_in(state: Mapping[str, Any]) -> list[Sharing]:
         found = [_sharing_in(leg) for leg in state["legs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise StateMismatch(f"the state's legs can't be read: {str(state.get('legs'))[:400]}") from error
-    if not found or not all(each.is_known and each.workers == 1 for each in found[:-1]):
+    if not found or not all(each.is_closed for each in found[:-1]):
         raise StateMismatch("the state's legs must be known of all ranks but for the last one's")
     return found
 
