@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.decode import Clip
     from asyncfetch.lerobot import LeRobotDataset
-    from asyncfetch.stream.order import Step
+    from asyncfetch.order.plan import Step
 
 __all__ = ["decode_bare", "read_by_file", "runs_of"]
 

@@ -37,7 +37,7 @@ PROFILES: dict[str, Setup] = {
     "local files": Setup(server=None),
 }
 GRID: dict[str, dict[str, int]] = {
-    "smaller pool": {"pool_segments": 16, "lanes": 16},
+    "smaller pool": {"pool_segments": 16},
     "larger pool": {"pool_segments": 128},
     "less ahead": {"prefetch_segments": 2},
     "more ahead": {"prefetch_segments": 32},

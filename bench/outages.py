@@ -105,7 +105,7 @@ def epoch(root: Path, samples: int, *, workers: int, restarts: int, max_away_sec
     """One epoch, its server killed so often; RuntimeError where a sample isn't there just once."""
     dice = random.Random(seed)
     moments = set(dice.sample(range(samples), restarts))
-    config = af.StreamConfig(lanes=4, pool_segments=4, prefetch_segments=2, fetch=af.FetchConfig(trust_env=False))
+    config = af.StreamConfig(pool_segments=4, prefetch_segments=2, fetch=af.FetchConfig(trust_env=False))
     seen: Counter[int] = Counter()
     began = time.monotonic()
     with MortalServer(root) as server:

@@ -44,7 +44,7 @@ from bench.parts import clip_milliseconds, hand_over_microseconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from asyncfetch.stream.order import Step
+    from asyncfetch.order.plan import Step
 
 MIB = 1024 * 1024
 EPOCH_BYTES = 384 * MIB

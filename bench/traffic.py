@@ -162,7 +162,7 @@ def walked_order_of(kind: str, episodes: int) -> WalkedOrder:
 
 def layout_of(ranks: int, batch: int | None = 32) -> Placement:
     """As a StreamDataset has it."""
-    return Placement(0, ranks).in_batches(batch, drop_last=False)
+    return Placement(0, ranks, batch_size=batch, drop_last=False)
 
 
 def count(kind: str, episodes: int, ranks: int, batch: int | None = 32) -> Counted:

@@ -62,7 +62,7 @@ class Setup:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-POOL = {"pool_segments": 8, "lanes": 8, "prefetch_segments": 4}
+POOL = {"pool_segments": 8, "prefetch_segments": 4}
 # Hard enough that it binds on a busy machine, too, where a sample takes ten times as long to decode.
 CASES: dict[str, tuple[str, Setup]] = {
     "late first bytes": ("first_byte", Setup(server={"first_byte_seconds": 3.0}, config=POOL)),
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[str, Setup]] = {
         Setup(
             "long",
             server={"first_byte_seconds": 0.7},
-            config={"pool_segments": 2, "lanes": 2, "prefetch_segments": 4, "max_bytes": 2_200_000},
+            config={"pool_segments": 2, "prefetch_segments": 4, "max_bytes": 2_200_000},
         ),
     ),
     "a cold disk cache": ("disk", Setup(server={"bytes_per_second": 8_000}, config=POOL | {"disk_cache_dir": ""})),

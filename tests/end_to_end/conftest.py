@@ -38,7 +38,7 @@ class Served:
         return self.server.url + self.path
 
     def config(self, *, max_requests_per_host: int = 64, **settings: Any) -> af.StreamConfig:  # noqa: ANN401
-        settings = {"lanes": 4, "pool_segments": 4, "prefetch_segments": 4, **settings}
+        settings = {"pool_segments": 4, "prefetch_segments": 4, **settings}
         fetch = af.FetchConfig(ca_file=self.server.ca_file, max_requests_per_host=max_requests_per_host)
         return af.StreamConfig(fetch=fetch, **settings)
 

@@ -168,7 +168,7 @@ async def test_the_global_order_is_the_same_for_every_number_of_consumers(
     taken = []
     for rank in range(consumers):
         async with source_of(stream).samples_of(
-            Placement(rank, consumers).in_batches(4, drop_last=False), epoch=3
+            Placement(rank, consumers, batch_size=4, drop_last=False), epoch=3
         ) as samples:
             taken.append(keys_of([sample async for sample in samples]))
     assert max(map(len, taken)) - min(map(len, taken)) <= 1

@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 AWAY_SECONDS = 2.0
-CONFIG = af.StreamConfig(lanes=2, pool_segments=2, prefetch_segments=1, fetch=af.FetchConfig(trust_env=False))
+CONFIG = af.StreamConfig(pool_segments=2, prefetch_segments=1, fetch=af.FetchConfig(trust_env=False))
 SERVER = """
 import os, signal, sys, threading
 from asyncfetch.testing import Fault, RangeServer
@@ -114,7 +114,7 @@ def test_served_samples(served: Served, restarted: RestartedServer) -> None:
 
 
 def test_the_disk_cache(served: Served, restarted: RestartedServer, tmp_path: Path) -> None:
-    config = af.StreamConfig(lanes=2, pool_segments=2, prefetch_segments=1, disk_cache_dir=tmp_path, fetch=CONFIG.fetch)
+    config = af.StreamConfig(pool_segments=2, prefetch_segments=1, disk_cache_dir=tmp_path, fetch=CONFIG.fetch)
     for _ in range(2):
         assert sorted(served.check(af.Stream(restarted.url, seed=0, config=config))) == served.keys
 

@@ -103,7 +103,7 @@ async def test_in_sequence_room_for_the_largest_episode_is_enough_and_a_byte_les
 async def test_a_pool_that_does_not_fit_is_smaller_and_one_warning_says_so(
     truth: DatasetTruth, clip_bytes: list[int], prefetch_segments: int, room: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"lanes": 8, "pool_segments": 8, "prefetch_segments": prefetch_segments}
+    options = {"pool_segments": 8, "prefetch_segments": prefetch_segments}
     chosen = config(int(room * sum(clip_bytes)), **options)
     for seed in range(3):
         caplog.clear()

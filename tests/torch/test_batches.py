@@ -54,7 +54,7 @@ pytestmark = [
 SIZE = 4
 STEPS = 2000
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
-CONFIG: dict[str, Any] = {"lanes": 4, "pool_segments": 4}
+CONFIG: dict[str, Any] = {"pool_segments": 4}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_a_batch_is_what_collate_makes_of_the_samples(
     config = af.StreamConfig(uneven_ends=ends, **CONFIG)
     stream = af.Stream(str(rich.root), image_dtype=image_dtype, windows=windows, config=config)
     expected = list(
-        together(source_of(stream).iterate(Placement(1, 2).in_batches(SIZE, drop_last=False), epoch=0), SIZE)
+        together(source_of(stream).iterate(Placement(1, 2, batch_size=SIZE, drop_last=False), epoch=0), SIZE)
     )
     dataset = af.torch.StreamDataset(stream, SIZE)
     monkeypatch.setenv("RANK", "1")
@@ -286,7 +286,7 @@ async def test_rows_of_pictures_are_decoded_ahead_in_most_of_the_room_that_there
     config = af.StreamConfig(decode_threads=1, decoded_max_bytes=64 * sample_bytes, **CONFIG)
     stream = af.Stream(str(tmp_path), features=[TOP], config=config)
     samples = source_of(stream).samples_of(
-        Placement().in_batches(SIZE, drop_last=False), memory=PooledMemory(MemoryPool(1 << 20))
+        Placement(batch_size=SIZE, drop_last=False), memory=PooledMemory(MemoryPool(1 << 20))
     )
     async with samples as taken:
         await anext(taken)

@@ -22,13 +22,13 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
 from asyncfetch.stream.source import source_of
-from asyncfetch.stream.state import beginning, identity_of
+from asyncfetch.order.state import beginning, identity_of
 from tests.lerobot.serving import renumbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncfetch.stream.state import State
+    from asyncfetch.order.state import State
     from asyncfetch.testing import DatasetTruth
 
 Key = tuple[int, int]
@@ -247,7 +247,7 @@ def test_a_state_of_an_epochs_end_is_of_its_dataset_and_order_alone(
         af.torch.merge_states([again, bare, again | {"order": {}}])
 
 
-@pytest.mark.parametrize("change", [{"format": "x"}, {"version": 3}, {"epoch": -1}, {"epoch": "0"}, {"shares": {}}])
+@pytest.mark.parametrize("change", [{"format": "x"}, {"version": 2}, {"epoch": -1}, {"epoch": "0"}, {"legs": []}])
 def test_what_is_no_state_is_refused_at_once(stream: af.Stream, change: dict[str, Any]) -> None:
     next(iter(stream))
     with pytest.raises(StateMismatch):
@@ -422,17 +422,17 @@ def test_ranks_that_have_ended_and_those_with_a_sample_left_are_merged(
 
 
 def test_a_rank_that_has_ended_alone_waits_for_the_others(truth: DatasetTruth) -> None:
-    stream = make_stream(truth)
-    samples = source_of(stream).iterate(Placement(3, 4))
-    assert len(keys_of(itertools.islice(samples, 7))) == 7
-    state = saved(stream.state_dict())
-    samples.close()
     for ends, epoch in (("uneven", 0), ("drop", 1)):
+        stream = make_stream(truth, config={"uneven_ends": ends})
+        samples = source_of(stream).iterate(Placement(3, 4))
+        assert len(keys_of(itertools.islice(samples, 7))) == 7
+        state = saved(stream.state_dict())
+        samples.close()
         resumed = make_stream(truth, config={"uneven_ends": ends})
         resumed.load_state_dict(state)
         assert resumed.epoch == epoch
         resumed.close()
-    stream.close()
+        stream.close()
 
 
 def test_states_of_epochs_that_have_no_common_rest_are_refused(stream: af.Stream) -> None:
@@ -624,14 +624,20 @@ def test_padding_is_gone_on_with(truth: DatasetTruth, taken: int) -> None:
 
 
 def test_a_state_behind_padding_is_read_where_there_is_none(truth: DatasetTruth) -> None:
+    """All ranks' together: how an epoch ends is a matter of how they share it."""
     padded = make_stream(truth, config={"uneven_ends": "pad"})
-    samples = source_of(padded).iterate(Placement(3, 4), epoch=0)
-    assert len(list(itertools.islice(samples, 8))) == 8
+    states = []
+    for rank in range(4):
+        samples = source_of(padded).iterate(Placement(rank, 4), epoch=0)
+        assert len(list(itertools.islice(samples, 8))) == 8
+        states.append(saved(samples.state_dict()))
+        samples.close()
     stream = make_stream(truth, config={"uneven_ends": "drop"})
-    stream.load_state_dict(saved(samples.state_dict()))
-    samples.close()
-    assert len(source_of(stream).planned(Placement(3, 4), 0)) == 0
-    assert list(source_of(stream).iterate(Placement(3, 4), epoch=0)) == []
+    stream.load_state_dict(states[3])
+    with pytest.raises(StateMismatch, match="merge_states"):
+        source_of(stream).planned(Placement(3, 4), 0)
+    stream.load_state_dict(af.torch.merge_states(states))
+    assert stream.epoch == 1
     for each in (stream, padded):
         each.close()
 

@@ -17,7 +17,7 @@ import asyncfetch as af
 from asyncfetch.config import config_share
 from asyncfetch.lerobot import reader_of
 from asyncfetch.prometheus import Collector
-from asyncfetch.stream.placement import found_placement
+from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
 
@@ -245,7 +245,7 @@ def test_workers_of_a_rank_fetch_each_byte_once(
 ) -> None:
     from asyncfetch.testing import RangeServer
 
-    options: dict[str, Any] = {"lanes": 4, "pool_segments": 4, "decode_threads": 5}
+    options: dict[str, Any] = {"pool_segments": 4, "decode_threads": 5}
     with RangeServer(clips.root, tls=False) as server:
         fetch = af.FetchConfig(hedge=None)
         stream = af.Stream(server.url, config=af.StreamConfig(fetch=fetch, **options))
