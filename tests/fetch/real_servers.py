@@ -236,7 +236,8 @@ def caching_proxy(origin: str, scratch: Path) -> AbstractContextManager[str]:
         assert shown in block
         block = block.replace(shown, own)
     user = "user root root;" if os.geteuid() == 0 else ""
-    config = CACHING_NGINX.format(user=user, block=block).replace("{", "{{").replace("}", "}}").replace("PORT", "{port}")
+    config = CACHING_NGINX.format(user=user, block=block)
+    config = config.replace("{", "{{").replace("}", "}}").replace("PORT", "{port}")
     script = 'printf "%s" "$3" > "$2/nginx.conf"; exec "$1" -p "$2" -c nginx.conf -e stderr'
     return _with_socket(scratch, ["sh", "-c", script, "sh", executable, os.fspath(scratch), config], NGINX="3;")
 

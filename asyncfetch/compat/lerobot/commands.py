@@ -13,7 +13,7 @@ from asyncfetch.compat.lerobot.datasets import LeRobotDataset, StreamingLeRobotD
 from asyncfetch.compat.lerobot.metadata import INSTALL_LEROBOT, import_lerobots, load_metadata
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream.placement import find_rank
+from asyncfetch.stream.ranks import find_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
