@@ -231,7 +231,7 @@ def caching_proxy(origin: str, scratch: Path) -> AbstractContextManager[str]:
     if executable is None:
         raise Absent("nginx isn't installed: apt-get install nginx-light")
     [block] = re.findall(r"^```nginx\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
-    here = {"/scratch/nginx": f"{scratch}/slices", "https://data.example.org": origin, "listen 8080;": "listen 127.0.0.1:PORT;"}
+    here = {"8080": "127.0.0.1:PORT", "/scratch/nginx": f"{scratch}/slices", "https://data.example.org": origin}
     for shown, own in here.items():
         assert shown in block
         block = block.replace(shown, own)
