@@ -94,7 +94,7 @@ OF_DISK = (
 
 OF_PASS = (
     _Shown("counter", "samples_total", "samples", "Samples delivered to the consumer."),
-    _Shown("gauge", "open_segments", "open_segments", "Episodes in memory or on their way."),
+    _Shown("gauge", "open_segments", "open_segments", "Segments, or parts of them, in memory or on their way."),
     _Shown("summary", "pass_hand_over_seconds", "hand_over", "Time from decoded samples to the task that waits."),
     _Shown("summary", "consumer_wait_seconds", "wait", "Time that the consumer waited for the next few samples."),
 )

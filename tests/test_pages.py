@@ -41,7 +41,7 @@ PAGES = [
     ROOT / "bench" / "README.md",
     *sorted((ROOT / ".github").glob("*.md")),
 ]
-README_MAX_BYTES = 12_000
+README_MAX_BYTES = 8_000
 FIRST_SCREEN_LINES = 24
 
 HOST = "https://data.example.org"

@@ -30,7 +30,7 @@ LOOP_RAN_SHARE = 0.15
 """A share of the time. A loop that runs for less of it keeps no core from the threads that decode. Made on purpose, TLS
 that takes a core had 0.19 to 0.49, and everything else 0.03 to 0.11."""
 HUGE_WAIT_SHARE, HUGE_TIMES = 0.4, 4.0
-"""One episode binds where so much of the wait was for it, and it is so many times as long as the others."""
+"""A segment's episode binds where so much of the wait was for it, and it takes so many times as much as others."""
 WAITING_CORES, PARALLEL_CORES = 0.5, 1.3
 """Cores that a process's transforms keep busy or wait for, and cores that they keep busy. Python's interpreter runs one
 thread at a time: those that hold it keep one core busy together. Those that keep more let go of it, and those that keep
@@ -307,8 +307,8 @@ class _Judge:
                     binds=Cause.LIMIT.key,
                     evidence=f"{told}; {origin} has a quota: {fetch.throttled} of {fetch.requests} requests were "
                     f"throttled, {self._share(seconds.get(Cause.LIMIT, 0.0)):.0%} of the time was waiting for it",
-                    advice="ask for a larger quota, or for fewer and longer requests: larger clips, fewer cameras "
-                    "(features=), a smaller pool",
+                    advice="ask for a larger quota, or for fewer and longer requests: longer segments "
+                    "(segment_seconds), fewer cameras (features=)",
                 )
             if host.wait.count and host.limit >= config.fetch.max_requests_per_host // max(1, self._workers):
                 return Diagnosis(
@@ -350,9 +350,10 @@ class _Judge:
         return Diagnosis(
             binds="episode",
             evidence=f"{_share(waits.longest_wait_seconds, waits):.0%} of the whole time went into waiting for episode "
-            f"{waits.longest_wait_episode}, which has {waits.largest_bytes / MIB:.0f} MiB; others have "
+            f"{waits.longest_wait_episode}, a segment of which has {waits.largest_bytes / MIB:.0f} MiB; others have "
             f"{waits.other_bytes / MIB:.1f}",
-            advice="split it, or leave it out with episodes=; more prefetch_segments start it earlier",
+            advice="cut it smaller by segment_seconds, or leave it out with episodes=; more prefetch_segments start it "
+            "earlier",
         )
 
     def _of_loop(self, told: str, loop: float) -> Diagnosis:
@@ -407,7 +408,7 @@ class _Judge:
         hidden = self._seconds.get(Cause.OPENING, 0.0) + self._seconds.get(Cause.FIRST_BYTE, 0.0)
         gain = self._gain(seconds + hidden, 1e6)
         if self._seen is not None and self._seen.episodes.misses:
-            # Nor are more episodes fetched at a time than the pool and those ahead: of each an index, then a clip.
+            # Nor are more segments fetched at a time than the pool and those ahead: of each an index, then a clip.
             fetch, episodes = self._seen.fetch, self._seen.episodes
             episode_seconds = 2 * fetch.first_byte.p50_seconds + fetch.body.p50_seconds
             episodes_per_second = (episodes.misses - episodes.kept) / max(self._wall_seconds, 1e-9)
@@ -415,7 +416,7 @@ class _Judge:
             gain = max(1.0, min(gain, at_a_time / max(episode_seconds * episodes_per_second, 1e-9)))
         return Diagnosis(
             binds=cause.key,
-            evidence=f"{share}: the clips of {config.pool_segments} episodes in the pool and "
+            evidence=f"{share}: the clips of {config.pool_segments} segments in the pool and "
             f"{config.prefetch_segments} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit in "
             f"max_bytes={most_bytes / MIB:.0f} MiB",
             setting={"max_bytes": value},

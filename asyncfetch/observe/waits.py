@@ -151,11 +151,11 @@ class Waits(Figures):
     longest_wait_seconds: float = 0.0
     """The wait for that one."""
     mean_bytes: float = 0.0
-    """Memory of an episode's clips."""
+    """Memory of a segment's clips."""
     largest_bytes: float = 0.0
     """That of the largest."""
     largest_episode: int | None = None
-    """The episode that is the largest."""
+    """The episode that it is of."""
     other_bytes: float = 0.0
     """The mean of the others."""
 
@@ -266,7 +266,7 @@ class WaitAccount:
     ) -> None:
         """Note the loop's seconds of work, and those of them in which it ran; and both in transforms, so far.
 
-        ``sizes`` says how many episodes have how many bytes, the largest how many of them, and which one that is.
+        ``sizes`` says how many segments have how many bytes, the largest how many of them, and which episode's that is.
         """
         figures, (episodes, total_bytes, largest_bytes, largest) = self.figures, sizes
         figures[_LOOP_BUSY] += loop_busy

@@ -8,5 +8,4 @@ deal.py      what is left of an epoch, dealt to ranks
 placement.py which of the ranks and workers this process is
 plan.py      one consumer's part
 state.py     how much was delivered, as JSON
-traffic.py   what an epoch will fetch
 """

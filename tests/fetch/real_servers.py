@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.nginx import NginxServer, find_nginx
@@ -21,9 +23,8 @@ from bench.nginx import NginxServer, find_nginx
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
-__all__ = ["SERVERS", "Absent"]
+__all__ = ["SERVERS", "Absent", "caching_proxy"]
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin"
 STOP_SECONDS = 10.0
@@ -87,6 +88,24 @@ server.document-root = "{root}"
 server.systemd-socket-activation = "enable"
 server.bind = "127.0.0.1"
 server.port = {port}
+"""
+
+GUIDE = Path(__file__).parents[2] / "examples" / "guides" / "disk-cache.md"
+"""Says how nginx caches slices, in a block that is run here."""
+CACHING_NGINX = """
+daemon off;
+pid nginx.pid;
+{user}
+events {{ }}
+http {{
+    access_log off;
+    client_body_temp_path body;
+    proxy_temp_path proxy;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    {block}
+}}
 """
 
 
@@ -206,6 +225,32 @@ def _nginx(root: Path, _: Path) -> AbstractContextManager[str]:
     return run()
 
 
+def caching_proxy(origin: str, scratch: Path) -> AbstractContextManager[str]:
+    """The url of an nginx that keeps slices of what it fetched of an origin, as the guide sets it up."""
+    executable = find_nginx()
+    if executable is None:
+        raise Absent("nginx isn't installed: apt-get install nginx-light")
+    [block] = re.findall(r"^```nginx\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    here = {"8080": "127.0.0.1:PORT", "/scratch/nginx": f"{scratch}/slices", "https://data.example.org": origin}
+    for shown, own in here.items():
+        assert shown in block
+        block = block.replace(shown, own)
+    user = "user root root;" if os.geteuid() == 0 else ""
+    config = CACHING_NGINX.format(user=user, block=block)
+    config = config.replace("{", "{{").replace("}", "}}").replace("PORT", "{port}")
+    script = 'printf "%s" "$3" > "$2/nginx.conf"; exec "$1" -p "$2" -c nginx.conf -e stderr'
+    return _with_socket(scratch, ["sh", "-c", script, "sh", executable, os.fspath(scratch), config], NGINX="3;")
+
+
+def _nginx_cache(root: Path, scratch: Path) -> AbstractContextManager[str]:
+    @contextmanager
+    def run() -> Iterator[str]:
+        with _nginx(root, scratch) as origin, caching_proxy(origin, scratch) as url:
+            yield url
+
+    return run()
+
+
 def _apache(root: Path, scratch: Path) -> AbstractContextManager[str]:
     executable = _executable("apache2", "apt-get install apache2")
     address = _own_address()
@@ -238,6 +283,7 @@ def _rclone(root: Path, _: Path) -> AbstractContextManager[str]:
 
 SERVERS: dict[str, Callable[[Path, Path], AbstractContextManager[str]]] = {
     "nginx": _nginx,
+    "nginx's cache": _nginx_cache,
     "apache": _apache,
     "lighttpd": _lighttpd,
     "caddy": _caddy,

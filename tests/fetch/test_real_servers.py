@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -16,8 +17,9 @@ from asyncfetch.config import FetchConfig, RetryConfig
 from asyncfetch.errors import RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher
 from asyncfetch.ranges import ByteRange
+from asyncfetch.runtime.concurrently import gather
 from tests.fetch.conftest import Step
-from tests.fetch.real_servers import SERVERS, Absent
+from tests.fetch.real_servers import SERVERS, Absent, caching_proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -127,6 +129,30 @@ async def test_what_is_asked_first_is_right(
     assert info.size == len(content)
     assert bytes(view) in {content[-COUNT:], content[-LONGER_THAN_A_SLICE:], content[:COUNT], b""}
     assert len(view) > 0 or "stat" in request.node.name or not content
+
+
+async def test_a_caching_proxy_fetches_each_slice_once(server: LyingServer, tmp_path: Path) -> None:
+    """Of several machines, each with a fetcher: at the same time, and later."""
+    content = OBJECTS["2500000.bin"]
+    server.put("/a/b.bin", content)
+    ranges = [(start, min(start + 300_000, len(content))) for start in range(0, len(content), 170_000)]
+    try:
+        proxy = caching_proxy(server.url("").removesuffix("/"), tmp_path)
+    except Absent as error:
+        pytest.skip(str(error))
+    config = FetchConfig(trust_env=False)
+
+    async def read(url: str) -> None:
+        async with Fetcher(config) as fetcher:
+            wanted = [ByteRange(f"{url}/a/b.bin", start, stop) for start, stop in ranges]
+            assert await fetcher.fetch_many(wanted) == [content[start:stop] for start, stop in ranges]
+
+    with proxy as url:
+        await gather(*(partial(read, url) for _ in range(3)))
+        asked = sorted(request.headers["range"] for request in server.requests)
+        assert asked == ["bytes=0-1048575", "bytes=1048576-2097151", "bytes=2097152-3145727"]
+        await read(url)
+        assert len(server.requests) == len(asked)
 
 
 # --- answers of servers that can't be had here, and what is remembered of a server

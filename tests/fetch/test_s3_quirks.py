@@ -204,3 +204,11 @@ async def test_the_region_that_an_endpoint_names(endpoint: str, settings: dict[s
         await signer.aclose()
     assert f"%2F{region}%2Fs3%2Faws4_request" in signed.url
     assert signed.url.startswith(f"{endpoint.rstrip('/')}/bucket/k?")
+
+
+async def test_an_endpoint_below_a_path_is_read(server: LyingServer) -> None:
+    """Alluxio's is /api/v1/s3."""
+    server.put("/api/v1/s3/bucket/d/a.bin", CONTENT)
+    s3 = S3Config(endpoint_url=server.url("/api/v1/s3"), anonymous=True, region="us-east-1")
+    async with Fetcher(FetchConfig(trust_env=False, s3=s3)) as fetcher:
+        assert await fetcher.fetch("s3://bucket/d/a.bin", 5, 50) == CONTENT[5:50]

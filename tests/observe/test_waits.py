@@ -311,7 +311,9 @@ def waited_for_one(episode: int) -> Report:
 def test_the_wait_for_a_huge_episode_is_a_share_of_the_time_that_it_is_in() -> None:
     verdict = waited_for_one(3).verdict
     assert verdict.binds == "episode"
-    assert verdict.evidence.startswith("50% of the whole time went into waiting for episode 3, which has 48 MiB")
+    assert verdict.evidence.startswith(
+        "50% of the whole time went into waiting for episode 3, a segment of which has 48 "
+    )
 
 
 def test_an_episode_that_was_waited_for_is_not_huge_because_another_one_is() -> None:
