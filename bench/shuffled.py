@@ -25,8 +25,8 @@ from rich.table import Table
 import asyncfetch as af
 from asyncfetch.cli.bench import preload, time_samples
 from asyncfetch.lerobot import reader_of
-from asyncfetch.stream import Placement
 from asyncfetch.order.plan import Step
+from asyncfetch.stream import Placement
 from asyncfetch.stream.source import source_of
 from bench.baselines import decode_bare
 from bench.data import bench_dataset

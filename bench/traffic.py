@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from asyncfetch.stream.order import Order
+from asyncfetch.stream.placement import Placement, found_placement
+from asyncfetch.stream.remaining import Remaining
 from rich.console import Console
 from rich.table import Table
 
 import asyncfetch as af
-from asyncfetch.stream.order import Order
-from asyncfetch.stream.placement import Placement, found_placement
-from asyncfetch.stream.remaining import Remaining
 from asyncfetch.stream.source import source_of
 from asyncfetch.stream.traffic import readers
 from asyncfetch.testing import RangeServer, write_dataset

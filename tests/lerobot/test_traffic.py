@@ -84,7 +84,6 @@ async def test_an_epoch_of_more_than_fits_in_memory_fetches_little_more_than_it_
         config = StreamConfig(
             fetch=FetchConfig(ca_file=server.ca_file, trust_env=False),
             max_bytes=max_bytes,
-           ,
             pool_segments=2,
             prefetch_segments=1,
         )

@@ -45,7 +45,6 @@ def broken(truth: DatasetTruth, tmp_path: Path) -> str:
 def make(source: str, on_error: str, **options: Any) -> af.Stream:  # noqa: ANN401
     # PyAV, because torchcodec takes seconds to import, and each spawned process imports it.
     config = af.StreamConfig(
-       ,
         pool_segments=2,
         decode_threads=2,
         decoder="pyav",
@@ -279,7 +278,7 @@ def test_a_host_that_goes_down_is_no_bad_data(truth: DatasetTruth) -> None:
     with RangeServer(truth.root) as server:
         fetch = af.FetchConfig(ca_file=server.ca_file, retry=af.RetryConfig(attempts=1))
         config = af.StreamConfig(
-           , pool_segments=1, prefetch_segments=0, decoded_max_bytes=1, on_error="skip", fetch=fetch
+            pool_segments=1, prefetch_segments=0, decoded_max_bytes=1, on_error="skip", fetch=fetch
         )
         stream = af.Stream(server.url, config=config, shuffle=False)
         samples = iter(stream)

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from asyncfetch.stream.order import Order, Step
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfetch.stream.decode_jobs import DecodeJob, Sizes, micro_batches
-from asyncfetch.stream.order import Order, Step
 
 
 @st.composite

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from asyncfetch.stream.mixed import MixedOrder
 from asyncfetch.stream.mixing import Mixing
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.remaining import Remaining
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

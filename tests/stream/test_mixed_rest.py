@@ -8,15 +8,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, get_args
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from asyncfetch.errors import StateMismatch
-from asyncfetch.stream import Placement
 from asyncfetch.stream.mixing import Batching, Given, MixedEpoch, MixedRemaining, Mixing, left_of_members
 from asyncfetch.stream.remaining import Ends, Remaining
 from asyncfetch.stream.state import check_state, resharded, resharded_in
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.stream.test_mixing import mixings
+
+from asyncfetch.errors import StateMismatch
+from asyncfetch.stream import Placement
 
 if TYPE_CHECKING:
     from asyncfetch.stream.mixing import Walk

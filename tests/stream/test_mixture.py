@@ -15,6 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
+from asyncfetch.stream.state import beginning, identity_of, run_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
 from asyncfetch.stream.source import source_of
-from asyncfetch.stream.state import beginning, identity_of, run_of
 from asyncfetch.testing import RangeServer, read_identity, write_dataset
 from asyncfetch.torch import merge_states
 from tests.lerobot.serving import renumbered

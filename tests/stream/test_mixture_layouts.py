@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from asyncfetch.stream.mixing import Mixing
+from asyncfetch.stream.state import beginning
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.stream.test_mixing import dealt
 
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
-from asyncfetch.stream.mixing import Mixing
 from asyncfetch.stream.source import source_of
-from asyncfetch.stream.state import beginning
 from asyncfetch.torch import merge_states
-from tests.stream.test_mixing import dealt
 from tests.stream.test_mixture import SEVERAL_STREAMS, WEIGHTS, any_moment, key, keys, keys_of, member, saved
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.stream.mixing import StopOn
     from asyncfetch.stream.state import State
+
     from asyncfetch.testing import DatasetTruth
     from tests.stream.test_mixture import Key
 

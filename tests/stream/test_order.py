@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from asyncfetch.stream.order import Order, draw_key, permute
+from asyncfetch.stream.placement import Placement
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream.order import Order, draw_key, permute
-from asyncfetch.stream.placement import Placement
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -8,13 +8,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from asyncfetch.stream.order import Order
+from asyncfetch.stream.placement import Placement, find_rank
+from asyncfetch.stream.remaining import Deal, Ends, Remaining
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError, StateMismatch
-from asyncfetch.stream.order import Order
-from asyncfetch.stream.placement import Placement, find_rank
-from asyncfetch.stream.remaining import Deal, Ends, Remaining
 
 ends_strategy = st.sampled_from(["uneven", "drop", "pad"])
 

@@ -256,7 +256,6 @@ async def test_two_passes_over_one_dataset_share_the_room_and_never_hang(
     """Read in turns by one task: each holds what the other may need."""
     chosen = config(
         data.draw(st.integers(max(clip_bytes), 2 * sum(clip_bytes))),
-       ,
         pool_segments=2,
         prefetch_segments=data.draw(st.integers(0, 4)),
         decoded_max_bytes=data.draw(st.sampled_from([1, 64 << 20])),

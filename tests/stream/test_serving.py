@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch
+from asyncfetch.stream.state import beginning, identity_of
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.stream.source import source_of
-from asyncfetch.stream.state import beginning, identity_of
 from asyncfetch.testing import read_identity
 
 if TYPE_CHECKING:

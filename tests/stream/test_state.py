@@ -6,18 +6,19 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asyncfetch.stream.placement import found_placement
+from asyncfetch.stream.state import beginning, merge_states
 
 import asyncfetch as af
 from asyncfetch.errors import StateMismatch
 from asyncfetch.stream import Placement
-from asyncfetch.stream.placement import found_placement
 from asyncfetch.stream.source import source_of
-from asyncfetch.stream.state import beginning, merge_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncfetch.stream.state import State
+
     from asyncfetch.testing import DatasetTruth
 
 CONFIG = af.StreamConfig(pool_segments=2, prefetch_segments=1, decode_threads=1)

@@ -7,6 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asyncfetch.stream.state import beginning, merge_states
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
 from asyncfetch.stream.source import source_of
-from asyncfetch.stream.state import beginning, merge_states
 from tests.stream.test_mixture import saved
 from tests.stream.test_mixture_layouts import parted
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.stream.order import Step
     from asyncfetch.stream.state import State
+
     from asyncfetch.testing import DatasetTruth
 
 HUGE = 2**60

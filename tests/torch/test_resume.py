@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
+from asyncfetch.order.state import beginning, identity_of
 from asyncfetch.stream import Placement
 from asyncfetch.stream.source import source_of
-from asyncfetch.order.state import beginning, identity_of
 from tests.lerobot.serving import renumbered
 
 if TYPE_CHECKING:
