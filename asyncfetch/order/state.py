@@ -266,7 +266,7 @@ def _as_json(sharing: Sharing) -> dict[str, Any]:
 def _legs_in(state: Mapping[str, Any]) -> list[Sharing]:
     """Return the legs that a state tells of; StateMismatch where they can't be read."""
     try:
-        found = [_sharing_in(leg) for leg in state["legs"]]
+        found = [_sharing_in(leg, state["total"]) for leg in state["legs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise StateMismatch(f"the state's legs can't be read: {str(state.get('legs'))[:400]}") from error
     if not found or not all(each.is_closed for each in found[:-1]):
@@ -274,7 +274,7 @@ def _legs_in(state: Mapping[str, Any]) -> list[Sharing]:
     return found
 
 
-def _sharing_in(leg: Mapping[str, Any]) -> Sharing:
+def _sharing_in(leg: Mapping[str, Any], total: int) -> Sharing:
     numbers = [leg["world_size"], leg["block_samples"], leg["workers"], leg["turn_samples"], *leg["pools"]]
     if not all(_whole(each) >= 1 for each in numbers) or leg["workers"] > MAX_WORKERS:
         raise ValueError(numbers)
@@ -291,10 +291,19 @@ def _sharing_in(leg: Mapping[str, Any]) -> Sharing:
             raise ValueError(edges, counts)
         if not 0 <= _whole(first) < _whole(first) + _whole(ranks) <= leg["world_size"]:
             raise ValueError(first, ranks)
-        for rank in range(first, first + ranks):
-            if rank in given:
-                raise ValueError(rank)
-            given[rank] = Given(before, told)
+        if before and before[-1][1] > total + leg["block_samples"]:
+            raise StateMismatch(
+                f"the state's legs can't be: rank {first} was given {before} of an epoch of {total} samples"
+            )
+        for worker, count, share in told:
+            if count > share:
+                raise StateMismatch(
+                    f"the state's legs can't be: {count} samples of rank {first}, worker {worker}, who takes {share}"
+                )
+        alike = dict.fromkeys(range(first, first + ranks), Given(before, told))
+        if not given.keys().isdisjoint(alike):
+            raise ValueError(first, ranks)
+        given |= alike
     values = {name: leg[name] for name in _LEG} | {"pools": tuple(leg["pools"])}
     return Sharing(Leg(**values), leg["workers"], leg["turn_samples"], given)
 
@@ -395,19 +404,7 @@ def check_state(state: object) -> State:
         for name in ("total", "nodes"):
             if not is_whole_number(state[name]) or state[name] < 0:
                 raise StateMismatch(f"the state's {name} must be a whole number, not {state[name]!r}")
-        for sharing in _legs_in(state):
-            for rank, one in sharing.given.items():
-                if one.before and one.before[-1][1] > state["total"] + sharing.leg.block_samples:
-                    raise StateMismatch(
-                        f"the state's legs can't be: rank {rank} was given {one.before} of an epoch of "
-                        f"{state['total']} samples"
-                    )
-                for worker, count, share in one.counts:
-                    if count > share:
-                        raise StateMismatch(
-                            f"the state's legs can't be: {count} samples of rank {rank}, worker {worker}, who takes "
-                            f"{share}"
-                        )
+        _legs_in(state)
     return dict(state)
 
 
@@ -505,13 +502,13 @@ def merge_shares(states: Sequence[State]) -> State:
 
 def _merged(states: Sequence[State]) -> tuple[State, Sharing]:
     first = states[0]
-    *before, last = _legs_in(first)
+    last = _legs_in(first)[-1]
     given: dict[int, Given] = {}
     for state in states:
-        *legs, here = _legs_in(state)
+        here = _legs_in(state)[-1]
         for name in ("dataset", "order", "total", "nodes"):
             _check_same(name, first[name], state[name])
-        _check_same("legs before", [_as_json(leg) for leg in before], [_as_json(leg) for leg in legs])
+        _check_same("legs before", first["legs"][:-1], state["legs"][:-1])
         _check_same("how ranks share", last.leg, here.leg)
         _check_same("workers", (last.workers, last.turn_samples), (here.workers, here.turn_samples))
         for rank, one in here.given.items():
