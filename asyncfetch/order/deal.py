@@ -1,4 +1,4 @@
-"""What is left of an epoch, dealt to ranks: each gets as many samples of each member, and an order of its own.
+"""The rest of an epoch, dealt to ranks: each gets as many samples of each member, and an order of its own.
 
 An epoch goes in *legs*. A leg is a way of sharing: so many ranks, pools of so many segments. While that stays as it is
 each rank goes on in its order, whoever was stopped in between. With other ranks, or other pools, a new leg begins: what
@@ -52,12 +52,12 @@ class Leg:
     block_samples: int = 1
     """Samples of one member that a rank takes in a row."""
     batches: Literal["any", "one", "whole"] = "any"
-    """Which samples can be batched: any, or a block's; "whole" leaves out what makes no whole block."""
+    """Samples that can be batched: any, or a block's; "whole" leaves out what makes no whole block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is left of an epoch."""
+    """The rest of an epoch."""
 
     members: tuple[Runs, ...]
     cells: NDArray[np.int64]
@@ -70,7 +70,7 @@ class Left:
 
 
 class Visit(NamedTuple):
-    """What is at a number of a rank's order."""
+    """The sample at a number of a rank's order."""
 
     left: list[Piece]
     """Pieces that were used and aren't from here on."""
@@ -82,7 +82,7 @@ class Visit(NamedTuple):
 
 
 class Deal:
-    """What is left, and who takes which part of it; ``seed`` is that of members' turns."""
+    """The rest, and who takes which part of it; ``seed`` is that of members' turns."""
 
     def __init__(self, left: Left, leg: Leg, seed: int = 0) -> None:
         self.left, self.leg, self.seed = left, leg, seed
@@ -200,7 +200,7 @@ class RankOrder:
 
     @cached_property
     def lanes(self) -> list[Lanes]:
-        """Those of each member."""
+        """Lanes of each member."""
         return [self._deal.lanes(self._rank, member) for member in range(len(self.real))]
 
     def empty_after(self, number: int) -> int:
@@ -254,7 +254,7 @@ class RankOrder:
 
 
 class _Walk:
-    """Whose turn it is, forwards."""
+    """The turns of members, forwards."""
 
     def __init__(self, order: RankOrder) -> None:
         self._order = order
@@ -309,7 +309,7 @@ class Visits:
         self._cursors: dict[int, Cursor] = {}
 
     def at(self, number: int) -> Visit | None:
-        """What is at this number; None where it is empty."""
+        """The sample at this number; None where it is empty."""
         order = self._order
         if number >= order.last:
             return self._padding(None)

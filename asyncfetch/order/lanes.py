@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Cursor", "Lanes"]
 
 _SEGMENTS_A_LANE = 6 / 5
-"""At least. By lengths of 90 to 210 frames, 40 segments and a lane for each, two of 32 samples come of one segment that
+"""The least number. By lengths of 90 to 210 frames, 40 segments and a lane for each, two of 32 samples come of one segment that
 two lanes give at a time; with 1.2 it is half a sample."""
 
 
@@ -144,7 +144,7 @@ class Lanes:
         return Cursor(self)
 
     def pieces(self, lane: int) -> Runs:
-        """What a lane gives."""
+        """All that a lane gives."""
         start, stop = self._lanes[lane].tolist()
         return self._runs.between(start, stop)
 

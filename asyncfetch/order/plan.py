@@ -98,7 +98,7 @@ class PassPlan:
 
     @property
     def own_pieces(self) -> int:
-        """Those of them that this consumer draws from, of several workers where each has its own."""
+        """Pieces that this consumer draws from, of several workers where each has its own."""
         pieces, placement = self.open_pieces, self.progress.placement
         return pieces // placement.workers if pieces % (placement.workers * placement.turn_samples) == 0 else pieces
 

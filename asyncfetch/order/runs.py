@@ -77,7 +77,7 @@ class Runs:
         return Runs(self.line, self._parts(found, before, before + ends - starts))
 
     def between(self, start: int, stop: int) -> Runs:
-        """What lies between two offsets."""
+        """All that lies between two offsets."""
         if start >= stop:
             return Runs(self.line, self.rows[:0])
         low = int(np.searchsorted(self.ends, start, side="right"))
@@ -88,7 +88,7 @@ class Runs:
         return Runs(self.line, self._parts(found, np.maximum(start - begins, 0), np.minimum(stop - begins, sizes)))
 
     def left(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Runs:
-        """What these spans of offsets leave where the rest was given; they ascend and don't meet."""
+        """Runs that these spans of offsets leave where the rest was given; they ascend and don't meet."""
         starts, stops = starts[starts < stops], stops[starts < stops]
         edges = np.concatenate([starts, stops - 1])
         runs = self.cut(np.concatenate(self.pieces_at(edges)))  # so that what was begun has a run of its own

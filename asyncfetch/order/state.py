@@ -72,7 +72,7 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What one rank was given in a leg."""
+    """Numbers that one rank was given in a leg."""
 
     before: Spans = ()
     """Its numbers, before the pass."""
@@ -172,7 +172,7 @@ class EpochProgress:
     nodes: int = 1
     """That segments were divided among when the epoch began."""
     legs: tuple[Sharing, ...] = ()
-    """Those before, of which all is known."""
+    """The legs before, of which all is known."""
     before: Spans = ()
     """Numbers that the rank was given of this leg before the pass began."""
     share: int = 0
