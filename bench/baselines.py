@@ -36,7 +36,7 @@ class _Opened:
     def read(self, frame: int) -> None:
         with self.lock:
             if self.decoder is None:
-                data = torch.from_dlpack(np.frombuffer(self.clip.data, dtype=np.uint8))
+                data = torch.from_numpy(np.frombuffer(self.clip.data, dtype=np.uint8))
                 self.decoder = VideoDecoder(data, num_ffmpeg_threads=1, seek_mode="exact")
             self.decoder.get_frame_at(int(self.clip.frame_index[frame]))
 
