@@ -135,7 +135,7 @@ class Lease:
 
     Attributes:
         key: The entry.
-        buffer: Header, then the range, read-only.
+        buffer: Header, then the range. Nobody writes to it, though it isn't read-only: torch warns of what is.
         view: The range alone, read-only.
     """
 
@@ -143,8 +143,8 @@ class Lease:
 
     def __init__(self, key: CacheKey, buffer: memoryview, give_back: Callable[[], None] | None) -> None:
         self.key = key
-        self.buffer = buffer.toreadonly()
-        self.view = self.buffer[len(key.header) :]
+        self.buffer = buffer
+        self.view = buffer[len(key.header) :].toreadonly()
         self._give_back = give_back
 
     def release(self) -> None:

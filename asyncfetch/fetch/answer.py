@@ -28,9 +28,8 @@ from asyncfetch.fetch.responses import stated_length
 
 if TYPE_CHECKING:
     from asyncfetch.fetch.buffers import Views
-    from asyncfetch.fetch.responses import ExpectedAnswer
 
-__all__ = ["Answer", "Head", "Phase", "parse_head"]
+__all__ = ["Answer", "ExpectedAnswer", "Head", "Phase", "parse_head"]
 
 MAX_HEAD_BYTES = 64 * 1024
 """A longer head isn't plain."""
@@ -41,6 +40,10 @@ _NAME = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _HEAD = re.compile(rf"HTTP/1\.1 ([2-5][0-9][0-9])(?: [ -~]*)?\r\n(?:{_NAME}:[ -~\t]*\r\n)+\r\n".encode())
 _FIELD = re.compile(rf"({_NAME}):[ \t]*([^\r]*?)[ \t]*\r")
 _CONNECTION = frozenset({"keep-alive", "close"})
+_REMARKABLE = re.compile(
+    rb"\r\n(?:connection:(?! keep-alive\r)|content-encoding:|content-type:[ \t]*m|ratelimit:|transfer-encoding:)"
+)
+"""Fields, in lower case, that make an answer another one than its range, length and version say, or that say more."""
 _START = b"HTTP/1.1 "
 _ODD_END = re.compile(rb"\n\r?\n")
 """Ends a head whose lines don't all end as they should."""
@@ -79,6 +82,33 @@ def parse_head(raw: bytes) -> Head | None:
     if _HEAD.fullmatch(raw) is None:
         return None
     return Head(int(raw[9:12]), CIMultiDict(_FIELD.findall(raw.decode("ascii"))))
+
+
+class ExpectedAnswer:
+    """The answer to a closed range of a version that is known, of which all that matters is known beforehand."""
+
+    __slots__ = ("_content_length", "_content_range", "_etag")
+
+    def __init__(self, start: int, stop: int, size: int, etag: str | None) -> None:
+        """``etag`` None: the answer's own doesn't count."""
+        self._content_range = b"\r\ncontent-range: bytes %d-%d/%d\r\n" % (start, stop - 1, size)
+        self._content_length = b"\r\ncontent-length: %d\r\n" % (stop - start)
+        self._etag = None if etag is None else b" %b\r\n" % etag.encode()
+
+    def is_met_by(self, head: bytes) -> bool:
+        """Return whether a strict head says in so many words that it is this answer, and nothing that matters beside.
+
+        What says the same in other words isn't met: its fields are looked at one by one.
+        """
+        lower = head.lower()
+        return (
+            head.startswith(b"HTTP/1.1 206")
+            and self._content_range in lower
+            and self._content_length in lower
+            and lower.count(b"\r\ncontent-length:") == 1 == lower.count(b"\r\ncontent-range:")
+            and (self._etag is None or head.startswith(self._etag, lower.find(b"\r\netag:") + len("\r\netag:")))
+            and _REMARKABLE.search(lower) is None
+        )
 
 
 class Phase(Enum):

@@ -30,10 +30,9 @@ from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
     from asyncfetch.config import TimeoutConfig
-    from asyncfetch.fetch.answer import Head
+    from asyncfetch.fetch.answer import ExpectedAnswer, Head
     from asyncfetch.fetch.bandwidth import RateLimit
     from asyncfetch.fetch.buffers import Views
-    from asyncfetch.fetch.responses import ExpectedAnswer
     from asyncfetch.runtime.cancellation import Deadlines
 
 __all__ = ["Connection", "Peer", "PooledConnectionDied"]

@@ -46,6 +46,7 @@ __all__ = ["Connector", "can_be_fast", "connect_fast_tls", "tls_context"]
 
 _log = logging.getLogger(__name__)
 
+PemFile = str | os.PathLike[str]
 KNOWN_VERSION = "1.2."
 """The version of aiofastnet that is known: another one might take ``_QuietContext`` at its word."""
 SHUTDOWN_SECONDS = 1.0
@@ -86,11 +87,8 @@ class _QuietLoop:
             self._loop.call_exception_handler(context)
 
 
-Path = str | os.PathLike[str]
-
-
 async def tls_context(
-    ca_file: Path | None, cert_file: Path | None = None, key_file: Path | None = None, *, is_fast: bool = False
+    ca_file: PemFile | None, cert_file: PemFile | None = None, key_file: PemFile | None = None, *, is_fast: bool = False
 ) -> ssl.SSLContext:
     """Return a client's context.
 
@@ -108,7 +106,9 @@ async def tls_context(
     return await run_sync(_context, ca_file, cert_file, key_file, is_fast)
 
 
-def _context(ca_file: Path | None, cert_file: Path | None, key_file: Path | None, is_fast: bool) -> ssl.SSLContext:
+def _context(
+    ca_file: PemFile | None, cert_file: PemFile | None, key_file: PemFile | None, is_fast: bool
+) -> ssl.SSLContext:
     with forks_wait():
         try:
             context = ssl.create_default_context(cafile=ca_file)
@@ -216,7 +216,7 @@ class Connector:
     ) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self.own_context = own_context
+        self.own_context = self._context = own_context
         self._fast_context = fast_context
         self._scratch = bytearray(SCRATCH_BYTES)
         self.deadlines = Deadlines(self._loop)
@@ -236,7 +236,9 @@ class Connector:
 
     async def context(self) -> ssl.SSLContext:
         """Return what TLS is spoken by where the loop carries it."""
-        return self.own_context or await tls_context(None)
+        if self._context is None:
+            self._context = await tls_context(None)
+        return self._context
 
     async def connect(self, host: Host, url: URL, *, is_retry: bool) -> Connection:
         """Return a new connection to the host of ``url``; AttemptFailed where there is none in time.

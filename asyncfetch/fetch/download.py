@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import FetchError, InvalidResponse, ObjectChanged
+from asyncfetch.fetch.answer import ExpectedAnswer
 from asyncfetch.fetch.objects import strong_etag
-from asyncfetch.fetch.responses import ExpectedAnswer, Wanted
+from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 
 if TYPE_CHECKING:

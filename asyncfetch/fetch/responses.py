@@ -41,7 +41,6 @@ __all__ = [
     "NO_REASON",
     "TOKEN_CODES",
     "AcceptedBody",
-    "ExpectedAnswer",
     "Wanted",
     "check_response",
     "counted",
@@ -67,10 +66,6 @@ _NO_CODING = re.compile(
     re.ASCII,
 )
 """What stores and their users put into Content-Encoding, in lower case, that encodes no byte of the content."""
-_REMARKABLE = re.compile(
-    rb"\r\n(?:connection:(?! keep-alive\r)|content-encoding:|content-type:[ \t]*m|ratelimit:|transfer-encoding:)"
-)
-"""Fields, in lower case, that make an answer another one than its range, length and version say, or that say more."""
 _NOTHING = "bytes 0--1/0"
 """Content-Range with which Go's file server, and so Caddy and rclone, sends the last bytes of an empty object."""
 
@@ -138,33 +133,6 @@ class Wanted:
             message = f"the object has {size} bytes: ask for a range within [0, {size})"
             raise AttemptFailed(RangeNotSatisfiable, message, RetryVerdict.FATAL, fields={"size": size})
         return self.start, stop
-
-
-class ExpectedAnswer:
-    """The answer to a closed range of a version that is known, of which all that matters is known beforehand."""
-
-    __slots__ = ("_content_length", "_content_range", "_etag")
-
-    def __init__(self, start: int, stop: int, size: int, etag: str | None) -> None:
-        """``etag`` None: the answer's own doesn't count."""
-        self._content_range = b"\r\ncontent-range: bytes %d-%d/%d\r\n" % (start, stop - 1, size)
-        self._content_length = b"\r\ncontent-length: %d\r\n" % (stop - start)
-        self._etag = None if etag is None else b" %b\r\n" % etag.encode()
-
-    def is_met_by(self, head: bytes) -> bool:
-        """Return whether a strict head says in so many words that it is this answer, and nothing that matters beside.
-
-        What says the same in other words isn't met: its fields are looked at one by one.
-        """
-        lower = head.lower()
-        return (
-            head.startswith(b"HTTP/1.1 206")
-            and self._content_range in lower
-            and self._content_length in lower
-            and lower.count(b"\r\ncontent-length:") == 1 == lower.count(b"\r\ncontent-range:")
-            and (self._etag is None or head.startswith(self._etag, lower.find(b"\r\netag:") + len("\r\netag:")))
-            and _REMARKABLE.search(lower) is None
-        )
 
 
 @dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
@@ -332,7 +300,7 @@ def _content_range(status: int, headers: Mapping[str, str]) -> tuple[int | None,
         return 0, -1, 0
     match = _CONTENT_RANGE.fullmatch(value.strip())
     if match is None:
-        raise _lie(status, f"Content-Range {value!r} isn't 'bytes first-last/size'")
+        raise _lie(status, f"Content-Range {value[:80]!r} isn't 'bytes first-last/size'")
     first, last, size = match.groups()
     return (None, None, int(size)) if first is None else (int(first), int(last), int(size))
 
@@ -348,7 +316,7 @@ def stated_length(headers: Mapping[str, str]) -> int | None:
     lengths = {int(one) if _LENGTH.fullmatch(one) else None for one in values}
     length = lengths.pop()
     if length is None or lengths:
-        raise ValueError(f"Content-Length {', '.join(values)!r} isn't one number of bytes")
+        raise ValueError(f"Content-Length {', '.join(values)[:80]!r} isn't one number of bytes")
     return length
 
 
@@ -370,7 +338,9 @@ def _check_encoding(status: int, headers: Mapping[str, str]) -> None:
     # All of them: the header may come more than once, and each may name several.
     encoding = ",".join(fields_of(headers, "content-encoding")).lower()
     if not all(_NO_CODING.fullmatch(one.strip()) for one in encoding.split(",")):
-        raise _lie(status, f"asked for the bytes as they are, got Content-Encoding {encoding!r}: switch it off there")
+        raise _lie(
+            status, f"asked for the bytes as they are, got Content-Encoding {encoding[:80]!r}: switch it off there"
+        )
 
 
 def _check_version(known: ObjectInfo | None, seen: ObjectInfo, status: int) -> None:

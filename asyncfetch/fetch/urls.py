@@ -142,7 +142,7 @@ def next_url(url: URL, location: str | None) -> URL:
         message = f"Location can't be parsed: {redact_text(str(error))}"
         raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE) from cause_of(error)
     if not valid:
-        message = f"the server redirects to {redact_url(location)!r}, which is no http url"
+        message = f"the server redirects to {redact_url(location)[:200]!r}, which is no http url"
         raise AttemptFailed(InvalidResponse, message, RetryVerdict.FATAL)
     if url.scheme == "https" and target.scheme == "http":
         message = f"the server redirects from https to plain http at {host_name(target)}: not followed"

@@ -209,7 +209,7 @@ class Child:
         pid, silence = self.process.pid, Silence(time.monotonic())
         while True:
             await anyio.sleep(LOOK_SECONDS)
-            seen = await anyio.to_thread.run_sync(vitals, pid)
+            seen = await run_sync(vitals, pid)
             seconds = silence.look(time.monotonic(), self.beats, seen)
             if seconds > self.silent_seconds:
                 raise WorkerError(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Cursor", "Lanes"]
 
 _SEGMENTS_A_LANE = 6 / 5
-"""The least number. By lengths of 90 to 210 frames, 40 segments and a lane for each, two of 32 samples come of one segment that
+"""Fewest. By lengths of 90 to 210 frames, 40 segments and a lane for each, two of 32 samples come of one segment that
 two lanes give at a time; with 1.2 it is half a sample."""
 
 

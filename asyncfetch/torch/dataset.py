@@ -477,7 +477,8 @@ class FrameDataset(Dataset["Sample"]):
 
     ``i`` counts frames in the dataset's order, over the chosen episodes. Works in loader workers started by fork or
     spawn: each process opens the dataset for itself, at its first read, a worker with its share of the configuration's
-    bounds. Reading a batch (``__getitems__``, as torch's loader does) fetches all its episodes at once.
+    bounds. Reading a batch (``__getitems__``, as torch's loader does) fetches all its episodes at once, of
+    long ones the segments with its frames.
 
     Args:
         source: URL or path of a LeRobot v3 dataset.

@@ -161,7 +161,9 @@ def watch_loaders(care_of: Callable[[Any], Care | None]) -> None:
     def iterate(self: DataLoader[Any]) -> Iterator[Any]:
         care = care_of(self.dataset) if self.num_workers else None
         if care is None:
-            return make_iterator(self)
+            return (  # by itself a call has no carets in a traceback, which is to fit a screen
+                make_iterator(self)
+            )
         before = multiprocessing.active_children()
         iterator = make_iterator(self)
         if iterator not in _workers:

@@ -296,7 +296,7 @@ ELSEWHERE: Final = (
         "outages",
         "no open file to be had for a connection",
         "idle connections are closed; `FetchError` that says so if that isn't enough",
-        "test_connector.py::test_idle_connections_give_way_to_other_hosts",
+        "test_connector_files.py::test_idle_connections_give_way_to_other_hosts",
     ),
     Elsewhere(
         "late answers",

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.fetch.answer import MAX_HEAD_BYTES, Answer, Phase
+from asyncfetch.fetch.answer import MAX_HEAD_BYTES, Answer, ExpectedAnswer, Phase
 from asyncfetch.fetch.buffers import ChainedBuffer
-from asyncfetch.fetch.responses import ExpectedAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
