@@ -1,4 +1,4 @@
-"""Order of samples: who gets which when. Arithmetic on lengths, seeds and ranks, which reads nothing, waits for nothing.
+"""Order of samples, and who gets which when: arithmetic on lengths, seeds and ranks, without I/O or waits.
 
 line.py      segments in a drawn order, end to end: an epoch's line, and the pieces that it is cut into
 runs.py      what is left of it, and cutting it
