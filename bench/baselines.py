@@ -15,14 +15,18 @@ import torch
 from fsspec.implementations.http import HTTPFileSystem
 from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
+from asyncfetch.order.placement import Placement
+from asyncfetch.stream.source import source_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from asyncfetch.decode import Clip
     from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.order.plan import Step
+    from asyncfetch.stream import Stream
 
-__all__ = ["decode_bare", "read_by_file", "runs_of"]
+__all__ = ["decode_bare", "first_epoch", "read_by_file", "runs_of"]
 
 
 @dataclass
@@ -41,11 +45,18 @@ class _Opened:
             self.decoder.get_frame_at(int(self.clip.frame_index[frame]))
 
 
+async def first_epoch(stream: Stream) -> list[Step]:
+    """All steps of its first epoch; a step's episode is its place among those that are read."""
+    source = source_of(stream)
+    async with source.opener()() as opened:
+        return list(source.plan(opened, Placement(), epoch=0).steps())
+
+
 def runs_of(steps: Iterable[Step], group_frames: int) -> list[list[Step]]:
     """The steps that share a group of pictures, together, in the order of their first use."""
     runs: dict[tuple[int, int], list[Step]] = {}
     for step in steps:
-        runs.setdefault((step.episode, step.frame // group_frames), []).append(step)
+        runs.setdefault((step.piece.episode, step.frame // group_frames), []).append(step)
     return list(runs.values())
 
 
@@ -65,7 +76,7 @@ def decode_bare(clips: Mapping[int, Mapping[str, Clip]], runs: Sequence[Sequence
                 run = next(remaining, None)
             if run is None:
                 return frames
-            for camera in opened[run[0].episode]:
+            for camera in opened[run[0].piece.episode]:
                 for step in run:
                     camera.read(step.frame)
                     frames += 1
@@ -91,7 +102,7 @@ def read_by_file(dataset: LeRobotDataset, steps: Iterable[Step], *, ca_file: str
     frames = 0
     started = time.perf_counter()
     for step in steps:
-        for span in dataset.episodes[step.episode].videos.values():
+        for span in dataset.episodes[step.piece.episode].videos.values():
             if span.url not in decoders:
                 file = filesystem.open(span.url, "rb")
                 decoders[span.url] = VideoDecoder(file, num_ffmpeg_threads=1, seek_mode="approximate")

@@ -25,14 +25,12 @@ from rich.table import Table
 import asyncfetch as af
 from asyncfetch.cli.bench import preload, time_samples
 from asyncfetch.lerobot import reader_of
+from asyncfetch.order.line import Piece
 from asyncfetch.order.plan import Step
-from asyncfetch.stream import Placement
-from asyncfetch.stream.source import source_of
-from bench.baselines import decode_bare
+from bench.baselines import decode_bare, first_epoch
 from bench.data import bench_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 NEIGHBOURS = 32
@@ -64,16 +62,10 @@ class Row:
     """Fewest."""
 
 
-def order_of(dataset: af.LeRobotDataset, episodes: Sequence[int]) -> list[Step]:
-    """The first epoch of a stream of some episodes; a step's episode is its place among them."""
-    stream = af.Stream(dataset, episodes=episodes)
-    return list(source_of(stream).plan(dataset, Placement(), epoch=0).steps())
-
-
 def groups_of_neighbours(steps: list[Step], gop: int) -> tuple[int, float]:
     """Fewest and mean, over all runs of consecutive samples, of the groups of pictures that they come from."""
     counts = [
-        len({(step.episode, step.frame // gop) for step in steps[start : start + NEIGHBOURS]})
+        len({(step.piece.episode, step.frame // gop) for step in steps[start : start + NEIGHBOURS]})
         for start in range(0, len(steps) - NEIGHBOURS, NEIGHBOURS)
     ]
     return min(counts), statistics.mean(counts)
@@ -96,7 +88,7 @@ async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Ro
     config_singly = replace(config, group_frames=1)
     sequential, unshuffled, together, apart = [], [], [], []
     async with af.open_dataset(str(path), config=config) as dataset:
-        gop, order = dataset.group_frames, order_of(dataset, episodes)
+        gop, order = dataset.group_frames, await first_epoch(af.Stream(dataset, episodes=episodes))
         await preload(dataset, set(episodes))
         with ExitStack() as held:
             clips = {
@@ -105,7 +97,9 @@ async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Ro
                 for one in [held.enter_context(await reader_of(dataset).hold(episode))]
             }
             whole = [
-                [Step(episode, frame) for frame in range(dataset.episodes[episode].length)] for episode in episodes
+                [Step(Piece(episode, 0, length), frame) for frame in range(length)]
+                for episode in episodes
+                for length in [dataset.episodes[episode].length]
             ]
             bare = partial(decode_bare, clips, whole, reader_of(dataset).decode_pool.threads)
             for _ in range(repeats):
@@ -114,7 +108,7 @@ async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Ro
                 together.append(await time_epoch(path, config, episodes, len(order)))
                 apart.append(await time_epoch(path, config_singly, episodes, SINGLY))
     async with af.open_dataset(str(path), config=config_singly) as dataset:
-        order_singly = order_of(dataset, episodes)
+        order_singly = await first_epoch(af.Stream(dataset, episodes=episodes))
     ratios = [rate / base for rate, base in zip(together, sequential, strict=True)]
     shuffling = [rate / base for rate, base in zip(together, unshuffled, strict=True)]
     return Row(
@@ -129,7 +123,7 @@ async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Ro
         groups_of_neighbours=groups_of_neighbours(order, gop),
         groups_of_neighbours_drawn_singly=groups_of_neighbours(order_singly, gop),
         episodes_of_neighbours=min(
-            len({step.episode for step in order[start : start + NEIGHBOURS]})
+            len({step.piece.episode for step in order[start : start + NEIGHBOURS]})
             for start in range(0, len(order) - NEIGHBOURS, NEIGHBOURS)
         ),
     )

@@ -34,17 +34,15 @@ import asyncfetch as af
 from asyncfetch.cli.bench import preload, time_samples
 from asyncfetch.config import usable_cpus
 from asyncfetch.lerobot import reader_of
-from asyncfetch.stream import Placement, source_of
-from bench.baselines import decode_bare, read_by_file, runs_of
+from bench.baselines import decode_bare, first_epoch, read_by_file, runs_of
 from bench.data import bench_dataset
 from bench.keep_up_plot import Curves, plot_keep_up
 from bench.nginx import NginxServer
 from bench.parts import clip_milliseconds, hand_over_microseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from asyncfetch.order.plan import Step
 
 MIB = 1024 * 1024
 EPOCH_BYTES = 384 * MIB
@@ -63,10 +61,6 @@ class Setting:
     config: af.StreamConfig
     server: NginxServer | None = None
     """Where it runs on the same cores."""
-
-    def steps(self, dataset: af.LeRobotDataset) -> Iterator[Step]:
-        """The order of the first epoch of a stream of this setting."""
-        return source_of(af.Stream(dataset)).plan(dataset, Placement(), epoch=0).steps()
 
 
 @dataclass(frozen=True)
@@ -156,20 +150,19 @@ async def stream_cold(setting: Setting, cameras: int) -> Streamed:
 async def read_resident(setting: Setting, samples: int) -> Resident:
     """Read the first samples again with their clips in memory, and decode the same frames with torchcodec alone."""
     async with af.open_dataset(setting.url, config=setting.config) as dataset:
-        await preload(
-            dataset, {step.episode for step in itertools.islice(setting.steps(dataset), samples + LOOK_AHEAD)}
-        )
+        steps = await first_epoch(af.Stream(dataset))
+        await preload(dataset, {step.piece.episode for step in steps[: samples + LOOK_AHEAD]})
         busy = dataset.statistics().decode.busy_seconds
         cpu_seconds = time.process_time()
         seconds = await time_samples(dataset, samples)
         cpu_seconds = time.process_time() - cpu_seconds
         pipeline = samples * len(dataset.cameras) / seconds[-1]
         busy = dataset.statistics().decode.busy_seconds - busy
-        steps = list(itertools.islice(setting.steps(dataset), samples))
+        del steps[samples:]
         with ExitStack() as stack:
             held = {
                 episode: stack.enter_context(await reader_of(dataset).hold(episode))
-                for episode in sorted({step.episode for step in steps})
+                for episode in sorted({step.piece.episode for step in steps})
             }
             clips = {episode: {key: one.clip(key) for key in dataset.cameras} for episode, one in held.items()}
             threads = reader_of(dataset).decode_pool.statistics().threads
@@ -177,7 +170,7 @@ async def read_resident(setting: Setting, samples: int) -> Resident:
             bare_cpu_seconds = time.process_time()
             bare = await anyio.to_thread.run_sync(decode_bare, clips, runs, threads)
             bare_cpu_seconds = time.process_time() - bare_cpu_seconds
-    decode_milliseconds = 1e3 * busy / (samples * len(clips[steps[0].episode]))
+    decode_milliseconds = 1e3 * busy / (samples * len(clips[steps[0].piece.episode]))
     return Resident(pipeline, bare, decode_milliseconds, cpu_seconds / bare_cpu_seconds, seconds)
 
 
@@ -252,7 +245,8 @@ async def look(setting: Setting, seconds: float) -> tuple[int, tuple[float, floa
             count = f"{len(dataset.cameras)} cameras and {dataset.num_frames} frames"
             raise SystemExit(f"{setting.url} has {count}: there is nothing to decode, and so nothing to measure")
         milliseconds = await clip_milliseconds(dataset, fetcher)
-        by_file = partial(read_by_file, dataset, setting.steps(dataset), ca_file=setting.ca_file, seconds=seconds)
+        steps = await first_epoch(af.Stream(dataset))
+        by_file = partial(read_by_file, dataset, steps, ca_file=setting.ca_file, seconds=seconds)
         return len(dataset.cameras), milliseconds, await anyio.to_thread.run_sync(by_file) if seconds else 0.0
 
 
@@ -295,7 +289,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="of each concurrency (default: 5)")
     parser.add_argument("--rate", type=float, default=4.0, help="MiB/s of a stream of the made link (default: 4)")
     parser.add_argument("--first-byte", type=float, default=0.05, help="its seconds to the first byte (default: 0.05)")
-    parser.add_argument("--pool-episodes", type=int, default=64, help="and lanes (default: 64)")
+    parser.add_argument("--pool-segments", type=int, default=64, help="(default: 64)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="frames over time, at the last concurrency")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser.parse_args()
@@ -316,9 +310,7 @@ def main() -> None:
                 NginxServer(path.parent, bytes_per_second=rate, first_byte_seconds=arguments.first_byte)
             )
             url, ca_file = f"{server.url}/{path.name}", server.ca_file
-        config = af.StreamConfig(
-            fetch=af.FetchConfig(ca_file=ca_file), lanes=arguments.pool_segments, pool_segments=arguments.pool_segments
-        )
+        config = af.StreamConfig(fetch=af.FetchConfig(ca_file=ca_file), pool_segments=arguments.pool_segments)
         setting = Setting(url, ca_file, arguments.seconds, config, server)
         remote = url.startswith("http")
         cameras, (header, plan), by_file = anyio.run(look, setting, arguments.seconds if remote else 0.0)

@@ -1,89 +1,93 @@
-"""How often an episode is fetched in an epoch, over all ranks and workers: counted from the order, and by a server.
+"""What an epoch fetches at many ranks, and how well each is mixed: counted from the order, and by a server.
 
-    python -m bench.traffic                     a minute; a table for each kind of lengths
-    python -m bench.traffic --every             all of 1 to 128 ranks, and up to 100,000 episodes; half an hour
+    python -m bench.traffic                     a minute
+    python -m bench.traffic --every             all of 1 to 256 ranks, and up to 100,000 episodes; ten minutes
     python -m bench.traffic --serve             2, 3 and 8 ranks, or loader workers, read from a server that counts
 
-*Fetched*: pairs of a rank and an episode that it reads something of, over the episodes there are. *Least*: what
-can't be gone below where a step is short against an episode, since each rank takes as many samples of each step, and
-each of the pool's slots gives as many: such ranks and slots make (slots + ranks - their greatest common divisor) pairs.
-It minds no ends of an epoch. *Distinct*: episodes in a rank's batch, and in the batches of all ranks together, on
-average; beside those of ranks that take samples in turns, whose steps are the same.
+*Fetched* are the frames of all groups of pictures that some rank needs, a group as often as ranks need it, over those
+of the epoch. *Distinct* are segments that 32 consecutive samples of a rank come from, and those of a step over the
+samples of it, of all ranks.
 
 What the server counts are the bytes of clips, over those that one process takes; and all bytes, of which a dataset as
-small as this one has many in what each rank reads for itself: metadata, indexes of videos, row groups. A rank's loader
-workers read as one, whether they or the loader make the batches, so nothing is counted for them from the order.
+small as this one has many in what each rank reads for itself: metadata, indexes of videos, rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from asyncfetch.stream.order import Order
-from asyncfetch.stream.placement import Placement, found_placement
-from asyncfetch.stream.remaining import Remaining
 from rich.console import Console
 from rich.table import Table
 
 import asyncfetch as af
+from asyncfetch.order.deal import Deal, Left, Leg
+from asyncfetch.order.line import Line
+from asyncfetch.order.runs import FIRST, Runs
+from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.source import source_of
-from asyncfetch.stream.traffic import readers
+from asyncfetch.stream.traffic import frames_fetched
 from asyncfetch.testing import RangeServer, write_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
 __all__ = ["Counted", "Mixed", "Served", "count", "measure_served", "mix"]
 
-SLOTS = 64
+POOL = 64
 """The default pool."""
-EPISODES = (48, 200, 256, 1000, 1280, 4000)
-MOST_EPISODES = (20_000, 100_000)
-RANKS = (1, 2, 3, 6, 8, 12, 24, 32, 48, 64, 96, 100, 128, 1000)
-MANY_RANKS = (*range(1, 129), 192, 256, 384, 512, 768, 1000, 1024)
-BATCHES = (1, 4, 8, 32, 256)
+BATCH = 32
+EPISODES = (200, 400, 1000, 4000)
+MANY_EPISODES = (*EPISODES, 20_000, 100_000)
+RANKS = (1, 2, 3, 6, 8, 12, 24, 32, 48, 64, 96, 100, 128, 192, 256, 512, 1024)
+MANY_RANKS = (*range(1, 257), 512, 1000, 1024)
+MIXED_RANKS = (1, 3, 8, 24, 64, 100)
+KINDS = ("equal", "130-170", "lognormal")
+GROUPS = (2, 30)
 LAYOUTS = ((2, 0, 8), (3, 0, 8), (8, 0, 8), (1, 2, 8), (1, 3, 8), (1, 8, 8), (1, 2, None), (1, 3, None), (2, 3, 8))
 """Ranks, loader workers of each, and batches that are measured at a server."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """One layout."""
+    """The worst of many numbers of ranks."""
 
     lengths: str
     episodes: int
-    ranks: int
-    batch: int | None
-    """None: the loader makes the batches."""
+    group_frames: int
     fetched: float
-    least: float
-    largest: float
-    """Share of the rank that reads most, over an even one's."""
+    ranks: int
+    """There."""
+    over_bound: float
+    """The most that it is beyond all frames, over ranks / segments."""
+    fetched_by_20: float
+    """The worst where each rank has 20 segments."""
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """How many episodes are in a batch of 32, on average."""
+    """Distinct segments of 32 samples."""
 
-    episodes: int
     ranks: int
-    batch: float
-    in_turns: float
+    first: float
+    """In a rank's first batch: the mean over ranks."""
+    middle: float
+    """In the batches of the middle half."""
+    last: float
+    """In those of the last twentieth."""
     step: float
-    """In the batches of all ranks together."""
+    """In a step of all ranks, over its samples."""
 
 
 @dataclass(frozen=True)
@@ -107,119 +111,84 @@ def lengths_of(kind: str, episodes: int) -> NDArray[np.int64]:
     rng = np.random.default_rng(episodes)
     if kind == "equal":
         return np.full(episodes, 150)
-    if kind == "130-170":
-        return rng.integers(130, 171, episodes)
-    return np.maximum(1, np.exp(rng.normal(math.log(150) - 0.18, 0.6, episodes))).astype(np.int64)
+    if kind == "lognormal":
+        return np.maximum(1, np.exp(rng.normal(math.log(150) - 0.18, 0.6, episodes))).astype(np.int64)
+    shortest, longest = map(int, kind.split("-"))
+    return rng.integers(shortest, longest + 1, episodes)
 
 
-def order_of(kind: str, episodes: int) -> Order:
-    """With the defaults."""
-    lengths = lengths_of(kind, episodes)
-    return Order(lengths, shuffle=True, seed=0, epoch=0, lanes=SLOTS, pool_segments=SLOTS, group_frames=2)
+def deal_of(line: Line, ranks: int, pool: int = POOL) -> Deal:
+    """The first epoch of a line."""
+    return Deal(Left((Runs.whole(line, 0, line.total),), np.array([[line.total]])), Leg(ranks, (pool,)))
 
 
-class WalkedOrder:
-    """An order that was gone through once, whatever the number of ranks. See NamedOrder."""
-
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._known: dict[bool, _Known] = {}
-        self.slots, self.affinity_stop = order.slots, order.affinity_stop
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def assignment(self, position: int) -> None:
-        """All are known."""
-
-    def affinities(self, assignment: None, ranks: int) -> _Known:
-        """See NamedOrder."""
-        walk, again = (self._order.affinities(self._order.assignment(), ranks) for _ in range(2))
-        if walk.keeps_together not in self._known:
-            positions = np.arange(len(self))
-            self._known[walk.keeps_together] = _Known(walk.at(positions), again.episodes(positions))
-        return self._known[walk.keeps_together]
+def line_of(lengths: NDArray[np.int64], group_frames: int) -> Line:
+    """At 30 frames a second, with the defaults."""
+    return Line(lengths, segment_frames=600, group_frames=group_frames)
 
 
-@dataclass(frozen=True)
-class _Known:
-    affinities: NDArray[np.float64]
-    """By position."""
-    named: NDArray[np.int64]
-
-    def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
-        return self.affinities[positions]
-
-    def episodes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.named[positions]
-
-
-@functools.lru_cache(maxsize=1)
-def walked_order_of(kind: str, episodes: int) -> WalkedOrder:
-    """The same order, asked for again and again."""
-    return WalkedOrder(order_of(kind, episodes))
-
-
-def layout_of(ranks: int, batch: int | None = 32) -> Placement:
-    """As a StreamDataset has it."""
-    return Placement(0, ranks, batch_size=batch, drop_last=False)
-
-
-def count(kind: str, episodes: int, ranks: int, batch: int | None = 32) -> Counted:
+def count(kind: str, episodes: int, group_frames: int, ranks: Iterable[int]) -> Counted:
     """From the order alone."""
-    read = readers(walked_order_of(kind, episodes), layout_of(ranks, batch))
-    by_rank = np.bincount(read.ranks, minlength=ranks)
-    least = (SLOTS + ranks - math.gcd(SLOTS, ranks)) / SLOTS
-    fetched, largest = len(read.episodes) / episodes, float(by_rank.max() * ranks / by_rank.sum())
-    return Counted(kind, episodes, ranks, batch, fetched, least, largest)
+    line = line_of(lengths_of(kind, episodes), group_frames)
+    found = {each: float(frames_fetched(deal_of(line, each), 0).frames.sum()) / line.total for each in ranks}
+    worst = max(found, key=lambda each: found[each])
+    over = max((fetched - 1) * line.segments / each for each, fetched in found.items())
+    by_20 = max((fetched for each, fetched in found.items() if line.segments >= 20 * each), default=1.0)
+    return Counted(kind, episodes, group_frames, found[worst], worst, over, by_20)
 
 
-def mix(episodes: int, ranks: int) -> Mixed:
-    """Of batches of 32, by slot and in turns."""
-    order = order_of("130-170", episodes)
-    affinities = order.affinities(order.assignment(), ranks)
-    all_episodes = affinities.episodes(np.arange(len(order)))
-    found = []
-    for step_samples in (32, 0):
-        placements = [Placement(rank, ranks, step_samples=step_samples) for rank in range(ranks)]
-        taken = [
-            all_episodes[list(Remaining().positions(len(order), one, "drop", order))]
-            for one in placements[: min(ranks, 8)]
-        ]
-        starts = range(0, len(taken[0]) - 31, 32)
-        batch = np.mean([len(set(part[start : start + 32].tolist())) for part in taken for start in starts])
-        found.append(float(batch))
-    size = 32 * ranks
-    steps = [all_episodes[start : start + size] for start in range(0, len(order) - size + 1, size)]
-    together = float(np.mean([len(set(step.tolist())) for step in steps]))
-    return Mixed(episodes, ranks, batch=found[0], in_turns=found[1], step=together)
+def mix(ranks: int, kind: str = "90-210", episodes: int = 4000) -> Mixed:
+    """Distinct segments, from the order alone."""
+    line = line_of(lengths_of(kind, episodes), 2)
+    deal = deal_of(line, ranks)
+    taken = [_segments(deal, rank) for rank in range(ranks)]
+    batches = [
+        np.array([len(set(some[start : start + BATCH].tolist())) for start in range(0, len(some) - BATCH + 1, BATCH)])
+        for some in taken
+    ]
+    size = min(map(len, taken))
+    steps = [np.concatenate([some[at : at + BATCH] for some in taken]) for at in range(0, size - BATCH + 1, BATCH)]
+    return Mixed(
+        ranks,
+        first=float(np.mean([each[0] for each in batches])),
+        middle=float(np.mean([each[len(each) // 4 : 3 * len(each) // 4].mean() for each in batches])),
+        last=float(np.mean([each[-max(1, len(each) // 20) :].mean() for each in batches])),
+        step=float(np.mean([len(np.unique(each)) / len(each) for each in steps])),
+    )
+
+
+def _segments(deal: Deal, rank: int) -> NDArray[np.int64]:
+    """The segment of each sample of a rank."""
+    lanes = deal.lanes(rank, 0)
+    order, cycles = lanes.visits(np.arange(lanes.total))
+    found, before = deal.left.members[0].at(lanes.starts[order] + cycles)
+    return lanes.line.index_of(deal.left.members[0].rows[found, FIRST] + before)
 
 
 def measure_served(
-    directory: Path, layouts: Sequence[tuple[int, int, int | None]], *, episodes: int, length: int, slots: int
+    directory: Path, layouts: Sequence[tuple[int, int, int | None]], *, episodes: int, length: int, pool: int
 ) -> list[Served]:
     """Ranks and their workers, with batches of their own or not, read an epoch from a server that counts its bytes."""
     root = directory / "data"
     options: dict[str, Any] = {"cameras": ["observation.images.top"], "width": 320, "height": 240, "texture": 4.4}
     write_dataset(root, episodes=episodes, length=length, episodes_per_video_file=20, distinct_videos=4, **options)
     served = []
+    line = line_of(np.full(episodes, length), 2)
     with RangeServer(root, tls=False, max_log=1_000_000) as server:
-        alone = _bytes_of(server, 1, 0, 8, slots)
+        alone = _bytes_of(server, 1, 0, 8, pool)
         for world_size, workers, batch in layouts:
-            found = _bytes_of(server, world_size, workers, batch, slots)
+            found = _bytes_of(server, world_size, workers, batch, pool)
             clips, everything = (some / one for some, one in zip(found, alone, strict=True))
-            lengths = np.full(episodes, length)
-            order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=slots, pool_segments=slots, group_frames=2)
-            counted = len(readers(order, layout_of(world_size, batch)).episodes) / episodes
+            counted = float(frames_fetched(deal_of(line, world_size, pool), 0).frames.sum()) / line.total
             served.append(Served(world_size, workers, batch, clips, everything, counted))
     return served
 
 
-def _bytes_of(server: RangeServer, world_size: int, workers: int, batch: int | None, slots: int) -> tuple[int, int]:
+def _bytes_of(server: RangeServer, world_size: int, workers: int, batch: int | None, pool: int) -> tuple[int, int]:
     server.reset()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "bench.traffic", "--read", server.url, json.dumps([workers, batch, slots])],
+            [sys.executable, "-m", "bench.traffic", "--read", server.url, json.dumps([workers, batch, pool])],
             env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world_size)},
             stdout=subprocess.PIPE,
         )
@@ -232,17 +201,17 @@ def _bytes_of(server: RangeServer, world_size: int, workers: int, batch: int | N
     return sum(clips), server.statistics().bytes_sent
 
 
-def _read(url: str, workers: int, batch: int | None, slots: int) -> int:
+def _read(url: str, workers: int, batch: int | None, pool: int) -> int:
     from torch.utils.data import DataLoader
 
     import asyncfetch.torch
 
     # Second requests say how busy the machine is.
     fetch = af.FetchConfig(hedge=None)
-    config = af.StreamConfig(lanes=slots, pool_segments=slots, decode_threads=8, prefetch_segments=2, fetch=fetch)
+    config = af.StreamConfig(pool_segments=pool, decode_threads=8, prefetch_segments=2, fetch=fetch)
     stream = af.Stream(url, config=config)
     if not workers:
-        placement = found_placement().in_batches(batch, drop_last=False)
+        placement = replace(found_placement(), batch_size=batch)
         return sum(1 for _ in source_of(stream).iterate(placement, epoch=0))  # of an epoch that is given none follows
     dataset = asyncfetch.torch.StreamDataset(stream, batch)
     loader = DataLoader(dataset, batch_size=None if batch else 8, num_workers=workers)
@@ -251,46 +220,27 @@ def _read(url: str, workers: int, batch: int | None, slots: int) -> int:
 
 def show(counted: Sequence[Counted], mixed: Sequence[Mixed], served: Sequence[Served], console: Console) -> None:
     """The tables."""
-    kinds = list(dict.fromkeys((one.lengths, one.batch) for one in counted))
-    for kind, batch in kinds:
-        those = [one for one in counted if (one.lengths, one.batch) == (kind, batch)]
-        made = f"batches of {batch}" if batch else "batches made by the loader"
-        table = Table(title=f"fetched / needed: lengths {kind}, {made}")
-        ranks = list(dict.fromkeys(one.ranks for one in those))
-        for name in ("ranks", "least"):
-            table.add_column(name, justify="right")
-        episodes = list(dict.fromkeys(one.episodes for one in those))
-        for number in episodes:
-            table.add_column(f"{number:,}", justify="right")
-        for world_size in ranks:
-            row = {one.episodes: one for one in those if one.ranks == world_size}
-            figures = [f"{row[number].fetched:.2f}" if number in row else "" for number in episodes]
-            table.add_row(str(world_size), f"{next(iter(row.values())).least:.2f}", *figures)
+    if counted:
+        names = ("lengths", "episodes", "group", "fetched / needed", "ranks", "over 1, / (ranks / segments)", "by 20")
+        table = Table(*names, title="the most that any number of ranks fetches")
+        for each in counted:
+            figures = [f"{value:.3f}" for value in (each.over_bound, each.fetched_by_20)]
+            size = (f"{each.episodes:,}", str(each.group_frames))
+            table.add_row(each.lengths, *size, f"{each.fetched:.3f}", str(each.ranks), *figures)
         console.print(table)
     if mixed:
-        table = Table("episodes", "ranks", "batch of 32", "in turns", "step", title="distinct episodes")
-        for each in mixed:
-            figures = [f"{value:.2f}" for value in (each.batch, each.in_turns, each.step)]
-            table.add_row(f"{each.episodes:,}", str(each.ranks), *figures)
+        table = Table("ranks", "first", "middle", "last 1/20", "step", title=f"distinct segments of {BATCH} samples")
+        for one in mixed:
+            table.add_row(str(one.ranks), *(f"{value:.2f}" for value in (one.first, one.middle, one.last, one.step)))
         console.print(table)
     if served:
-        table = Table(
-            "ranks",
-            "workers",
-            "batches",
-            "clips / one process's",
-            "all bytes",
-            "from the order",
-            title="by a server's count",
-        )
-        for one in served:
-            made = "the loader's" if one.batch is None else f"of {one.batch}"
-            table.add_row(
-                str(one.ranks),
-                str(one.workers),
-                made,
-                *(f"{value:.3f}" for value in (one.fetched, one.all_bytes, one.counted)),
-            )
+        table = Table("ranks", "workers", "batches", title="by a server's count")
+        for name in ("clips / one process's", "all bytes", "from the order"):
+            table.add_column(name)
+        for some in served:
+            made = "the loader's" if some.batch is None else f"of {some.batch}"
+            figures = [f"{value:.3f}" for value in (some.fetched, some.all_bytes, some.counted)]
+            table.add_row(str(some.ranks), str(some.workers), made, *figures)
         console.print(table)
 
 
@@ -311,15 +261,11 @@ def main() -> None:
     served: list[Served] = []
     if arguments.serve:
         with tempfile.TemporaryDirectory() as directory:
-            served = measure_served(Path(directory), LAYOUTS, episodes=160, length=30, slots=16)
+            served = measure_served(Path(directory), LAYOUTS, episodes=400, length=30, pool=16)
     else:
-        ranks = MANY_RANKS if arguments.every else RANKS
-        for kind in ("130-170", "equal", "lognormal"):
-            counted += [count(kind, episodes, world_size) for episodes in EPISODES for world_size in ranks]
-        counted += [count("130-170", 1280, world_size, batch) for batch in BATCHES for world_size in RANKS]
-        if arguments.every:
-            counted += [count("lognormal", many, few) for many in MOST_EPISODES for few in (2, 3, 8, 24, 64, 1000)]
-        mixed = [mix(1280, world_size) for world_size in (1, 2, 3, 8, 24, 64)]
+        episodes, ranks = (MANY_EPISODES, MANY_RANKS) if arguments.every else (EPISODES, RANKS)
+        counted = [count(kind, some, group, ranks) for group in GROUPS for kind in KINDS for some in episodes]
+        mixed = [mix(each) for each in MIXED_RANKS]
     show(counted, mixed, served, Console())
     if arguments.json:
         arguments.json.write_text(

@@ -216,7 +216,7 @@ def _read(
     )
     warm = af.Stream(root / setup.dataset, episodes=[0])
     next(iter(warm))  # imports what decodes
-    cameras = len(source_of(warm).opened().cameras)
+    cameras = len(source_of(warm).opened().datasets[0].cameras)
     warm.close()
     source: Any = stream
     dataset = None
@@ -379,7 +379,7 @@ def _leave_out_the_account() -> None:
     gives: dict[tuple[object, str], object] = {
         (DecodeAhead, "path"): (),
         (DecodeAhead, "forget_path"): None,
-        (prefetcher.EpisodePrefetcher, "steps"): (),
+        (prefetcher.Prefetcher, "steps"): (),
         (prefetcher, "metered"): nullcontext(),
         (ThreadClock, "seconds"): 0.0,
     }

@@ -143,6 +143,10 @@ class Lanes:
         """The way through it for who takes some of its samples, in ascending order."""
         return Cursor(self)
 
+    def apart(self) -> Runs:
+        """The whole share, with a run for each piece."""
+        return self._runs.cut(self._lanes.ravel()).apart()
+
     def pieces(self, lane: int) -> Runs:
         """All that a lane gives."""
         start, stop = self._lanes[lane].tolist()

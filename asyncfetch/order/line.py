@@ -152,25 +152,36 @@ class Line:
             found[those] = np.searchsorted(self._epoch(epoch)[1], inside[those], side="right") + epoch * self.segments
         return found
 
-    def segment_at(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where on the line the segment of each place begins and ends."""
-        epochs, numbers = np.divmod(self.index_of(places), max(1, self.segments))
-        stops = np.empty(len(places), np.int64)
-        starts = np.empty(len(places), np.int64)
+    def segment(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where on the line these segments begin and end, by the numbers that ``index_of`` gives."""
+        epochs, numbers = np.divmod(numbers, max(1, self.segments))
+        starts, stops = np.empty((2, len(numbers)), np.int64)
         for epoch in np.unique(epochs).tolist():
             those, ends = epochs == epoch, self._epoch(epoch)[1]
+            before = numbers[those] - 1
+            starts[those] = np.where(before < 0, 0, ends[before]) + epoch * self.total
             stops[those] = ends[numbers[those]] + epoch * self.total
-            starts[those] = np.where(numbers[those] > 0, ends[numbers[those] - 1], 0) + epoch * self.total
         return starts, stops
+
+    def segment_at(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where on the line the segment of each place begins and ends."""
+        return self.segment(self.index_of(places))
+
+    def frames_at(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the episode and the frame in it that is recorded at each place."""
+        numbers = self.index_of(places)
+        epochs, order = np.divmod(numbers, max(1, self.segments))
+        drawn = np.empty(len(places), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            those = epochs == epoch
+            drawn[those] = self._epoch(epoch)[0][order[those]]
+        episodes, firsts, _ = self.bounds(drawn)
+        return episodes, firsts + places - self.segment(numbers)[0]
 
     def piece(self, first: int, stop: int, member: int = 0) -> Piece:
         """Return what lies between two places of one segment."""
-        epoch, inside = divmod(first, self.total)
-        drawn, ends = self._epoch(epoch)
-        number = int(np.searchsorted(ends, inside, side="right"))
-        episode, start, _ = (int(each[0]) for each in self.bounds(drawn[number : number + 1].astype(np.int64)))
-        frame = start + inside - (int(ends[number - 1]) if number else 0)
-        return Piece(episode, frame, frame + stop - first, member, self._first_epoch + epoch)
+        episode, frame = (int(each[0]) for each in self.frames_at(np.array([first])))
+        return Piece(episode, frame, frame + stop - first, member, self._first_epoch + first // self.total)
 
     def frames(self, piece: Piece) -> NDArray[np.int64]:
         """The frames of a piece in the order in which they are given."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.order.line import Line
 
-__all__ = ["Runs"]
+__all__ = ["FIRST", "STOP", "Runs"]
 
 FIRST, STOP, BEGIN, END = range(4)
 
@@ -112,6 +112,15 @@ class Runs:
                 last = min(int(self.line.segment_at(np.array([first]))[1][0]), stop)
                 yield first, last, 0, last - first
                 first = last
+
+    def apart(self) -> Runs:
+        """Return the same with a run for each piece."""
+        whole, line = self.rows[self.is_whole], self.line
+        firsts, lasts = line.index_of(whole[:, FIRST]), line.index_of(whole[:, STOP] - 1)
+        counts = lasts - firsts
+        numbers = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        begins = self.ends[self.is_whole] - whole[:, END]
+        return self.cut(line.segment(numbers)[1] + np.repeat(begins - whole[:, FIRST], counts))
 
     def count_pieces(self) -> int:
         """Return how many there are."""

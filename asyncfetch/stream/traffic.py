@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncfetch.lerobot import Stretch, reader_of
+from asyncfetch.order.runs import FIRST, STOP
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -60,21 +61,17 @@ class Read(NamedTuple):
 
 
 def frames_fetched(deal: Deal, member: int) -> Read:
-    """Return who reads what of a member. Takes some microseconds a piece."""
-    rows: list[tuple[int, int, int]] = []
-    line = deal.left.members[member].line
+    """Return who reads what of a member."""
+    line, found = deal.left.members[member].line, [np.zeros((3, 0), np.int64)]
     size = line.coded_frames
-    for rank in range(deal.leg.world_size):
-        if not deal.real[rank, member]:
-            continue
-        lanes = deal.lanes(rank, member)
-        for lane in range(len(lanes)):
-            for first, stop, _, _ in lanes.pieces(lane).pieces():
-                piece = line.piece(first, stop)
-                last = min(-(-piece.stop // size) * size, int(line.lengths[piece.episode]))
-                rows.append((rank, piece.episode, last - piece.start // size * size))
-    found = np.array(rows, np.int64).reshape(-1, 3)
-    return Read(found[:, 0], found[:, 1], found[:, 2])
+    for rank in np.flatnonzero(deal.real[:, member]).tolist():
+        rows = deal.lanes(rank, member).apart().rows
+        firsts, those = np.unique(rows[:, FIRST], return_index=True)  # two lanes may give what is left of one piece
+        episodes, starts = line.frames_at(firsts)
+        stops = starts + rows[those, STOP] - firsts
+        frames = np.minimum(-(-stops // size) * size, line.lengths[episodes]) - starts // size * size
+        found.append(np.stack([np.full(len(frames), rank), episodes, frames]))
+    return Read(*np.concatenate(found, axis=1))
 
 
 async def _weigh(dataset: LeRobotDataset, chosen: Sequence[int]) -> NDArray[np.float64]:
