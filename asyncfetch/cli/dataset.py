@@ -88,8 +88,9 @@ def info(
             typer.echo(f"  {key}: {feature.dtype} ({'x'.join(map(str, feature.shape)) or '1'})")
     typer.echo(f"{len(told.tasks):,} tasks: {'; '.join(told.tasks[:5])}{'; ...' if len(told.tasks) > 5 else ''}")
     table = Table(
-        "ranks", "fetched", "of the videos", "largest rank", "requests", title="video fetched in a shuffled epoch"
-    )
+        "ranks", "fetched", "of the videos", "largest rank", "requests", "segments in a batch",
+        title="video fetched in a shuffled epoch",
+    )  # fmt: skip
     for plan in plans:
         times = plan.fetched_bytes / max(1, plan.least_bytes)
         table.add_row(
@@ -98,8 +99,10 @@ def info(
             f"{times:.2f} x",
             format_bytes(plan.largest_rank_bytes),
             f"{plan.requests:,}",
+            str(plan.distinct_segments),
         )
     Console().print(table)
+    typer.echo(f"with a disk cache on each machine, a run of many epochs: {format_bytes(plans[-1].run_bytes)}")
 
 
 def _told(summary: DatasetSummary, plans: Sequence[TrafficPlan]) -> dict[str, Any]:

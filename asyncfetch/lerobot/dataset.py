@@ -16,10 +16,11 @@ from asyncfetch.lerobot.engine import DatasetEngine
 from asyncfetch.lerobot.episode_reader import EpisodeReader
 from asyncfetch.lerobot.info import depth_stats
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.stretch import Stretch, segment_at
+from asyncfetch.lerobot.stretch import Stretch
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
+from asyncfetch.order.line import segment_of
 from asyncfetch.runtime.fork import AsyncOnly, LoopGuard
 
 if TYPE_CHECKING:
@@ -263,13 +264,8 @@ class LeRobotDataset(AsyncOnly):
 
     def _segment(self, episode: Episode, frame: int, reach: Reach) -> Stretch:
         """The segment of an episode that a frame is in, and what windows at that frame reach of its neighbours."""
-        group_frames = self.group_frames
-        start, stop = segment_at(
-            frame,
-            episode.length,
-            segment_frames=max(round(self.config.segment_seconds * self.fps), group_frames),
-            group_frames=group_frames,
-        )
+        segment_frames = max(1, round(self.config.segment_seconds * self.fps))
+        start, stop = segment_of(frame, episode.length, segment_frames, self.group_frames)
         own = Stretch(episode.index, frame, frame + 1, reach)
         spans = [own.span(camera, episode.length) for camera, _, _ in reach]
         is_inside = all(start <= first and last <= stop for first, last in spans)

@@ -1,4 +1,4 @@
-"""Stretches of an episode, and the segments that a long one is read by at random. Pure."""
+"""Stretches of an episode: what is fetched, held and let go of as one. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Reach", "Stretch", "reach_of", "segment_at"]
+__all__ = ["Reach", "Stretch", "reach_of"]
 
 Reach: TypeAlias = "tuple[tuple[str, int, int], ...]"
 """(camera, least offset, greatest offset) of each whose window reaches further than a sample's own frame."""
@@ -55,22 +55,3 @@ def reach_of(windows: Mapping[str, NDArray[np.int64]], cameras: Iterable[str]) -
     """Return how far windows, as ``resolve_windows`` makes them, reach at these cameras."""
     reaches = ((key, int(windows[key].min()), int(windows[key].max())) for key in cameras if key in windows)
     return tuple(reach for reach in reaches if reach[1:] != (0, 0))
-
-
-def segment_at(frame: int, length: int, *, segment_frames: int, group_frames: int) -> tuple[int, int]:
-    """Return the segment [start, stop) that has a frame of an episode.
-
-    An episode is cut between groups of pictures into as few segments as are no longer than that, but for a group: of
-    about the same length, so a short one is a segment of its own.
-
-    Args:
-        frame: Counted in the episode.
-        length: Of the episode, in frames.
-        segment_frames: Length of a segment.
-        group_frames: Length of a group of pictures.
-    """
-    groups = -(-length // group_frames)
-    segments = min(groups, -(-length // segment_frames))
-    segment = ((frame // group_frames + 1) * segments - 1) // groups
-    first, last = (number * groups // segments for number in (segment, segment + 1))
-    return first * group_frames, min(last * group_frames, length)

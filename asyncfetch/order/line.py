@@ -26,7 +26,7 @@ from asyncfetch.errors import ConfigError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Line", "Piece", "count_segments", "draw_key"]
+__all__ = ["Line", "Piece", "count_segments", "draw_key", "segment_of"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _DRAWN_AT_ONCE = 100_000
@@ -70,6 +70,14 @@ def count_segments(lengths: NDArray[np.int64], segment_frames: int, group_frames
     """Return how many segments each episode is cut into: equal parts of whole groups, of up to so many frames."""
     groups, most = -(-lengths // group_frames), max(1, segment_frames // group_frames)
     return np.where(lengths <= segment_frames, lengths > 0, -(-groups // most))
+
+
+def segment_of(frame: int, length: int, segment_frames: int, group_frames: int) -> tuple[int, int]:
+    """Return the segment [start, stop) that this frame of an episode of so many is in."""
+    groups, parts = -(-length // group_frames), int(count_segments(np.array([length]), segment_frames, group_frames)[0])
+    part = ((frame // group_frames + 1) * parts - 1) // groups
+    first, last = (number * groups // parts * group_frames for number in (part, part + 1))
+    return first, min(last, length)
 
 
 class Line:

@@ -107,6 +107,12 @@ class PassPlan:
         pools = self._pools()
         return sum(pieces for pieces, _ in pools), sum(pieces * frames for pieces, frames in pools)
 
+    @property
+    def segments(self) -> int:
+        """Segments that the rank reads something of, about; parts of one at an end of its share count as one."""
+        each = zip(self.deal.left.members, self.order.real, strict=True)
+        return sum(-(-real * runs.line.segments // runs.line.total) for runs, real in each if real)
+
     def _pools(self) -> list[tuple[int, int]]:
         found = []
         for runs, real, pool in zip(self.deal.left.members, self.order.real, self.progress.leg.pools, strict=True):

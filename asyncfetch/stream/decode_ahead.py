@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.batch import BatchRow, Rows
     from asyncfetch.stream.datasets import OpenDatasets
     from asyncfetch.stream.decode_jobs import DecodeJob, MicroBatch
-    from asyncfetch.stream.job_builder import Builder
+    from asyncfetch.stream.job_builder import JobBuilder
 
 __all__ = ["DecodeAhead"]
 
@@ -113,7 +113,7 @@ class DecodeAhead:
         plan: PassPlan,
         group: TaskGroup,
         *,
-        builder: Builder,
+        builder: JobBuilder,
         sizes: Sizes,
         rows: Rows | None,
         max_samples: int,
@@ -170,7 +170,7 @@ class DecodeAhead:
 
     @property
     def transform_seconds(self) -> tuple[float, float]:
-        """See Builder."""
+        """See JobBuilder."""
         return self._builder.transform_seconds
 
     async def wait(self) -> bool:

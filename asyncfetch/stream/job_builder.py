@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncfetch.errors import ConfigError, UsageError
 from asyncfetch.lerobot import DoesNotFit, Field
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import Asked, HeldEpisode, Sample, SampleBuilder
     from asyncfetch.order.line import Piece
     from asyncfetch.order.plan import Step
+    from asyncfetch.stream.shapes import Shape
 
-__all__ = ["PADDING", "Builder", "FailedSample", "JobBuilder", "Transform", "are_one", "mark_padding", "transformed"]
+__all__ = ["FailedSample", "JobBuilder", "Reading", "Transform", "are_one"]
 
 PADDING = "is_padding"
 """Key of what tells of a sample whether it is padding."""
@@ -47,78 +48,76 @@ class FailedSample:
     """True if the transform raised it: it then says nothing of the data, whatever its type."""
 
 
-class Builder(Protocol):
-    """Makes the samples of a pass."""
+class Reading(NamedTuple):
+    """The making of one dataset's samples."""
+
+    samples: SampleBuilder
+    """Reads them from pieces."""
+    transform: Transform | None = None
+    """A member's own, before it is shaped."""
+    shape: Shape | None = None
+    """What makes them go with those of other members; None outside of mixtures."""
+
+
+class JobBuilder:
+    """Makes the samples of a pass.
+
+    Args:
+        readings: Of each member.
+        transform: The user's own, for samples of all.
+        marks_padding: Whether samples say if they are padding.
+    """
+
+    def __init__(self, readings: Sequence[Reading], transform: Transform | None, *, marks_padding: bool) -> None:
+        self._readings = readings
+        self._transform = transform
+        self._marks_padding = marks_padding
+        self.weights: Mapping[Cause, float] = {Cause.DECODING: 1e-9}
+        """The time of threads so far, divided between reading samples and transforming them."""
+        self._has_transform = transform is not None or any(one.transform is not None for one in readings)
+        self._transform_time = TransformTime(self._has_transform)
+        self._given = [one.samples.layout() for one in readings]
+        self._pictures = {
+            key if one.shape is None else one.shape.rename.get(key, key)
+            for one in readings
+            if one.transform is None
+            for key in one.samples.pictures
+        }
+        layouts = [self._laid_out(member) for member in range(len(readings))]
+        # Only pictures lie channels-last, and what is one here may be a column of numbers there.
+        known = [each for each in layouts if each is not None]
+        are_one_way = len({each.pictures for each in known if each.fields == known[0].fields}) <= 1
+        self._layouts = layouts if are_one_way else [None] * len(readings)
 
     @property
     def sample_bytes(self) -> int:
-        """About what one takes; the largest, where they differ."""
-        ...
-
-    @property
-    def weights(self) -> Mapping[Cause, float]:
-        """The time of threads so far, divided between reading samples and transforming them."""
-        ...
+        """About what one sample takes; the largest, where they differ."""
+        filled = [() if one.shape is None else one.shape.fill.values() for one in self._readings]
+        each = zip(self._readings, filled, strict=True)
+        return max(one.samples.sample_bytes + sum(like.nbytes for like in fill) for one, fill in each)
 
     @property
     def transform_seconds(self) -> tuple[float, float]:
         """Those so far in which threads ran, or waited for a core, in the user's own functions; and those they ran."""
-        ...
+        return self._transform_time.worked_seconds, self._transform_time.ran_seconds
 
     def layout(self, step: Step) -> Layout | None:
         """Return the layout of a step's sample, and of others in a batch with it; None where a transform makes it."""
-        ...
+        return self._layouts[step.piece.member]
 
-    def build(
-        self,
-        steps: Sequence[Step],
-        episodes: Mapping[Piece, HeldEpisode | Exception],
-        is_given_up: Callable[[], bool],
-        rows: Sequence[BatchRow] | None = None,
-    ) -> list[Any]:
-        """See JobBuilder."""
-        ...
-
-
-class JobBuilder:
-    """Makes samples of one dataset.
-
-    Args:
-        samples: Reads them from episodes.
-        transform: The user's own.
-        marks_padding: Whether samples say if they are padding.
-    """
-
-    def __init__(self, samples: SampleBuilder, transform: Transform | None, *, marks_padding: bool) -> None:
-        self._samples = samples
-        self._transform = transform
-        self._marks_padding = marks_padding
-        self._weights = {Cause.DECODING: 1e-9}
-        self._transform_time = TransformTime(transform)
-
-    @property
-    def sample_bytes(self) -> int:
-        """About what one sample takes."""
-        return self._samples.sample_bytes
-
-    @property
-    def weights(self) -> Mapping[Cause, float]:
-        """See Builder."""
-        return self._weights
-
-    @property
-    def transform_seconds(self) -> tuple[float, float]:
-        """See Builder."""
-        return self._transform_time.worked_seconds, self._transform_time.ran_seconds
-
-    def layout(self, step: Step | None = None) -> Layout | None:
-        """See Builder."""
-        fields = self._samples.layout()
-        if self._transform is not None or PADDING in fields:
+    def _laid_out(self, member: int) -> Layout | None:
+        samples, transform, shape = self._readings[member]
+        if transform is not None or self._transform is not None:
             return None
+        fields, pictures = dict(self._given[member]), set(samples.pictures)
+        if shape is not None:
+            fields = shape.fields(fields)
+            pictures = {shape.rename.get(key, key) for key in pictures} | (shape.fill.keys() & self._pictures)
         if self._marks_padding:
+            if PADDING in fields:
+                return None
             fields[PADDING] = Field("bool")
-        return Layout(fields, self._samples.pictures)
+        return Layout(fields, frozenset(pictures & fields.keys()))
 
     def build(
         self,
@@ -131,59 +130,80 @@ class JobBuilder:
 
         Args:
             steps: What to read.
-            episodes: By position in the selection, or why one can't be had.
+            episodes: By piece, or why one can't be had.
             is_given_up: Whether nobody wants it any more. Asked before each sample is transformed, which may take long;
                 empty samples are the answer then.
-            rows: Where to write them; where one of them doesn't fit, all are samples.
+            rows: Where to write them; where one of a member doesn't fit, all of it are samples.
         """
-        asked: list[Asked] = []
-        into: list[BatchRow] = []
+        begun_at = time.perf_counter()
+        read: deque[Any] = deque([None] * len(steps))  # each is let go of as it is taken: see ``FailedSample``
+        places: dict[int, list[int]] = {}
         for place, step in enumerate(steps):
             episode = episodes[step.piece]
-            if not isinstance(episode, Exception):
-                asked.append((episode, step.frame, step.reader))
-                into += [] if rows is None else [rows[place]]
-        begun_at = time.perf_counter()
-        read = deque(self._read(asked, into))  # each is let go of as it is taken: see ``FailedSample``
+            if isinstance(episode, Exception):
+                read[place] = FailedSample(episode)
+            else:
+                places.setdefault(step.piece.member, []).append(place)
+        for member, those in places.items():
+            asked: list[Asked] = [(episodes[steps[at].piece], steps[at].frame, steps[at].reader) for at in those]  # type: ignore[misc]
+            into = [] if rows is None else [self._own_row(member, rows[place]) for place in those]
+            for place, made in zip(those, self._read(self._readings[member].samples, asked, into), strict=True):
+                read[place] = made
+            del made
         read_at = time.perf_counter()
-        results: list[Sample | FailedSample] = []
+        results: list[Any] = []
         with self._transform_time.counted():
-            for step in steps:
+            for place, step in enumerate(steps):
                 if is_given_up():
                     return [{} for _ in steps]
-                episode = episodes[step.piece]
-                results.append(
-                    self._finish(step, FailedSample(episode) if isinstance(episode, Exception) else read.popleft())
-                )
-        transforming_seconds = 0.0 if self._transform is None else time.perf_counter() - read_at
-        self._weights = divided(self._weights, read_at - begun_at, transforming_seconds)
+                results.append(self._finish(step, read.popleft(), None if rows is None else rows[place]))
+        transforming_seconds = time.perf_counter() - read_at if self._has_transform else 0.0
+        # Of threads that add at once one may be lost. What is older counts less.
+        self.weights = {
+            Cause.DECODING: 0.9 * self.weights.get(Cause.DECODING, 0.0) + read_at - begun_at,
+            Cause.TRANSFORM: 0.9 * self.weights.get(Cause.TRANSFORM, 0.0) + transforming_seconds,
+        }
         return results
 
-    def _read(self, asked: list[Asked], rows: list[BatchRow]) -> Sequence[Any]:
+    def _own_row(self, member: int, row: BatchRow) -> BatchRow:
+        shape = self._readings[member].shape
+        return row if shape is None else shape.row(row, self._given[member])
+
+    def _read(self, samples: SampleBuilder, asked: list[Asked], rows: list[BatchRow]) -> Sequence[Any]:
         try:
             if rows:
-                self._samples.write(asked, rows)
+                samples.write(asked, rows)
                 return rows
-            return self._samples.build(asked)
+            return samples.build(asked)
         except DoesNotFit:
-            return self._read(asked, [])
+            return self._read(samples, asked, [])
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             if len(asked) == 1:
                 return [FailedSample(kept(error))]
-        return [self._read([one], rows[place : place + 1])[0] for place, one in enumerate(asked)]
+        return [self._read(samples, [one], rows[place : place + 1])[0] for place, one in enumerate(asked)]
 
-    def _finish(self, step: Step, sample: Any) -> Any:  # noqa: ANN401
+    def _finish(self, step: Step, sample: Any, row: BatchRow | None) -> Any:  # noqa: ANN401
+        member = step.piece.member
+        _, transform, shape = self._readings[member]
         if isinstance(sample, FailedSample):
             return sample
-        if isinstance(sample, BatchRow):
+        if row is not None and isinstance(sample, BatchRow):
+            if shape is not None:
+                shape.complete(member, row)
             if self._marks_padding:
-                sample.put(PADDING, step.is_padding)
-            return sample
-        if self._marks_padding:
-            try:
+                row.put(PADDING, step.is_padding)
+            return row
+        if transform is not None:
+            sample = transformed(transform, sample)
+            if isinstance(sample, FailedSample):
+                return sample
+        try:
+            if shape is not None:
+                sample = shape.apply(member, sample)
+            if self._marks_padding:
                 mark_padding(sample, step)
-            except ConfigError as error:
-                return FailedSample(kept(error))
+        except ConfigError as error:
+            return FailedSample(kept(error))
         return sample if self._transform is None else transformed(self._transform, sample)
 
 
@@ -191,11 +211,11 @@ class TransformTime:
     """The time of threads in a user's own function, to be entered around its calls. Several threads may at once.
 
     Args:
-        transform: None is never called: then nothing is counted, for it costs 20 microseconds.
+        counts: Whether there is one: where there isn't, nothing is counted, for it costs 20 microseconds.
     """
 
-    def __init__(self, transform: Transform | None) -> None:
-        self._counts = transform is not None
+    def __init__(self, counts: bool) -> None:
+        self._counts = counts
         self.worked_seconds = self.ran_seconds = 0.0
 
     @contextmanager
@@ -209,14 +229,6 @@ class TransformTime:
             yield
             self.worked_seconds += max(0.0, clock.seconds() - worked)
             self.ran_seconds += time.thread_time() - ran
-
-
-def divided(weights: Mapping[Cause, float], reading_seconds: float, transform_seconds: float) -> dict[Cause, float]:
-    """Return the weights with these seconds; of threads that add at once one may be lost. What is older counts less."""
-    return {
-        Cause.DECODING: 0.9 * weights.get(Cause.DECODING, 0.0) + reading_seconds,
-        Cause.TRANSFORM: 0.9 * weights.get(Cause.TRANSFORM, 0.0) + transform_seconds,
-    }
 
 
 def mark_padding(sample: Sample, step: Step) -> None:

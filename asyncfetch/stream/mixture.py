@@ -19,8 +19,8 @@ from asyncfetch.order.mixing import Mixing, StopOn
 from asyncfetch.order.runs import Runs
 from asyncfetch.order.state import MAX_EPOCH, MIXTURE_VERSION, State, identity_of, is_beginning, place_of, run_of
 from asyncfetch.ranges import is_whole_number
-from asyncfetch.stream.job_builder import JobBuilder, are_one
-from asyncfetch.stream.shapes import Missing, MixedBuilder, Shape, shapes
+from asyncfetch.stream.job_builder import Reading, are_one
+from asyncfetch.stream.shapes import Missing, Shape, shapes
 from asyncfetch.stream.source import EpochStream, SampleSource, source_of
 from asyncfetch.stream.stream import Stream
 
@@ -94,17 +94,10 @@ class MixtureSource(SampleSource):
             return Leg(placement.world_size, opened.pools, ends, max(1, block))
         return Leg(placement.world_size, opened.pools, ends, size, "whole" if placement.drop_last else "one")
 
-    def builder(self, opened: OpenDatasets) -> MixedBuilder:
+    def readings(self, opened: OpenDatasets) -> list[Reading]:
         """See SampleSource."""
-        return MixedBuilder(
-            [
-                JobBuilder(one.builder(dataset), one.transform, marks_padding=False)
-                for one, dataset in zip(self.members, opened.datasets, strict=True)
-            ],
-            self._shapes(opened)[0],
-            self.transform,
-            marks_padding=self.config.uneven_ends == "pad",
-        )
+        each = zip(self.members, opened.datasets, self._shapes(opened)[0], strict=True)
+        return [Reading(one.builder(dataset), one.transform, shape) for one, dataset, shape in each]
 
     def epoch_of(
         self, opened: OpenDatasets, placement: Placement, number: int, nodes: int

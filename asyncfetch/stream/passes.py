@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Never
 
+    from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DatasetStatistics, Sample
     from asyncfetch.observe.report import Report
     from asyncfetch.order.placement import Placement
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.datasets import OpenDatasets
     from asyncfetch.stream.epochs import Turn
-    from asyncfetch.stream.job_builder import Builder
+    from asyncfetch.stream.job_builder import JobBuilder
     from asyncfetch.stream.quarantine import Quarantine
 
 __all__ = ["DatasetSession"]
@@ -142,7 +143,7 @@ class EpochSource(Protocol):
         """Part of the epoch that one consumer reads."""
         ...
 
-    def builder(self, opened: OpenDatasets) -> Builder:
+    def builder(self, opened: OpenDatasets) -> JobBuilder:
         """Maker of samples, in decode threads."""
         ...
 
@@ -239,6 +240,7 @@ def _pass_maker(
     """
     config = opened.config
     _warn_of_parted_groups(plan, is_shuffled=opened.members[0].shuffle)
+    _warn_of_few_segments(plan, config)
     placement, builder = plan.progress.placement, stream.builder(opened)
     decoded_samples = config.decoded_max_bytes // builder.sample_bytes
     open_pieces = plan.own_pieces
@@ -303,7 +305,23 @@ def _warn_of_parted_groups(plan: PassPlan, *, is_shuffled: bool) -> None:
     )
 
 
-def _handed_over(builder: Builder, memory: BatchMemory | None) -> int:
+def _warn_of_few_segments(plan: PassPlan, config: StreamConfig) -> None:
+    """Say so where a rank has fewer segments in an epoch than its batch has samples: once, as the first one begins."""
+    placement, progress = plan.progress.placement, plan.progress
+    batch = placement.batch_size or placement.block_samples
+    segments, samples = plan.segments, sum(plan.order.real)
+    if placement.worker or progress.epoch or progress.is_resumed or segments >= batch or samples <= segments:
+        return
+    _log.warning(
+        "this rank has %d segments of an epoch, fewer than the %d samples of a batch, so several samples of each come "
+        "of one recording: StreamConfig(segment_seconds=%.2g) cuts episodes into more, down to groups of pictures",
+        segments,
+        batch,
+        config.segment_seconds * samples / (batch * max(runs.line.segment_frames for runs in plan.deal.left.members)),
+    )
+
+
+def _handed_over(builder: JobBuilder, memory: BatchMemory | None) -> int:
     """Return how many micro-batches, at most, are between those decoded ahead and the end of what the consumer does."""
     are_large = builder.sample_bytes * JOB_MAX_SAMPLES > JOB_BYTES
     return HANDED_OVER_MICRO_BATCHES if memory is None or not are_large else HANDED_OVER_TO_BATCHES

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import Field
-from asyncfetch.observe.waits import Cause
-from asyncfetch.runtime.concurrently import kept
-from asyncfetch.stream.batch import BatchRow, Layout
-from asyncfetch.stream.job_builder import PADDING, FailedSample, TransformTime, divided, mark_padding, transformed
+from asyncfetch.stream.batch import BatchRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from asyncfetch.lerobot import HeldEpisode, Sample
-    from asyncfetch.order.line import Piece
-    from asyncfetch.order.plan import Step
-    from asyncfetch.stream.job_builder import JobBuilder, Transform
+    from asyncfetch.lerobot import Sample
 
-__all__ = ["DATASET", "Missing", "MixedBuilder", "Shape", "shapes"]
+__all__ = ["DATASET", "Missing", "Shape", "shapes"]
 
 DATASET = "dataset"
 """Key of a sample's member number."""
@@ -153,122 +146,3 @@ def _with_masks(layout: Mapping[str, Field], rename: Mapping[str, str], member: 
         raise ConfigError(f"keys of member {member}: it has no {sorted(unknown)}; there are {sorted(layout)}")
     masks = {f"{key}_is_pad": f"{new}_is_pad" for key, new in rename.items() if f"{key}_is_pad" in layout}
     return {**masks, **rename}
-
-
-class MixedBuilder:
-    """Makes the samples of a mixture, in decode threads.
-
-    Args:
-        builders, shapes: Of each member.
-        transform: The mixture's own.
-        marks_padding: Whether samples say if they are padding.
-    """
-
-    def __init__(
-        self,
-        builders: Sequence[JobBuilder],
-        shapes: Sequence[Shape],
-        transform: Transform | None,
-        *,
-        marks_padding: bool,
-    ) -> None:
-        self._builders = builders
-        self._shapes = shapes
-        self._transform = transform
-        self._marks_padding = marks_padding
-        self._weights: Mapping[Cause, float] = {}
-        self._transform_time = TransformTime(transform)
-        self._given = [builder.layout() for builder in builders]
-        self._pictures = {
-            shape.rename.get(key, key)
-            for shape, given in zip(shapes, self._given, strict=True)
-            if given is not None
-            for key in given.pictures
-        }
-        layouts = [self._laid_out(member) for member in range(len(builders))]
-        # Only pictures lie channels-last, and what is one here may be a column of numbers there.
-        told = [each for each in layouts if each is not None]
-        are_one_way = len({each.pictures for each in told if each.fields == told[0].fields}) <= 1
-        self._layouts = layouts if are_one_way else [None] * len(builders)
-
-    @property
-    def sample_bytes(self) -> int:
-        """See Builder."""
-        each = zip(self._builders, self._shapes, strict=True)
-        return max(builder.sample_bytes + sum(like.nbytes for like in shape.fill.values()) for builder, shape in each)
-
-    @property
-    def weights(self) -> Mapping[Cause, float]:
-        """See Builder."""
-        each = [self._weights, *(builder.weights for builder in self._builders)]
-        return {cause: sum(weights.get(cause, 0.0) for weights in each) for cause in (Cause.DECODING, Cause.TRANSFORM)}
-
-    @property
-    def transform_seconds(self) -> tuple[float, float]:
-        """See Builder."""
-        each = [builder.transform_seconds for builder in self._builders]
-        own = self._transform_time
-        return own.worked_seconds + sum(worked for worked, _ in each), own.ran_seconds + sum(ran for _, ran in each)
-
-    def layout(self, step: Step) -> Layout | None:
-        """See Builder."""
-        return self._layouts[step.piece.member]
-
-    def _laid_out(self, member: int) -> Layout | None:
-        given, shape = self._given[member], self._shapes[member]
-        if given is None or self._transform is not None:
-            return None
-        fields = shape.fields(given.fields)
-        if self._marks_padding:
-            if PADDING in fields:
-                return None
-            fields[PADDING] = Field("bool")
-        pictures = {shape.rename.get(key, key) for key in given.pictures}
-        pictures |= {key for key in shape.fill if key in self._pictures}
-        return Layout(fields, frozenset(pictures & fields.keys()))
-
-    def build(
-        self,
-        steps: Sequence[Step],
-        episodes: Mapping[Piece, HeldEpisode | Exception],
-        is_given_up: Callable[[], bool],
-        rows: Sequence[BatchRow] | None = None,
-    ) -> list[Any]:
-        """See JobBuilder."""
-        places: dict[int, list[int]] = {}
-        for place, step in enumerate(steps):
-            places.setdefault(step.piece.member, []).append(place)
-        results: list[Any] = [{} for _ in steps]
-        for member, those in places.items():
-            given = self._given[member]
-            into = None
-            if rows is not None and given is not None:
-                into = [self._shapes[member].row(rows[place], given.fields) for place in those]
-            built = self._builders[member].build([steps[place] for place in those], episodes, is_given_up, into)
-            built_at = time.perf_counter()
-            with self._transform_time.counted():
-                for place, result in zip(those, built, strict=True):
-                    if is_given_up():
-                        return results
-                    if rows is not None and isinstance(result, BatchRow):
-                        result = rows[place]
-                    results[place] = self._finish(member, steps[place], result)
-            if self._transform is not None:
-                self._weights = divided(self._weights, 0.0, time.perf_counter() - built_at)
-        return results
-
-    def _finish(self, member: int, step: Step, result: Any) -> Any:  # noqa: ANN401
-        if isinstance(result, FailedSample):
-            return result
-        if isinstance(result, BatchRow):
-            self._shapes[member].complete(member, result)
-            if self._marks_padding:
-                result.put(PADDING, step.is_padding)
-            return result
-        try:
-            sample = self._shapes[member].apply(member, result)
-            if self._marks_padding:
-                mark_padding(sample, step)
-        except ConfigError as error:
-            return FailedSample(kept(error))
-        return sample if self._transform is None else transformed(self._transform, sample)

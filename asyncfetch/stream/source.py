@@ -40,7 +40,7 @@ from asyncfetch.runtime.liveness import beat
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.datasets import Member, OpenDatasets
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
-from asyncfetch.stream.job_builder import JobBuilder
+from asyncfetch.stream.job_builder import JobBuilder, Reading
 from asyncfetch.stream.passes import WITH_SAMPLES, DatasetSession, Samples, StreamIterator
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.ranks import find_nodes, found_placement
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.datasets import Origin
     from asyncfetch.stream.figures import FiguresPage
-    from asyncfetch.stream.job_builder import Builder, Transform
+    from asyncfetch.stream.job_builder import Transform
 
 __all__ = ["EpochStream", "SampleSource", "source_of"]
 
@@ -138,10 +138,11 @@ class SampleSource:
 
     def _nodes(self, placement: Placement) -> int:
         """Return among how many machines segments are divided in the same way in each epoch."""
+        return placement.nodes if self._keeps_shares(has_disk_cache=self.config.disk_cache_dir is not None) else 1
+
+    def _keeps_shares(self, *, has_disk_cache: bool) -> bool:
         keeps = self.config.keep_shares
-        if keeps == "auto":
-            keeps = None if self.config.disk_cache_dir is None else "node"
-        return 1 if keeps is None or len(self.members) > 1 else placement.nodes
+        return len(self.members) == 1 and (has_disk_cache if keeps == "auto" else keeps == "node")
 
     def leg(self, opened: OpenDatasets, placement: Placement) -> Leg:
         """Return how ranks share an epoch."""
@@ -166,10 +167,13 @@ class SampleSource:
             order |= {"version": ORDER_VERSION, "seed": one.seed, **frames}
         return order
 
-    def builder(self, opened: OpenDatasets) -> Builder:
+    def builder(self, opened: OpenDatasets) -> JobBuilder:
         """Return what makes its samples, in decode threads."""
-        samples = self.members[0].builder(opened.datasets[0])
-        return JobBuilder(samples, self.members[0].transform, marks_padding=self.config.uneven_ends == "pad")
+        return JobBuilder(self.readings(opened), self.transform, marks_padding=self.config.uneven_ends == "pad")
+
+    def readings(self, opened: OpenDatasets) -> list[Reading]:
+        """Return how those of each member are made."""
+        return [Reading(self.members[0].builder(opened.datasets[0]))]
 
     @property
     def is_open(self) -> bool:
@@ -679,7 +683,8 @@ class EpochStream:
         opened = session.opened()
         _, whole = source.epoch_of(opened, layout, self.epoch, source._nodes(layout))
         deal = Deal(whole, source.leg(opened, layout), source.seed)
-        return session.thread.run(traffic, opened, deal, layout)
+        kept = source._keeps_shares(has_disk_cache=True)
+        return session.thread.run(traffic, opened, deal, layout, 1 if kept else nodes)
 
     def close(self) -> None:
         """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""

@@ -90,7 +90,7 @@ class Stream(EpochStream):
             config=stream_config(config),
             has_config=config is not None,
         )
-        self._source = SampleSource([member], member.config, seed=member.seed)
+        self._source = SampleSource([member], member.config, seed=member.seed, transform=member.transform)
 
     @property
     def _member(self) -> Member:

@@ -41,8 +41,10 @@ class TrafficPlan:
     least_bytes: int
     """Bytes of all clips of the epoch, each once."""
     fetched_bytes: int
-    """Bytes that all ranks and their workers fetch. From the second epoch on, with a disk cache that is large enough,
-    a rank finds on its machine what that read before: all of it where shares are kept (``keep_shares``)."""
+    """Bytes that all ranks and their workers fetch, without a disk cache."""
+    run_bytes: int
+    """Bytes that a run of many epochs fetches, where each machine has a disk cache that holds all it reads: each once
+    where shares are kept (``keep_shares``), else as often as there are machines."""
     largest_rank_bytes: int
     """Bytes of the rank that fetches most."""
     requests: int
@@ -86,8 +88,8 @@ async def _weigh(dataset: LeRobotDataset, chosen: Sequence[int]) -> NDArray[np.f
     return found
 
 
-async def traffic(opened: OpenDatasets, deal: Deal, layout: Placement) -> TrafficPlan:
-    """Return what an epoch fetches, told from lengths and indexes alone."""
+async def traffic(opened: OpenDatasets, deal: Deal, layout: Placement, readers: int) -> TrafficPlan:
+    """Return what an epoch fetches, told from lengths and indexes alone. ``readers`` are those of a byte in a run."""
     by_rank = np.zeros(layout.world_size)
     least = requests = 0.0
     for number, (member, dataset) in enumerate(zip(opened.members, opened.datasets, strict=True)):
@@ -111,6 +113,7 @@ async def traffic(opened: OpenDatasets, deal: Deal, layout: Placement) -> Traffi
         layout.batch_size,
         round(least),
         round(by_rank.sum()),
+        round(least * readers),
         round(by_rank.max()),
         round(requests),
         distinct,

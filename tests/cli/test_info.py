@@ -22,9 +22,13 @@ def test_what_a_dataset_is_and_what_ranks_fetch_of_it(tmp_path: Path) -> None:
     assert "observation.images.top: 96x64 h264, " in done.stdout
     assert " KiB in 2 files\n" in done.stdout
     assert "1.00 x" in done.stdout
+    assert "with a disk cache on each machine, a run of many epochs: " in done.stdout
     told = json.loads(CliRunner().invoke(app, ["info", str(truth.root), "--json", "--batch-size", "2"]).stdout)
     assert [(plan["world_size"], plan["batch_size"]) for plan in told["traffic"]] == [(1, 2), (8, 2), (64, 2)]
     assert told["traffic"][0]["fetched_bytes"] == told["traffic"][0]["least_bytes"] > 0
+    assert [(plan["run_bytes"], plan["distinct_segments"]) for plan in told["traffic"]][:1] == [
+        (told["traffic"][0]["least_bytes"], 2)
+    ]
     cameras = {camera["key"]: camera["videos"] for camera in told["cameras"]}
     videos = sum(video.stat().st_size for video in (truth.root / "videos").rglob("*.mp4"))
     assert sum(camera["bytes"] for camera in cameras.values()) == videos

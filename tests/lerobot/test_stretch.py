@@ -20,7 +20,6 @@ from asyncfetch.config import StreamConfig
 from asyncfetch.errors import CacheError, ClosedError, ConfigError, FrameMissing
 from asyncfetch.lerobot import Stretch, frames, open_dataset, reach_of, reader_of
 from asyncfetch.lerobot.samples import clamp
-from asyncfetch.lerobot.stretch import segment_at
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import Quirks, read_identity
 from asyncfetch.testing.truth import EXTRAS
@@ -62,26 +61,6 @@ VIDEOS: dict[str, dict[str, Any]] = {
 
 
 # The arithmetic.
-
-
-@given(st.integers(1, 400), st.integers(1, 90), st.integers(1, 60))
-def test_segments_are_few_equal_and_cut_between_groups(length: int, least_frames: int, group_frames: int) -> None:
-    segment_frames = max(least_frames, group_frames)
-    found = [
-        segment_at(frame, length, segment_frames=segment_frames, group_frames=group_frames) for frame in range(length)
-    ]
-    segments = sorted(set(found))
-    assert [*itertools.chain.from_iterable(range(*segment) for segment in segments)] == [*range(length)]
-    assert all(start <= frame < stop for frame, (start, stop) in enumerate(found))
-    assert all(start % group_frames == 0 for start, _ in segments)
-    groups = -(-length // group_frames)
-    assert len(segments) == min(groups, -(-length // segment_frames))
-    sizes = [-(-stop // group_frames) - start // group_frames for start, stop in segments]
-    assert max(sizes) - min(sizes) <= 1
-
-
-def test_an_episode_of_up_to_the_length_of_a_segment_is_one() -> None:
-    assert [segment_at(7, length, segment_frames=600, group_frames=2) for length in (600, 601)] == [(0, 600), (0, 300)]
 
 
 @given(st.integers(1, 30), st.data())

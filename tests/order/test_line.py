@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.order.line import Line, Piece, count_segments, draw_key, mixed, shares
+from asyncfetch.order.line import Line, Piece, count_segments, draw_key, mixed, segment_of, shares
 
 
 @st.composite
@@ -181,3 +181,15 @@ def test_few_segments_move_when_a_node_is_lost(nodes: int) -> None:
         frames for old, new in zip(before, after, strict=False) for episode, frames in new.items() if episode not in old
     )
     assert anew / lengths.sum() <= 1 / nodes + 0.05
+
+
+@given(st.integers(1, 400), st.integers(1, 90), st.integers(1, 60))
+def test_an_episodes_segments_are_those_of_the_line(length: int, segment_frames: int, group_frames: int) -> None:
+    line = Line(np.array([length]), segment_frames=segment_frames, group_frames=group_frames, shuffle=False)
+    starts, stops = line.segment_at(np.arange(length))
+    found = [segment_of(frame, length, segment_frames, group_frames) for frame in range(length)]
+    assert found == list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+def test_an_episode_of_up_to_the_length_of_a_segment_is_one() -> None:
+    assert [segment_of(7, length, 600, 2) for length in (600, 601)] == [(0, 600), (0, 300)]
