@@ -203,10 +203,10 @@ class _Lane:
     """One lane's way through its pieces."""
 
     def __init__(self, of: Lanes, lane: int, cycle: int) -> None:
-        self._line, self._member = of.line, of.member
+        self._line = of.line
         runs = of.pieces(lane)
         start, _ = runs.pieces_at(np.array([cycle]))
-        self._pieces: Iterator[tuple[int, int, int, int]] = runs.between(int(start[0]), runs.total).pieces()
+        self._pieces: Iterator[tuple[Piece, int, int]] = runs.between(int(start[0]), runs.total).pieces(of.member)
         self.start = self.stop = int(start[0])
         """The cycles between which it gives the piece."""
         self.piece: Piece
@@ -217,8 +217,7 @@ class _Lane:
         if cycle < self.stop:
             return False
         while cycle >= self.stop:
-            first, stop, begin, end = next(self._pieces)
+            self.piece, begin, end = next(self._pieces)
             self.start, self.stop = self.stop, self.stop + end - begin
-        self.piece = self._line.piece(first, stop, self._member)
         self.frames = self._line.frames(self.piece)[begin:end]
         return True

@@ -75,9 +75,14 @@ def count_segments(lengths: NDArray[np.int64], segment_frames: int, group_frames
 def segment_of(frame: int, length: int, segment_frames: int, group_frames: int) -> tuple[int, int]:
     """Return the segment [start, stop) that this frame of an episode of so many is in."""
     groups, parts = -(-length // group_frames), int(count_segments(np.array([length]), segment_frames, group_frames)[0])
-    part = ((frame // group_frames + 1) * parts - 1) // groups
-    first, last = (number * groups // parts * group_frames for number in (part, part + 1))
-    return first, min(last, length)
+    start, stop = _part(((frame // group_frames + 1) * parts - 1) // groups, parts, length, group_frames)
+    return int(start), int(stop)
+
+
+def _part(part: Any, parts: Any, length: Any, group_frames: int) -> tuple[Any, Any]:  # noqa: ANN401 - numbers or arrays
+    """Return where a part of so many of an episode begins and ends: between groups."""
+    groups = -(-length // group_frames)
+    return part * groups // parts * group_frames, np.minimum((part + 1) * groups // parts * group_frames, length)
 
 
 class Line:
@@ -144,11 +149,8 @@ class Line:
     def bounds(self, segments: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return of these segments the episode, the first frame and the one after the last."""
         episodes = np.searchsorted(self._firsts, segments, side="right") - 1
-        lengths, parts = self.lengths[episodes], self._firsts[episodes + 1] - self._firsts[episodes]
-        groups = -(-lengths // self.coded_frames)
-        part = segments - self._firsts[episodes]
-        starts = part * groups // parts * self.coded_frames
-        stops = np.minimum((part + 1) * groups // parts * self.coded_frames, lengths)
+        parts = self._firsts[episodes + 1] - self._firsts[episodes]
+        starts, stops = _part(segments - self._firsts[episodes], parts, self.lengths[episodes], self.coded_frames)
         return episodes, starts, stops
 
     def index_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -187,9 +189,16 @@ class Line:
         return episodes, firsts + places - self.segment(numbers)[0]
 
     def piece(self, first: int, stop: int, member: int = 0) -> Piece:
-        """Return what lies between two places of one segment."""
-        episode, frame = (int(each[0]) for each in self.frames_at(np.array([first])))
-        return Piece(episode, frame, frame + stop - first, member, self._first_epoch + first // self.total)
+        """Return what lies from a place on, up to another one or to the end of its segment."""
+        epoch, inside = divmod(first, self.total)
+        drawn, ends = self._epoch(epoch)
+        number = int(ends.searchsorted(inside, side="right"))
+        segment = int(drawn[number])
+        episode = int(self._firsts.searchsorted(segment, side="right")) - 1
+        before, after = self._firsts[episode : episode + 2].tolist()
+        _, end = _part(segment - before, after - before, int(self.lengths[episode]), self.coded_frames)
+        frame = int(end) - int(ends[number]) + inside
+        return Piece(episode, frame, min(frame + stop - first, int(end)), member, self._first_epoch + epoch)
 
     def frames(self, piece: Piece) -> NDArray[np.int64]:
         """The frames of a piece in the order in which they are given."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from asyncfetch.order.line import Line
+    from asyncfetch.order.line import Line, Piece
 
 __all__ = ["FIRST", "STOP", "Runs"]
 
@@ -102,16 +102,13 @@ class Runs:
         kept[:, END] -= np.maximum(runs.ends[found] - np.repeat(stops, counts), 0)
         return Runs(self.line, kept)
 
-    def pieces(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield each piece with what is left of it, as a run of its own."""
+    def pieces(self, member: int = 0) -> Iterator[tuple[Piece, int, int]]:
+        """Yield each piece, and from which to which of its frames, as they are given, are left."""
         for (first, stop, begin, end), is_whole in zip(self.rows.tolist(), self.is_whole.tolist(), strict=True):
-            if not is_whole:
-                yield first, stop, begin, end
-                continue
             while first < stop:
-                last = min(int(self.line.segment_at(np.array([first]))[1][0]), stop)
-                yield first, last, 0, last - first
-                first = last
+                piece = self.line.piece(first, stop, member)
+                first += piece.stop - piece.start  # of a whole run there may be more
+                yield (piece, 0, piece.stop - piece.start) if is_whole else (piece, begin, end)
 
     def apart(self) -> Runs:
         """Return the same with a run for each piece."""

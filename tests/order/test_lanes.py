@@ -144,17 +144,13 @@ def test_a_cut_between_ranks_costs_one_group_of_pictures(lengths: np.ndarray, ra
     """What is fetched over all ranks for what is needed: at a cut one group of pictures comes twice."""
     fetched = 0
     for rank in range(ranks):
-        line, lanes = share(ranks, rank, lengths, group=group)
-        pieces = {piece for lane in range(len(lanes)) for piece in pieces_in(line, lanes.pieces(lane))}
+        _, lanes = share(ranks, rank, lengths, group=group)
+        pieces = {piece for lane in range(len(lanes)) for piece, _, _ in lanes.pieces(lane).pieces()}
         for piece in pieces:
             stop = min(-(-piece.stop // group) * group, int(lengths[piece.episode]))
             fetched += stop - piece.start // group * group
     assert fetched / lengths.sum() <= 1 + (ranks - 1) * group / lengths.sum()
     assert fetched / lengths.sum() <= 1 + ranks / len(lengths)
-
-
-def pieces_in(line: Line, runs: Runs) -> list[Piece]:
-    return [line.piece(first, stop) for first, stop, _, _ in runs.pieces()]
 
 
 def test_segments_begin_one_after_another() -> None:

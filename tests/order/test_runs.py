@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfetch.order.runs import Runs
+from asyncfetch.order.runs import FIRST, Runs
 from tests.order.test_line import lines
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ Frame = tuple[int, int, int]
 def frames_of(runs: Runs) -> list[Frame]:
     """(epoch, episode, frame) at each offset."""
     found: list[Frame] = []
-    for first, stop, begin, end in runs.pieces():
-        piece = runs.line.piece(first, stop)
+    for piece, begin, end in runs.pieces():
         found += [(piece.epoch, piece.episode, frame) for frame in runs.line.frames(piece)[begin:end].tolist()]
     return found
 
@@ -73,9 +72,9 @@ def test_a_cut_parts_a_piece_and_leaves_the_rest_as_it_was(runs: Runs, data: st.
     # Pieces without a cut inside are the same, frame by frame.
     at, parted = 0, sorted(offset for offset in offsets if 0 < offset < runs.total)
     before, after = frames_of(runs), frames_of(cut)
-    for first, stop, begin, end in runs.pieces():
+    for piece, begin, end in runs.pieces():
         upto = at + end - begin
-        if not any(at < offset < upto for offset in parted) or (begin, end) != (0, stop - first):
+        if not any(at < offset < upto for offset in parted) or (begin, end) != (0, piece.stop - piece.start):
             assert after[at:upto] == before[at:upto]
         at = upto
 
@@ -100,8 +99,14 @@ def test_what_spans_leave_is_what_lay_in_them(runs: Runs, data: st.DataObject) -
 @given(runs=rests(), data=st.data())
 def test_each_offset_is_in_a_piece(runs: Runs, data: st.DataObject) -> None:
     offsets = data.draw(st.lists(st.integers(0, runs.total - 1), min_size=1, max_size=6))
-    ends = np.cumsum([end - begin for _, _, begin, end in runs.pieces()]).tolist()
+    ends = np.cumsum([end - begin for _, begin, end in runs.pieces()]).tolist()
     assert runs.count_pieces() == len(ends)
+    apart = runs.apart()
+    assert apart.ends.tolist() == ends
+    assert frames_of(apart) == frames_of(runs)
+    episodes, firsts = runs.line.frames_at(apart.rows[:, FIRST])
+    pieces = [(piece.episode, piece.start) for piece, _, _ in runs.pieces()]
+    assert list(zip(episodes.tolist(), firsts.tolist(), strict=True)) == pieces
     starts, stops = runs.pieces_at(np.array(offsets))
     for offset, start, stop in zip(offsets, starts, stops, strict=True):
         place = next(place for place, end in enumerate(ends) if offset < end)
