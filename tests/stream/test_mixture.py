@@ -15,7 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
-from asyncfetch.stream.state import beginning, identity_of, run_of
+from asyncfetch.order.state import beginning, identity_of, run_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

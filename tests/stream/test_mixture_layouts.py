@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from asyncfetch.stream.mixing import Mixing
-from asyncfetch.stream.state import beginning
+from asyncfetch.order.mixing import Mixing
+from asyncfetch.order.state import beginning
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.stream.test_mixing import dealt
+from tests.order.test_mixing import dealt
 
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
@@ -25,8 +25,8 @@ from tests.stream.test_mixture import SEVERAL_STREAMS, WEIGHTS, any_moment, key,
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncfetch.stream.mixing import StopOn
-    from asyncfetch.stream.state import State
+    from asyncfetch.order.mixing import StopOn
+    from asyncfetch.order.state import State
 
     from asyncfetch.testing import DatasetTruth
     from tests.stream.test_mixture import Key

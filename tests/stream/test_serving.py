@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch
-from asyncfetch.stream.state import beginning, identity_of
+from asyncfetch.order.state import beginning, identity_of
 from torch.utils.data import DataLoader
 
 import asyncfetch as af

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from asyncfetch.stream.mixed import shapes
+from asyncfetch.stream.shapes import shapes
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import Field
