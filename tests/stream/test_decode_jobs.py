@@ -112,7 +112,7 @@ def test_no_run_is_cut_short_by_where_the_look_ahead_ends() -> None:
 def test_frames_of_a_group_are_decoded_by_one_job() -> None:
     steps = steps_of([30] * 64, pool=8, group=5)[:200]
     job_of = {
-        (job.steps[place].episode, job.steps[place].frame): job
+        (job.steps[place].piece, job.steps[place].frame): job
         for micro_batch in micro_batches(steps, Sizes(5, 5, 10, 8))
         for job, place in micro_batch.takes
     }
