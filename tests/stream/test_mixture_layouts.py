@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from asyncfetch.order.mixing import Mixing
-from asyncfetch.order.state import beginning
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.order.test_mixing import dealt
 
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
+from asyncfetch.order.mixing import Mixing
+from asyncfetch.order.state import beginning
 from asyncfetch.stream import Placement
 from asyncfetch.stream.source import source_of
 from asyncfetch.torch import merge_states
+from tests.order.test_mixing import dealt
 from tests.stream.test_mixture import SEVERAL_STREAMS, WEIGHTS, any_moment, key, keys, keys_of, member, saved
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.order.mixing import StopOn
     from asyncfetch.order.state import State
-
     from asyncfetch.testing import DatasetTruth
     from tests.stream.test_mixture import Key
 

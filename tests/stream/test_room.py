@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import numpy as np
 import pytest
+from asyncfetch.stream.placement import Placement, found_placement
+from asyncfetch.stream.protocols import Origin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncfetch as af
 import asyncfetch.stream.prefetcher
 from asyncfetch.lerobot import reader_of
-from asyncfetch.stream.placement import Placement, found_placement
 from asyncfetch.stream.pool import pools_that_fit
 from asyncfetch.stream.prefetcher import EpisodePrefetcher
-from asyncfetch.stream.protocols import Origin
 from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
 

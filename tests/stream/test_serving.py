@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch
-from asyncfetch.order.state import beginning, identity_of
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
+from asyncfetch.order.state import beginning, identity_of
 from asyncfetch.stream.source import source_of
 from asyncfetch.testing import read_identity
 
@@ -214,7 +214,7 @@ def test_a_pass_is_finished_with_its_last_batch_and_the_state_is_of_what_comes_n
     next(iterator)
     iterator.close()  # type: ignore[attr-defined]
     begun = batches.state_dict()
-    assert begun["shares"]["delivered"] == [[0, 0, 4]]
+    assert begun["legs"][-1]["given"] == [[0, 1, [], [0, 4, truth.num_frames]]]
     iter(batches)  # the same epoch again, from its beginning
     assert batches.state_dict() == beginning(1, identity_of(begun))
     next(iter(batches))
