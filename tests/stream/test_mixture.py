@@ -106,9 +106,8 @@ def test_members_give_their_epochs_in_turns_over_the_network(truths: list[Datase
         for number, truth in enumerate(truths):
             given = Counter(each for each in seen if each[0] == number)
             epochs, more = divmod(given.total(), truth.num_frames)
-            assert Counter(given.values()) == +Counter(
-                {epochs + 1: more, epochs: truth.num_frames - more} if epochs else {1: more}
-            )
+            times = Counter({epochs + 1: more, epochs: truth.num_frames - more})
+            assert Counter(given.values()) == +Counter({each: times[each] for each in times if each})
     mixed.close()
     counts = [sum(each[0] == number for each in seen) / len(seen) for number in range(3)]
     assert counts == pytest.approx(WEIGHTS, abs=0.03)
