@@ -340,4 +340,4 @@ class Visits:
         lanes = order.lanes[member]
         cursor = lanes.cursor()
         _, piece, frame = cursor.at(max(0, min(order.real[member], lanes.total) - 1))
-        return Visit([], piece, frame, is_padding=True)
+        return Visit([], piece._replace(begin=piece.stop - piece.start), frame, is_padding=True)

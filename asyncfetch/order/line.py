@@ -46,6 +46,8 @@ class Piece(NamedTuple):
     """The member of a mixture."""
     epoch: int = 0
     """The member's own epoch."""
+    begin: int = 0
+    """Frames of it, as they are drawn, that others gave or give: so parts of a begun one are pieces of their own."""
 
 
 def draw_key(*parts: int | str) -> int:

@@ -108,7 +108,7 @@ class Runs:
             while first < stop:
                 piece = self.line.piece(first, stop, member)
                 first += piece.stop - piece.start  # of a whole run there may be more
-                yield (piece, 0, piece.stop - piece.start) if is_whole else (piece, begin, end)
+                yield (piece, 0, piece.stop - piece.start) if is_whole else (piece._replace(begin=begin), begin, end)
 
     def apart(self) -> Runs:
         """Return the same with a run for each piece."""

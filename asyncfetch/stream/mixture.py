@@ -158,10 +158,10 @@ class Mixture(EpochStream):
     tensor.
 
     Whose sample comes when is arithmetic on weights and seed: at any point every member has been given its share within
-    a few samples (see ``mixing``). The k-th sample of a member is the k-th of the member's own epochs, one after the
-    other: who is used up begins its next epoch, in its next order, and what a member has left where the mixture's epoch
-    ends comes in the next one. An epoch is counted on from the one that was read or loaded last; one that is set and
-    lies before that, from the run's beginning, as if all had been read at this number of ranks and batch size.
+    a few samples (see ``mixing``), on each rank. A member gives its own epochs, one after the other: who is used up
+    begins its next one, and what a member has left where the mixture's epoch ends comes in the mixture's next. An epoch
+    is counted on from the one that was read or loaded last; one that is set and lies before that, from the run's
+    beginning, as if all had been read at this number of ranks and batch size.
 
     All members are read by one engine, within the bounds of one configuration; each takes only its metadata besides,
     which is read when the mixture is opened.

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch
-from asyncfetch.stream.state import beginning, identity_of
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
-from asyncfetch.stream.source import source_of
+from asyncfetch.order.state import beginning, identity_of
 from asyncfetch.testing import read_identity
 
 if TYPE_CHECKING:
@@ -80,9 +79,9 @@ def test_the_order_is_the_streams_epoch_after_epoch(
 ) -> None:
     for epoch in range(2):
         assert stream.epoch == epoch
-        assert indices(batches) == alone(truth, epoch)
+        assert indices(batches) == alone(truth, epoch, features=None)
     stream.set_epoch(5)
-    assert indices(batches) == alone(truth, 5)
+    assert indices(batches) == alone(truth, 5, features=None)
 
 
 def test_a_batch_is_what_a_loader_makes(truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches) -> None:
@@ -197,7 +196,7 @@ def test_behind_an_epoch_the_state_is_the_beginning_of_the_next(
 ) -> None:
     indices(batches)
     batches.load_state_dict(batches.state_dict())
-    assert indices(batches) == alone(truth, 1)
+    assert indices(batches) == alone(truth, 1, features=None)
 
 
 def test_a_pass_is_finished_with_its_last_batch_and_the_state_is_of_what_comes_next(
@@ -214,13 +213,13 @@ def test_a_pass_is_finished_with_its_last_batch_and_the_state_is_of_what_comes_n
     next(iterator)
     iterator.close()  # type: ignore[attr-defined]
     begun = batches.state_dict()
-    assert begun["shares"]["delivered"] == [[0, 0, 4]]
+    assert begun["legs"][-1]["given"] == [[0, 1, [], [0, 4, truth.num_frames]]]
     iter(batches)  # the same epoch again, from its beginning
     assert batches.state_dict() == beginning(1, identity_of(begun))
     next(iter(batches))
     stream.set_epoch(3)
     assert batches.state_dict() == stream.state_dict() == beginning(3, identity_of(begun))
-    assert indices(batches) == alone(truth, 3)
+    assert indices(batches) == alone(truth, 3, features=None)
 
 
 def test_behind_the_last_whole_batch_comes_the_next_epoch_where_the_rest_is_dropped(truth: DatasetTruth) -> None:
@@ -333,7 +332,8 @@ def test_a_killed_process_is_an_error_that_says_so_and_the_state_is_kept(truth: 
         state = batches.state_dict()
     assert seen == list(range(len(seen)))
     assert len(seen) <= 20
-    source_of(stream).transform = None
+    stream.close()
+    stream = stream_of(truth, shuffle=False)
     stream.load_state_dict(state)
     assert seen + [int(sample["index"]) for sample in stream] == list(range(truth.num_frames))
     stream.close()
@@ -416,13 +416,14 @@ def test_single_samples_and_larger_ones(truth: DatasetTruth) -> None:
 def test_a_rank_found_here_holds_there_and_a_short_batch_can_be_dropped(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything = alone(truth, 0)
+    own = stream_of(truth)
+    mine = [int(sample["index"]) for sample in source_of(own).iterate(Placement(1, 2))]
+    own.close()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with af.serve_samples(stream_of(truth), 4, drop_last=True) as batches:
         monkeypatch.delenv("RANK")
         seen = indices(batches)
-    mine = everything[1::2]
     assert seen == mine[: len(mine) // 4 * 4]
     assert len(seen) < len(mine)
 

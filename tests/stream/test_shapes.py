@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from asyncfetch.stream.mixed import shapes
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import Field
+from asyncfetch.stream.shapes import shapes
 
 PICTURE = Field("uint8", (3, 8, 8))
 ONE = {"task": Field("string"), "top": PICTURE, "state": Field("float32", (2,))}
