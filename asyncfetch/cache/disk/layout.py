@@ -227,7 +227,7 @@ def parse_file_name(name: str) -> tuple[VersionFile, BlockSpan]:
 
 
 def find_parts(names: Iterable[str], version: VersionFile, piece: BlockSpan) -> list[tuple[BlockSpan, BlockSpan]]:
-    """Return which files of these names, of other ranges, hold some of a piece, with what to take of each; that ascends."""
+    """Return which files of these names, of other ranges, hold some of a piece; what to take of each ascends."""
     beginning = f"{version.name}-"
     found = {parse_file_name(name)[1] for name in names if name.startswith(beginning) and is_file_name(name)} - {piece}
     parts, at = [], piece.start
