@@ -157,7 +157,6 @@ class Cursor:
         self._level = 0
         self._lanes: list[_Lane | None] = [None] * len(lanes)
         self._ends: list[tuple[int, int]] = []  # a heap: the cycle in which a piece that was used ends, and its lane
-        self._used: dict[Piece, int] = {}  # in how many lanes
 
     def at(self, number: int) -> tuple[list[Piece], Piece, int]:
         """The pieces that were used and aren't from this sample on; the piece and frame of the sample.
@@ -175,23 +174,22 @@ class Cursor:
         if at is None:
             at = self._lanes[lane] = _Lane(of, lane, cycle)
         if at.go_to(cycle):
-            self._used[at.piece] = self._used.get(at.piece, 0) + 1
             heapq.heappush(self._ends, (at.stop, lane))
         return left, at.piece, int(at.frames[cycle - at.start])
 
     def used(self) -> list[Piece]:
         """The pieces that were used and not yet left."""
-        return list(self._used)
+        return [self._piece(lane) for _, lane in self._ends]
+
+    def _piece(self, number: int) -> Piece:
+        lane = self._lanes[number]
+        assert lane is not None
+        return lane.piece
 
     def _left_before(self, cycle: int) -> list[Piece]:
         left = []
         while self._ends and self._ends[0][0] <= cycle:
-            at = self._lanes[heapq.heappop(self._ends)[1]]
-            assert at is not None
-            self._used[at.piece] -= 1
-            if not self._used[at.piece]:
-                del self._used[at.piece]
-                left.append(at.piece)
+            left.append(self._piece(heapq.heappop(self._ends)[1]))
         return left
 
 
@@ -215,6 +213,6 @@ class _Lane:
         while cycle >= self.stop:
             first, stop, begin, end = next(self._pieces)
             self.start, self.stop = self.stop, self.stop + end - begin
-        self.piece = self._line.piece(first, stop, self._member)
+        self.piece = self._line.piece(first, stop, self._member)._replace(begin=begin)
         self.frames = self._line.frames(self.piece)[begin:end]
         return True

@@ -46,6 +46,8 @@ class Piece(NamedTuple):
     """The member of a mixture."""
     epoch: int = 0
     """The member's own epoch."""
+    begin: int = 0
+    """How many of its frames, as they are drawn, don't come: others were given them, or another lane gives them."""
 
 
 def draw_key(*parts: int | str) -> int:
