@@ -15,10 +15,11 @@ whether the version is still the same, and what is held of another one goes.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
 import anyio
@@ -27,12 +28,13 @@ from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.errors import CacheError, ClosedError, ConfigError, ObjectChanged
 from asyncfetch.fetch.batch import each_on_its_own
 from asyncfetch.fetch.limiter import Caller, calling, current_caller
-from asyncfetch.fetch.objects import difference
+from asyncfetch.fetch.objects import difference, strong_etag
 from asyncfetch.fetch.reader import VersionedReader, byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.urls import object_name
 from asyncfetch.observe import Figures
 from asyncfetch.ranges import ByteRange, whole_number
 from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import AsyncOnly, LoopGuard
 from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.memory_pool import allocate
@@ -106,7 +108,7 @@ class CacheStatistics(Figures):
     joins: int
     """Answered by a fetch that was under way."""
     misses: int
-    """Began a fetch, successful or not."""
+    """Began a fetch, successful or not, or a copy of what other entries hold."""
     bypasses: int
     """Fetches whose bytes were handed out and not kept: larger than the cache, or outdated when they came."""
     evictions: int
@@ -167,16 +169,25 @@ class Lease:
         return f"<Lease {self.key.range!r}, {len(self.buffer)} bytes with {len(self.key.header)} of header>"
 
 
+class _Span(NamedTuple):
+    """An entry's range, and where its bytes are."""
+
+    start: int
+    stop: int
+    view: memoryview
+
+
 class _Held:
-    __slots__ = ("entries", "info")
+    __slots__ = ("info", "spans")
 
     def __init__(self, info: ObjectInfo | None) -> None:
         self.info = info
-        self.entries = 0
+        self.spans: list[_Span] = []
+        """One for each entry, by its beginning and end."""
 
 
 class HeldVersions:
-    """One version for all entries of an object, as long as there are any. Not thread-safe."""
+    """One version for all entries of an object, as long as there are any, and their ranges. Not thread-safe."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
@@ -186,21 +197,49 @@ class HeldVersions:
         held = self._held.get(name)
         return held is None or held.info is None or info is None or difference(held.info, info) is None
 
-    def add(self, name: str, info: ObjectInfo | None) -> None:
+    def add(self, key: CacheKey, buffer: memoryview, info: ObjectInfo | None) -> None:
         """An entry more, of a version that ``agrees``."""
+        name = key.range.url
         held = self._held.get(name)
         if held is None:
             held = self._held[name] = _Held(info)
         elif held.info is None:
             held.info = info
-        held.entries += 1
+        insort(held.spans, _span(key, buffer), key=_place)
 
-    def remove(self, name: str) -> None:
+    def remove(self, key: CacheKey, buffer: memoryview) -> None:
         """An entry less."""
+        name = key.range.url
         held = self._held[name]
-        held.entries -= 1
-        if not held.entries:
+        del held.spans[bisect_left(held.spans, _place(_span(key, buffer)), key=_place)]
+        if not held.spans:
             del self._held[name]
+
+    def parts(self, wanted: ByteRange, stop: int) -> tuple[ObjectInfo | None, list[_Span]]:
+        """Return what entries hold of a range, ascending, and the version that it is of.
+
+        Of entries that lie in one another not all are looked at.
+        """
+        held = self._held.get(object_name(wanted.url))
+        if held is None or held.info is None or strong_etag(held.info) is None or stop > held.info.size:
+            return None, []
+        parts, at = [], wanted.start
+        first = bisect_right(held.spans, at, key=lambda span: span.start) - 1
+        for span in held.spans[max(0, first) : bisect_left(held.spans, stop, key=lambda span: span.start)]:
+            start, end = max(at, span.start), min(span.stop, stop)
+            if start < end:
+                parts.append(_Span(start, end, span.view[start - span.start : end - span.start]))
+                at = end
+        return held.info, parts
+
+
+def _span(key: CacheKey, buffer: memoryview) -> _Span:
+    view = buffer[len(key.header) :]
+    return _Span(key.range.start, key.range.start + len(view), view)
+
+
+def _place(span: _Span) -> tuple[int, int]:
+    return span[:2]
 
 
 T = TypeVar("T")
@@ -351,8 +390,9 @@ class _RangeLoad:
 class ByteCache(AsyncOnly):
     """A RangeReader over another one that remembers what it read. Use it as an async context manager.
 
-    An entry is one range of one version of an object, with its header; overlapping ranges are different entries, and
-    urls that differ in their signature alone name one object. Entries in use are leased and never evicted; of the
+    An entry is one range of one version of an object, with its header; overlapping ranges are different entries, of
+    which a later one is copied from those that are held, as far as they go, where the object has a strong ETag. Urls
+    that differ in their signature alone name one object. Entries in use are leased and never evicted; of the
     others the least recently used goes first. What ``fetch`` returns is not leased: its bytes stay valid as long as the
     view is referenced, but an eviction drops the cache's own reference, so views that are kept for long cost memory
     beyond ``max_bytes``. Hold a lease where that matters.
@@ -612,12 +652,30 @@ class ByteCache(AsyncOnly):
             if self._versioned is None:
                 await self._fetcher.fetch_into(wanted.url, wanted.start, wanted.stop, place)
             elif place:
-                load.info = await self._versioned.read_into(wanted.url, wanted.start, wanted.stop, place)
+                load.info = await self._fill(self._versioned, wanted, place)
         except BaseException:
             if load.reservation is not None:
                 load.reservation.release()
                 self._space.grant()
             raise
+
+    async def _fill(self, reader: VersionedReader, wanted: ByteRange, place: memoryview) -> ObjectInfo:
+        """Copy what other entries hold of the bytes, and read the rest."""
+        stop = wanted.start + len(place)
+        info, parts = self._versions.parts(wanted, stop)
+        if info is None or not parts or not self._versions.agrees(object_name(wanted.url), reader.known(wanted.url)):
+            return await reader.read_into(wanted.url, wanted.start, stop, place)
+        for part in parts:
+            place[part.start - wanted.start : part.stop - wanted.start] = part.view
+        edges = [wanted.start, *(edge for part in parts for edge in part[:2]), stop]
+        gaps = [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
+
+        async def read(low: int, high: int) -> None:
+            view = place[low - wanted.start : high - wanted.start]
+            await reader.read_into(wanted.url, low, high, view, version=info)
+
+        await gather(*(partial(read, low, high) for low, high in gaps))
+        return info
 
     def _known(self, url: str) -> ObjectInfo | None:
         return None if self._versioned is None else self._versioned.known(url)
@@ -641,7 +699,7 @@ class ByteCache(AsyncOnly):
             for claim in claims:
                 claim.lease = Lease(key, load.buffer, None)
         else:
-            self._versions.add(load.name, load.info)
+            self._versions.add(key, load.buffer, load.info)
             landing = load.reservation.commit(key, load.buffer)
             for claim in claims:
                 claim.lease = Lease(key, load.buffer, partial(self._give_back, landing.share()))
@@ -671,7 +729,7 @@ class ByteCache(AsyncOnly):
             held.release()
             self._space.grant()
 
-    def _tell_evicted(self, key: CacheKey, _buffer: memoryview) -> None:
-        self._versions.remove(key.range.url)
+    def _tell_evicted(self, key: CacheKey, buffer: memoryview) -> None:
+        self._versions.remove(key, buffer)
         for callback in self._evict_callbacks:
             callback(key)

@@ -160,7 +160,7 @@ class Cursor:
         self._of = lanes
         self._level = 0
         self._lanes: list[_Lane | None] = [None] * len(lanes)
-        self._ends: list[tuple[int, int]] = []  # a heap: the cycle in which a piece that was used ends, and its lane
+        self._ends: list[tuple[int, Piece]] = []  # a heap: the pieces that were used, by the cycle in which each ends
 
     def at(self, number: int) -> tuple[list[Piece], Piece, int]:
         """The pieces that were used and aren't from this sample on; the piece and frame of the sample.
@@ -178,23 +178,18 @@ class Cursor:
         if at is None:
             at = self._lanes[lane] = _Lane(of, lane, cycle)
         if at.go_to(cycle):
-            heapq.heappush(self._ends, (at.stop, lane))
+            heapq.heappush(self._ends, (at.stop, at.piece))
         return left, at.piece, int(at.frames[cycle - at.start])
 
     def used(self) -> list[Piece]:
         """The pieces that were used and not yet left."""
-        return [self._piece_of(lane) for _, lane in sorted(self._ends)]
+        return [piece for _, piece in sorted(self._ends)]
 
     def _left_before(self, cycle: int) -> list[Piece]:
         left = []
         while self._ends and self._ends[0][0] <= cycle:
-            left.append(self._piece_of(heapq.heappop(self._ends)[1]))
+            left.append(heapq.heappop(self._ends)[1])
         return left
-
-    def _piece_of(self, lane: int) -> Piece:
-        at = self._lanes[lane]
-        assert at is not None
-        return at.piece
 
 
 class _Lane:

@@ -460,6 +460,37 @@ async def test_a_header_needs_the_end_of_its_range() -> None:
     assert reader.log == []
 
 
+async def test_a_range_is_copied_from_others_that_are_held() -> None:
+    """And only what none of them holds is asked for."""
+    whole = OBJECTS[URL]
+    async with RangeServer({"a": whole}) as server:
+        config = FetchConfig(ca_file=server.ca_file, hedge=None)
+        async with Fetcher(config) as fetcher, ByteCache(fetcher, max_bytes=10_000) as cache:
+            url = f"{server.url}/a"
+            for start, stop in ((0, 300), (100, 400), (600, 700)):
+                assert await cache.fetch(url, start, stop) == whole[start:stop]
+            assert [request.bytes_sent for request in server.requests] == [300, 100, 100]
+            server.reset()
+            with await cache.acquire(url, 50, 900, header=b"header") as lease:
+                assert lease.buffer == b"header" + whole[50:900]
+            assert sorted((one.start or 0, one.bytes_sent) for one in server.requests) == [(400, 200), (700, 200)]
+            assert await cache.fetch(url, 60, 850) == whole[60:850]
+            assert len(server.requests) == 2
+
+
+async def test_a_range_of_two_versions_is_not_put_together() -> None:
+    content = {"a": OBJECTS[URL]}
+    async with RangeServer(content) as server:
+        config = FetchConfig(ca_file=server.ca_file, hedge=None)
+        async with Fetcher(config) as fetcher, ByteCache(fetcher, max_bytes=10_000) as cache:
+            url = f"{server.url}/a"
+            await cache.fetch(url, 0, 300)
+            content["a"] = OBJECTS[OTHER]
+            with pytest.raises(ObjectChanged):
+                await cache.fetch(url, 200, 500)
+            assert await cache.fetch(url, 200, 500) == OBJECTS[OTHER][200:500]
+
+
 @pytest.mark.parametrize("max_bytes", [0, -1, 1.5, True, "1", None])
 def test_a_bound_that_cannot_be_meant_is_refused(max_bytes: Any) -> None:  # noqa: ANN401
     with pytest.raises(ConfigError, match="max_bytes must be a whole number, at least 1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -147,7 +148,7 @@ def test_two_ranks_with_two_workers_each(served: Served, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("chosen", "workers"), [(None, 3), ([1, 3], 5)], ids=["three workers, 64 lanes", "more workers than episodes"]
+    ("chosen", "workers"), [(None, 3), ([1, 3], 5)], ids=["three workers, a pool of 64", "more workers than episodes"]
 )
 def test_workers_that_divide_nothing_evenly(served: Served, chosen: list[int] | None, workers: int) -> None:
     config = served.config(pool_segments=64)
@@ -157,33 +158,26 @@ def test_workers_that_divide_nothing_evenly(served: Served, chosen: list[int] | 
     assert sorted(served.check_batches(loader)) == expected
 
 
-@pytest.mark.parametrize("consumers", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("shuffle", [False, True], ids=["in sequence", "shuffled"])
-async def test_the_global_order_is_the_same_for_every_number_of_consumers(
-    served: Served, shuffle: bool, consumers: int
-) -> None:
-    """Step by step, whoever takes which sample of a step."""
+async def test_ranks_have_equal_parts_of_an_epoch(served: Served, shuffle: bool, world_size: int) -> None:
+    """Not shuffled, they are neighbouring parts of the dataset's order."""
     stream = served.stream(shuffle=shuffle, features=[])
-    alone = keys_of(await read(stream, epoch=3, rank=0, world_size=1))
-    taken = []
-    for rank in range(consumers):
-        async with source_of(stream).samples_of(
-            Placement(rank, consumers, batch_size=4, drop_last=False), epoch=3
-        ) as samples:
-            taken.append(keys_of([sample async for sample in samples]))
+    taken = [keys_of(await read(stream, epoch=3, rank=rank, world_size=world_size)) for rank in range(world_size)]
+    together = list(itertools.chain(*taken))
+    assert sorted(together) == served.keys
+    assert (together == served.keys) is not shuffle
     assert max(map(len, taken)) - min(map(len, taken)) <= 1
-    for step in range(-(-len(alone) // (4 * consumers))):
-        together = [key for keys in taken for key in keys[4 * step : 4 * step + 4]]
-        assert sorted(together) == sorted(alone[4 * consumers * step : 4 * consumers * (step + 1)])
 
 
-def test_ranks_and_their_workers_take_what_as_many_ranks_would(served: Served) -> None:
+@pytest.mark.parametrize(("workers", "turn"), [(2, 1), (3, 4)])
+def test_workers_of_a_rank_take_its_order_by_turns(served: Served, workers: int, turn: int) -> None:
     stream = served.stream(features=[])
-    alone = keys_of(source_of(stream).iterate(Placement(), epoch=0))
     for rank in range(2):
-        for worker in range(2):
-            part = keys_of(source_of(stream).iterate(Placement(rank, 2, worker, 2), epoch=0))
-            assert part == alone[rank + 2 * worker :: 4]
+        alone = keys_of(source_of(stream).iterate(Placement(rank, 2), epoch=0))
+        for worker in range(workers):
+            part = keys_of(source_of(stream).iterate(Placement(rank, 2, worker, workers, turn), epoch=0))
+            assert part == [key for number, key in enumerate(alone) if number // turn % workers == worker]
     stream.close()
 
 

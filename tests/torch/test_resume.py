@@ -136,6 +136,27 @@ def test_over_any_world_sizes_just_what_was_left_comes(
     assert sorted(taken + rest) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
 
 
+def test_a_piece_that_two_lanes_give_is_one_for_each(truth: DatasetTruth, stream: af.Stream) -> None:
+    """Of a begun one each gives a part of what is left, one at the beginning of the pass and one at its end."""
+    state, taken = beginning(0), list[Key]()
+    for counts in ((9, 6), (1, 2, 3, 4)):
+        states = []
+        for rank, count in enumerate(counts):
+            stream.load_state_dict(state)
+            samples = source_of(stream).iterate(Placement(rank, len(counts)), epoch=0)
+            taken += keys_of(itertools.islice(samples, count))
+            states.append(samples.state_dict())
+            samples.close()
+        state = saved(af.torch.merge_states(states))
+        for worker in range(2):
+            stream.load_state_dict(state)
+            plan = source_of(stream).planned(Placement(0, 1, worker, 2), 0)
+            pieces = [piece for piece in plan.first_uses() if piece is not None]
+            assert len(set(pieces)) == len(pieces)
+    stream.load_state_dict(state)
+    assert len(set(taken + keys_of(stream))) == TOTAL
+
+
 def test_an_epoch_of_episodes_between_whose_numbers_are_gaps_goes_on_over_any_world_sizes(
     truth: DatasetTruth, tmp_path: Path
 ) -> None:

@@ -146,7 +146,7 @@ def test_a_copy_from_before_its_process_was_a_rank_reads_that_ranks_part(
         dataset.set_epoch(0)
         assert indices(samples) == expected
     assert len(dataset) == len(expected)
-    assert dataset.state_after(len(expected), num_workers=1)["shares"]["world_size"] == 2
+    assert dataset.state_after(len(expected), num_workers=1)["legs"][-1]["world_size"] == 2
     dataset.stream.close()
     stream.close()
 
@@ -270,7 +270,7 @@ def test_workers_of_a_rank_fetch_each_byte_once(
 @pytest.mark.parametrize("held", [10, 6, 2])
 def test_workers_need_room_for_one_pool_and_pay_each_for_what_finds_none(clips: DatasetTruth, held: int) -> None:
     stream = af.Stream(str(clips.root))
-    sizes = sorted(source_of(stream).session().thread.run(_sizes_of, source_of(stream).opened()))
+    sizes = sorted(source_of(stream).session().thread.run(_sizes_of, source_of(stream).opened().datasets[0]))
     stream.close()
     # A quarter is for what finds no room in common.
     clips_bytes = sum(sizes[-held:]) * 4 // 3 + 4

@@ -31,9 +31,7 @@ pytestmark = [
 
 def config(silent_process_seconds: float = 60.0) -> af.StreamConfig:
     timeouts = af.TimeoutConfig(silent_process_seconds=silent_process_seconds)
-    return af.StreamConfig(
-        lanes=2, pool_segments=2, decode_threads=2, decoder="pyav", fetch=af.FetchConfig(timeouts=timeouts)
-    )
+    return af.StreamConfig(pool_segments=2, decode_threads=2, decoder="pyav", fetch=af.FetchConfig(timeouts=timeouts))
 
 
 def larger(sample: Any) -> Any:  # noqa: ANN401

@@ -8,8 +8,8 @@
 
 An object is a url without its signature, and the store that is asked where the url doesn't say that; a version is an
 ETag and a size. The names are hashes. A file holds bytes [start, stop) of the version, within one block of
-`BLOCK_BYTES`: a whole one, or just what was asked of it. So nothing is fetched that nobody asked for, and whoever asks
-for the same range again finds the same files.
+`BLOCK_BYTES`: a whole one, or just what was asked of it and wasn't there. So nothing is fetched that nobody asked for,
+and nothing twice: whoever asks for another range finds what the files hold of it.
 
 Subdirectories have no meaning: they are so many that a million files are about a thousand in each, which is quickly
 listed. With a folder for each object and version, a million small objects were two million folders of 4 KiB, and to
@@ -49,7 +49,7 @@ __all__ = [
     "cost_bytes",
     "default_directory",
     "file_path",
-    "find_larger",
+    "find_parts",
     "is_file_name",
     "join",
     "load_checksum",
@@ -226,15 +226,17 @@ def parse_file_name(name: str) -> tuple[VersionFile, BlockSpan]:
     return VersionFile(object_id, version), BlockSpan(int(start, 16), int(stop, 16))
 
 
-def find_larger(names: Iterable[str], version: VersionFile, piece: BlockSpan) -> BlockSpan | None:
-    """Return, of the files of these names, one that holds all of a piece and more."""
+def find_parts(names: Iterable[str], version: VersionFile, piece: BlockSpan) -> list[tuple[BlockSpan, BlockSpan]]:
+    """Return which files of these names, of other ranges, hold some of a piece; what to take of each ascends."""
     beginning = f"{version.name}-"
-    for name in names:
-        if name.startswith(beginning) and is_file_name(name):
-            start, stop = (int(number, 16) for number in name[len(beginning) :].split("-"))
-            if start <= piece.start and piece.stop <= stop and stop - start > piece.size_bytes:
-                return BlockSpan(start, stop)
-    return None
+    found = {parse_file_name(name)[1] for name in names if name.startswith(beginning) and is_file_name(name)} - {piece}
+    parts, at = [], piece.start
+    for file in sorted(found, key=lambda file: (max(file.start, piece.start), -file.stop)):
+        start, stop = max(file.start, at), min(file.stop, piece.stop)
+        if start < stop:
+            parts.append((file, BlockSpan(start, stop)))
+            at = stop
+    return parts
 
 
 def split(start: int, stop: int) -> list[BlockSpan]:

@@ -132,11 +132,12 @@ class DiskStore:
             return False
 
     def read(self, version: VersionFile, start: int, view: memoryview) -> list[BlockSpan]:
-        """Fill ``view``, which is for the bytes from ``start`` on, and return the pieces that aren't there, ascending.
+        """Fill ``view``, which is for the bytes from ``start`` on, and return what isn't there, ascending.
 
-        What a missing piece's place in ``view`` holds is undefined.
+        What the places of that in ``view`` hold is undefined.
         """
         missing: list[BlockSpan] = []
+        misses = 0
         pieces = split(start, start + len(view))
         descriptors = [self._open(version, piece) for piece in pieces]
         try:
@@ -144,17 +145,17 @@ class DiskStore:
                 place = view[piece.start - start : piece.stop - start]
                 if self._read_file(version, piece, place, descriptors[number:]):
                     continue
-                larger = self._larger(version, piece)
-                if larger is None or not self._read_part(version, larger, piece, place):
-                    missing.append(piece)
+                lacking = self._read_parts(version, piece, place)
+                missing += lacking
+                misses += bool(lacking)
         finally:
             for descriptor in descriptors:
                 if descriptor is not None:
                     os.close(descriptor)
         self._count(
-            hits=len(pieces) - len(missing),
+            hits=len(pieces) - misses,
             hit_bytes=len(view) - sum(piece.size_bytes for piece in missing),
-            misses=len(missing),
+            misses=misses,
         )
         return missing
 
@@ -196,19 +197,27 @@ class DiskStore:
         """End ``make_room`` soon, in whatever thread it runs."""
         self.folder.subdirectories.stop()
 
-    def _read_part(self, version: VersionFile, larger: BlockSpan, piece: BlockSpan, place: memoryview) -> bool:
-        """Read a piece out of a larger one, which only as a whole is known to be right."""
-        descriptor = self._open(version, larger)
-        if descriptor is None:
-            return False
-        whole = np.empty(larger.size_bytes, np.uint8).data
-        try:
-            if not self._read_file(version, larger, whole, [descriptor]):
-                return False
-        finally:
-            os.close(descriptor)
-        place[:] = whole[piece.start - larger.start : piece.stop - larger.start]
-        return True
+    def _read_parts(self, version: VersionFile, piece: BlockSpan, place: memoryview) -> list[BlockSpan]:
+        """Read what files of other ranges hold of a piece, and return what none of them does."""
+        missing, at = [], piece.start
+        for file, part in self._parts(version, piece):
+            whole = np.empty(file.size_bytes, np.uint8).data  # only as a whole it is known to be right
+            descriptor = self._open(version, file)
+            try:
+                if not self._read_file(version, file, whole, [descriptor]):
+                    continue
+            finally:
+                if descriptor is not None:
+                    os.close(descriptor)
+            place[part.start - piece.start : part.stop - piece.start] = whole[
+                part.start - file.start : part.stop - file.start
+            ]
+            if at < part.start:
+                missing.append(BlockSpan(at, part.start))
+            at = part.stop
+        if at < piece.stop:
+            missing.append(BlockSpan(at, piece.stop))
+        return missing
 
     def _open(self, version: VersionFile, piece: BlockSpan) -> int | None:
         try:
@@ -237,12 +246,12 @@ class DiskStore:
             return False
         return True
 
-    def _larger(self, version: VersionFile, piece: BlockSpan) -> BlockSpan | None:
+    def _parts(self, version: VersionFile, piece: BlockSpan) -> list[tuple[BlockSpan, BlockSpan]]:
         try:
-            return self.folder.subdirectories.larger(version, piece)
+            return self.folder.subdirectories.parts(version, piece)
         except OSError as error:
             self._failed("read", error)
-            return None
+            return []
 
     def _write_file(self, version: VersionFile, piece: BlockSpan, content: memoryview) -> bool:
         """Return whether there was room."""

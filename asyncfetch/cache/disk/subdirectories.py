@@ -24,7 +24,7 @@ from asyncfetch.cache.disk.layout import (
     VersionFile,
     cost_bytes,
     file_path,
-    find_larger,
+    find_parts,
     is_file_name,
     parse_file_name,
     subdirectories,
@@ -113,9 +113,9 @@ class Subdirectories:
         """Return whether there may be something of the blocks of an object that bytes [start, stop) are in."""
         return any(name.startswith(f"{object_id}-") for name in self._names(object_id, start, stop))
 
-    def larger(self, version: VersionFile, piece: BlockSpan) -> BlockSpan | None:
-        """A piece that is there and holds this one among others."""
-        return find_larger(self._names(version.object, piece.start, piece.stop), version, piece)
+    def parts(self, version: VersionFile, piece: BlockSpan) -> list[tuple[BlockSpan, BlockSpan]]:
+        """Files that hold some of a piece, each with what to take of it."""
+        return find_parts(self._names(version.object, piece.start, piece.stop), version, piece)
 
     def files(self) -> Iterator[BlockFile]:
         """All files, in no order. What comes and goes meanwhile may be among them or not."""

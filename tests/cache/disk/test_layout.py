@@ -15,7 +15,7 @@ from asyncfetch.cache.disk.layout import (
     VersionFile,
     cost_bytes,
     file_path,
-    find_larger,
+    find_parts,
     is_file_name,
     join,
     object_id,
@@ -78,11 +78,17 @@ def test_a_million_small_objects_are_spread_evenly() -> None:
     assert max(counts.values()) < 3 * 20
 
 
-def test_a_larger_piece_is_one_of_the_same_version_with_more_than_all_of_it() -> None:
+def test_parts_of_a_piece_are_in_files_of_the_same_version() -> None:
     other = VersionFile.of(ObjectInfo("https://data.example.org/b", 100, '"tag"'))
-    names = [f"{VERSION.name}-{end}" for end in ("0-a", "a-14", "b-64", "1-1", "notes.txt")] + [f"{other.name}-0-64"]
-    assert find_larger(names, VERSION, BlockSpan(10, 20)) is None
-    assert find_larger([*names, f"{VERSION.name}-9-14"], VERSION, BlockSpan(10, 20)) == BlockSpan(9, 20)
+    names = [f"{VERSION.name}-{end}" for end in ("0-a", "14-1e", "1-1", "notes.txt")] + [f"{other.name}-0-64"]
+    assert find_parts(names, VERSION, BlockSpan(10, 20)) == []
+    names += [f"{VERSION.name}-{end}" for end in ("9-c", "a-b", "b-f", "11-64")]
+    parts = [(BlockSpan(9, 12), (10, 12)), (BlockSpan(11, 15), (12, 15)), (BlockSpan(17, 100), (17, 20))]
+    found = find_parts(names, VERSION, BlockSpan(10, 20))
+    assert [(file, (part.start, part.stop)) for file, part in found] == parts
+    assert find_parts([*names, f"{VERSION.name}-9-20"], VERSION, BlockSpan(10, 20)) == [
+        (BlockSpan(9, 32), BlockSpan(10, 20))
+    ]
 
 
 @given(st.integers(1, 2**40))

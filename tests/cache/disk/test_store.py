@@ -32,7 +32,7 @@ def test_what_was_written_is_read_and_the_rest_is_missing(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 100, 3 * MIB + 7)
     assert get(disk, 100, 3 * MIB + 7) == []
-    assert get(disk, 0, 4 * MIB) == [BlockSpan(0, MIB), BlockSpan(3 * MIB, 4 * MIB)]
+    assert get(disk, 0, 4 * MIB) == [BlockSpan(0, 100), BlockSpan(3 * MIB + 7, 4 * MIB)]
     statistics = disk.statistics()
     assert (statistics.written, statistics.written_bytes) == (4, 3 * MIB + 7 - 100)
     assert (statistics.hits, statistics.misses) == (4 + 2, 2)
@@ -42,7 +42,7 @@ def test_a_part_of_what_is_there_is_found(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 10, 2 * MIB)
     assert get(disk, 500, MIB + 3) == []
-    assert get(disk, 9, 20) == [BlockSpan(9, 20)]
+    assert get(disk, 9, 20) == [BlockSpan(9, 10)]
 
 
 def test_other_versions_and_objects_are_not(tier: Tier) -> None:
@@ -154,6 +154,16 @@ def test_damage_is_never_read_is_deleted_and_counted(tier: Tier, damage: str, at
     assert (disk.statistics().damaged, tier.files()) == (1, [])
     put(disk, 0, 100)
     assert get(disk, 0, 100) == []
+
+
+def test_a_range_is_read_from_files_of_others(tier: Tier) -> None:
+    disk = tier.open()
+    for low, high in ((0, 100), (90, 200), (250, 300), (MIB - 10, MIB + 10)):
+        put(disk, low, high)
+    assert get(disk, 50, 190) == []
+    assert get(disk, 80, 310) == [BlockSpan(200, 250), BlockSpan(300, 310)]
+    assert get(disk, MIB - 20, MIB + 20) == [BlockSpan(MIB - 20, MIB - 10), BlockSpan(MIB + 10, MIB + 20)]
+    assert (disk.statistics().hits, disk.statistics().misses) == (1, 3)
 
 
 def test_damage_in_a_larger_piece_hides_no_smaller_one(tier: Tier) -> None:
