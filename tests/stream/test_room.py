@@ -366,9 +366,7 @@ async def test_the_first_episode_is_asked_for_alone(
 
 
 async def test_two_passes_that_fit_both_get_every_frame(truth: DatasetTruth, clip_bytes: list[int]) -> None:
-    async with af.open_dataset(
-        str(truth.root), config=config(2 * sum(clip_bytes), pool_segments=2)
-    ) as dataset:
+    async with af.open_dataset(str(truth.root), config=config(2 * sum(clip_bytes), pool_segments=2)) as dataset:
         orders: dict[int, list[int]] = {}
 
         async def run(seed: int) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from asyncfetch.stream.traffic import TrafficPlan
     from asyncfetch.testing import DatasetTruth
 
-CONFIG = af.StreamConfig( pool_segments=4, prefetch_segments=1, decode_threads=1, fetch=af.FetchConfig(hedge=None, max_gap_bytes=0)
+CONFIG = af.StreamConfig(
+    pool_segments=4, prefetch_segments=1, decode_threads=1, fetch=af.FetchConfig(hedge=None, max_gap_bytes=0)
 )
 
 
