@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
@@ -120,7 +120,13 @@ def size_of(truth: DatasetTruth) -> int:
 
 
 async def read_epoch(
-    served: Served, epoch: int, tiers: list[Path], monkeypatch: pytest.MonkeyPatch, *, ranks: int, **settings: Any
+    served: Served,
+    epoch: int,
+    tiers: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ranks: int,
+    keep_shares: Literal["node"] | None,
 ) -> int:
     """The bytes that are sent for an epoch of jobs of so many ranks on each node, which has a disk cache."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
@@ -133,7 +139,7 @@ async def read_epoch(
                 disk_cache_max_bytes=1 << 30,
                 pool_segments=8,
                 fetch=af.FetchConfig(ca_file=served.server.ca_file, hedge=None),
-                **settings,
+                keep_shares=keep_shares,
             )
         )
         async with stream.samples(epoch=epoch, rank=rank, world_size=world_size) as samples:

@@ -27,7 +27,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     truth = write_dataset(
         tmp_path_factory.mktemp("many") / "data",
         episodes=400,
-        length=10,
+        length=4,
         cameras=[CAMERA],
         width=64,
         height=64,
@@ -60,5 +60,4 @@ def test_ranks_together_fetch_what_one_would(many: Served) -> None:
     alone = clip_bytes(many, 1)
     for ranks in (2, 3, 8):
         fetched = clip_bytes(many, ranks)
-        print(ranks, fetched / alone, fetched)
         assert fetched <= 1.03 * alone, ranks
