@@ -50,8 +50,8 @@ class TrafficPlan:
     """Segments that the samples of a rank's batch come from, at most; where no batch is known, of 32 samples."""
 
 
-class Read(NamedTuple):
-    """What all ranks read of one member in an epoch, a piece in each place."""
+class PiecesRead(NamedTuple):
+    """The pieces that all ranks read of one member in an epoch, one in each place."""
 
     ranks: NDArray[np.int64]
     episodes: NDArray[np.int64]
@@ -59,7 +59,7 @@ class Read(NamedTuple):
     """Frames of the groups of pictures that the piece lies in."""
 
 
-def frames_fetched(deal: Deal, member: int) -> Read:
+def frames_fetched(deal: Deal, member: int) -> PiecesRead:
     """Return who reads what of a member. Takes some microseconds a piece."""
     rows: list[tuple[int, int, int]] = []
     line = deal.left.members[member].line
@@ -74,7 +74,7 @@ def frames_fetched(deal: Deal, member: int) -> Read:
                 last = min(-(-piece.stop // size) * size, int(line.lengths[piece.episode]))
                 rows.append((rank, piece.episode, last - piece.start // size * size))
     found = np.array(rows, np.int64).reshape(-1, 3)
-    return Read(found[:, 0], found[:, 1], found[:, 2])
+    return PiecesRead(found[:, 0], found[:, 1], found[:, 2])
 
 
 async def _weigh(dataset: LeRobotDataset, chosen: Sequence[int]) -> NDArray[np.float64]:

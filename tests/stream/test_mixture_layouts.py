@@ -148,9 +148,7 @@ def test_one_rank_does_not_deal_out_anew_what_it_does_not_know(truths: list[Data
     state = saved(mixed.state_dict())
     for size in (2, 3, 8):
         mixed.load_state_dict(state)
-        with pytest.raises(
-            StateMismatch, match=r"1 of the 2 consumers .* shared the epoch, .*load .*merge_states"
-        ):
+        with pytest.raises(StateMismatch, match=r"1 of the 2 consumers .* shared the epoch, .*load .*merge_states"):
             next(source_of(mixed).iterate(Placement(1, 2, batch_size=size)))
     mixed.load_state_dict(state)
     assert len(list(source_of(mixed).iterate(Placement(1, 2, batch_size=4)))) > 8
