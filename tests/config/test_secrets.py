@@ -224,7 +224,7 @@ def test_what_is_no_secret_of_a_url_is_pickled(url: str) -> None:
 def test_copies_of_a_url_are_whole() -> None:
     stream = af.Stream("https://me:hidden@host/a")
     for again in (copy.copy(source_of(stream)), source_of(copy.deepcopy(stream)), source_of(stream).shared_by(2)):
-        assert again.source == "https://me:hidden@host/a"
+        assert again.members[0].source == "https://me:hidden@host/a"
 
 
 @pytest.mark.usefixtures("programs_are_warm")
