@@ -58,7 +58,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """What is read of one dataset, and in which order; ``Stream`` documents its fields."""
+    """One dataset of a pass: the part of it that is read, and its order; ``Stream`` documents the fields."""
 
     source: str | LeRobotDataset
     shuffle: bool

@@ -1,4 +1,4 @@
-"""What a pass decodes ahead of its consumer: jobs in the order's order, within a bound, each in a decode thread."""
+"""The jobs that a pass decodes ahead of its consumer: in the order's order, within a bound, each in a decode thread."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _OF_ORDER = ("pool_segments", "segment_seconds", "group_frames")
 
 
 class MixtureSource(SampleSource):
-    """What a ``Mixture`` reads; its arguments are that one's, the members as their sources."""
+    """The source of a ``Mixture``; its arguments are that one's, the members as their sources."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class MixtureSource(SampleSource):
         config = config or _common_config(given)
         super().__init__(_members(given, config, self.schedule), config, seed=seed, transform=transform)
         self._streams = tuple(streams)
-        """As they were given: none of them may have a state of its own."""
+        """The members as they were given: none may have a state of its own."""
 
     def go_on(self, state: State, epoch: int) -> None:
         """See SampleSource."""

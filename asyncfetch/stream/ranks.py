@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, and on how many machines they are."""
+"""The rank of this process among how many, and the machines that they are on."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class SampleSource:
         self, members: Sequence[Member], config: StreamConfig, *, seed: int, transform: Transform | None = None
     ) -> None:
         self.members: tuple[Member, ...] = tuple(members)
-        """What is read."""
+        """The datasets that are read."""
         self.config = config
         """Settings of all together."""
         self.seed = whole_seed(seed)
@@ -700,7 +700,7 @@ class EpochStream:
 
 
 def source_of(stream: EpochStream) -> SampleSource:
-    """What is read of a user's stream, for the rooms above."""
+    """Return the source of a user's stream, for the rooms above."""
     return stream._source
 
 

@@ -53,8 +53,8 @@ class TrafficPlan:
     """Segments that the samples of a rank's batch come from, at most; where no batch is known, of 32 samples."""
 
 
-class Read(NamedTuple):
-    """What all ranks read of one member in an epoch, a piece in each place."""
+class PiecesRead(NamedTuple):
+    """The pieces that all ranks read of one member in an epoch, one in each place."""
 
     ranks: NDArray[np.int64]
     episodes: NDArray[np.int64]
@@ -62,7 +62,7 @@ class Read(NamedTuple):
     """Frames of the groups of pictures that the piece lies in."""
 
 
-def frames_fetched(deal: Deal, member: int) -> Read:
+def frames_fetched(deal: Deal, member: int) -> PiecesRead:
     """Return who reads what of a member."""
     line, found = deal.left.members[member].line, [np.zeros((3, 0), np.int64)]
     size = line.coded_frames
@@ -73,7 +73,7 @@ def frames_fetched(deal: Deal, member: int) -> Read:
         stops = starts + rows[those, STOP] - firsts
         frames = np.minimum(-(-stops // size) * size, line.lengths[episodes]) - starts // size * size
         found.append(np.stack([np.full(len(frames), rank), episodes, frames]))
-    return Read(*np.concatenate(found, axis=1))
+    return PiecesRead(*np.concatenate(found, axis=1))
 
 
 async def _weigh(dataset: LeRobotDataset, chosen: Sequence[int]) -> NDArray[np.float64]:

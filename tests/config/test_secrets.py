@@ -208,7 +208,7 @@ def test_a_urls_own_secrets_stay_behind_and_are_missed(url: str, left: str) -> N
     for holder in (af.Stream(url), af.torch.FrameDataset(url), af.UrlStore(url), af.TarStore([url])):
         assert b"hidden" not in pickle.dumps(holder)
         assert "hid" not in repr(holder)
-    again = source_of(pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(af.Stream(url)))))).source
+    again = source_of(pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(af.Stream(url)))))).members[0].source
     assert again == left
     with pytest.raises(af.ConfigError, match="has lost its password or signature"):
         read(af.FetchConfig(), again)
@@ -218,13 +218,13 @@ def test_a_urls_own_secrets_stay_behind_and_are_missed(url: str, left: str) -> N
 def test_what_is_no_secret_of_a_url_is_pickled(url: str) -> None:
     stream = af.Stream(url)
     for again in (pickle.loads(pickle.dumps(stream)), copy.deepcopy(stream), copy.copy(stream)):
-        assert source_of(again).source == url
+        assert source_of(again).members[0].source == url
 
 
 def test_copies_of_a_url_are_whole() -> None:
     stream = af.Stream("https://me:hidden@host/a")
     for again in (copy.copy(source_of(stream)), source_of(copy.deepcopy(stream)), source_of(stream).shared_by(2)):
-        assert again.source == "https://me:hidden@host/a"
+        assert again.members[0].source == "https://me:hidden@host/a"
 
 
 @pytest.mark.usefixtures("programs_are_warm")
