@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import asyncfetch as af
-from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS, EpochCounter, Turn
+from asyncfetch.order.state import MAX_EPOCH, MAX_WORKERS
+from asyncfetch.stream.epochs import EpochCounter, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

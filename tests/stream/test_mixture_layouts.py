@@ -16,6 +16,7 @@ from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.order.mixing import Mixing
 from asyncfetch.order.state import beginning
 from asyncfetch.stream import Placement
+from asyncfetch.stream.mixture import MixtureSource
 from asyncfetch.stream.source import source_of
 from asyncfetch.torch import merge_states
 from tests.order.test_mixing import dealt
@@ -86,10 +87,10 @@ def test_over_a_chain_of_layouts_every_member_gives_all_once_an_epoch_of_its_own
         state = saved(merge_states(states))
     counts = [0, 0, 0]
     lengths = tuple(each.num_frames for each in truths)
+    source = source_of(mixed)
+    assert isinstance(source, MixtureSource)
     for epoch, block in sorted(blocks.items()):
-        expected = Counter(
-            own(*each) for each in dealt(Mixing(lengths, source_of(mixed).schedule, stop_on, block, 0), counts)
-        )
+        expected = Counter(own(*each) for each in dealt(Mixing(lengths, source.schedule, stop_on, block, 0), counts))
         assert given[epoch] == expected if epoch < max(blocks) else given[epoch] <= expected
 
 

@@ -48,7 +48,7 @@ class Case:
     dataset: dict[str, Any] = field(default_factory=dict)
     ranks: int = 1
 
-    def source(self, roots: dict[str, Path]) -> EpochStream[Any]:
+    def source(self, roots: dict[str, Path]) -> EpochStream:
         config = af.StreamConfig(pool_segments=4, **self.config)
         if self.mixture is None:
             return af.Stream(str(roots[self.sources[0]]), config=config, **self.stream)
@@ -95,7 +95,7 @@ def roots(truth: DatasetTruth, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 @contextmanager
-def batches_of(source: EpochStream[Any], way: str, size: int = SIZE, **options: Any) -> Iterator[Any]:  # noqa: ANN401
+def batches_of(source: EpochStream, way: str, size: int = SIZE, **options: Any) -> Iterator[Any]:  # noqa: ANN401
     """Batches as a trainer gets them."""
     if way == "served":
         with af.serve_samples(source, size, **options) as batches:
