@@ -333,6 +333,25 @@ async def test_who_asks_after_that_is_waited_for_anew() -> None:
     assert simulated.answered
 
 
+async def test_a_long_queue_after_an_outage_is_not_the_outage() -> None:
+    """Who failed in one outage, and waited for its turn long after, is waited for in the next one as anybody."""
+    time = VirtualTime()
+    simulated = SimulatedHost(time, FetchConfig(max_requests_per_host=2, retry=RetryConfig(outage_seconds=60)))
+    simulated.is_there, simulated.seconds = False, 20.0
+    async with anyio.create_task_group() as group:
+        for number in range(40):
+            group.start_soon(simulated.ask, number)
+        await time.until(1.0)
+        simulated.is_there = True
+        await time.until(370.0)
+        simulated.is_there, failed_before = False, simulated.host.statistics().errors
+        await time.until(400.0)
+        simulated.is_there = True
+        await time.until(1000.0)
+    assert sorted(simulated.answered) == list(range(40))  # type: ignore[type-var]
+    assert simulated.host.statistics().errors > failed_before
+
+
 async def test_a_cancelled_probe_hands_on() -> None:
     time = VirtualTime()
     simulated = SimulatedHost(time)
