@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from asyncfetch.errors import WorkerError
 from asyncfetch.runtime.liveness import LONGER_SILENCE, LOOK_SECONDS, Silence, how_it_ended, how_silent, vitals
+from asyncfetch.runtime.threads import no_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -127,10 +128,14 @@ class _WatchedIterator:
     def __next__(self) -> Any:  # noqa: ANN401
         workers = self._looked_after
         if not self._is_watched:
-            self._is_watched = True
             ended = threading.Event()
+            thread = threading.Thread(target=workers.watch, args=[ended], name="asyncfetch workers", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise no_thread(error) or error from error
             weakref.finalize(self, ended.set)
-            threading.Thread(target=workers.watch, args=[ended], name="asyncfetch workers", daemon=True).start()
+            self._is_watched = True
         workers.waiting_since = time.monotonic()
         try:
             return next(self._iterator)
@@ -155,7 +160,16 @@ _workers: WeakKeyDictionary[Iterator[Any], _Workers] = WeakKeyDictionary()
 
 def watch_loaders(care_of: Callable[[Any], Care | None]) -> None:
     """Have the iterators of all loaders look after their workers, where ``care_of`` tells how for their dataset."""
-    make_iterator = DataLoader.__iter__
+    _watch(DataLoader, care_of)
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+    except ImportError:
+        return
+    _watch(StatefulDataLoader, care_of)  # which has an __iter__ of its own
+
+
+def _watch(kind: type[DataLoader[Any]], care_of: Callable[[Any], Care | None]) -> None:
+    make_iterator = kind.__iter__
 
     @wraps(make_iterator)
     def iterate(self: DataLoader[Any]) -> Iterator[Any]:
@@ -172,7 +186,7 @@ def watch_loaders(care_of: Callable[[Any], Care | None]) -> None:
         _speak_for_torch()
         return _WatchedIterator(iterator, _workers[iterator])
 
-    DataLoader.__iter__ = iterate  # type: ignore[method-assign, assignment]
+    kind.__iter__ = iterate  # type: ignore[method-assign, assignment]
 
 
 def _speak_for_torch() -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import asyncfetch as af
 import asyncfetch.torch
@@ -26,6 +27,7 @@ pytestmark = [
     # torch's handler of SIGCHLD raises wherever the main thread is: in a finalizer, or where a file was just opened.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata's own call
 ]
 
 
@@ -62,6 +64,9 @@ LOADERS: dict[str, Any] = {
         batch_size=None,
         num_workers=2,
         persistent_workers=True,
+    ),
+    "torchdata's": lambda root, config: StatefulDataLoader(
+        af.torch.StreamDataset(af.Stream(root, config=config), batch_size=2), batch_size=None, num_workers=2
     ),
     "frames": lambda root, config: DataLoader(
         af.torch.FrameDataset(root, config=config, features=["action"]), batch_size=2, num_workers=2
@@ -104,6 +109,22 @@ def test_a_stopped_worker_is_an_error_in_time(truth: DatasetTruth, kind: str) ->
     with pytest.raises(af.WorkerError, match=rf"\(pid {pid}\) is stopped, by SIGSTOP.*silent_process_seconds"):
         list(batches)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_loader_without_a_thread_to_watch_it_says_so(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, start = LOADERS["batches of ours"](str(truth.root), config()), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "asyncfetch workers":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    batches = iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(af.WorkerError, match=r"can't start new thread.*ulimit -u"):
+            next(batches)
+    assert sum(1 for _ in batches) == len(loader)
 
 
 def test_persistent_workers_are_looked_after_in_each_pass(truth: DatasetTruth) -> None:
