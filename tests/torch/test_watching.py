@@ -138,6 +138,27 @@ def test_persistent_workers_are_looked_after_in_each_pass(truth: DatasetTruth) -
         list(batches)
 
 
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_persistent_workers_are_looked_after_between_passes(truth: DatasetTruth, kind: type[DataLoader[Any]]) -> None:
+    """Torch waits for them already as it makes the iterator."""
+    dataset = af.torch.StreamDataset(af.Stream(str(truth.root), config=config(1.5)), batch_size=2)
+    loader = kind(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    batches, pid = begun(loader)
+    list(batches)
+    stop(pid)
+    with pytest.raises(af.WorkerError, match=rf"\(pid {pid}\) is stopped, by SIGSTOP"):
+        list(loader)
+
+
+def test_workers_that_a_state_has_started_are_looked_after(truth: DatasetTruth) -> None:
+    loader, before = LOADERS["torchdata's"](str(truth.root), config(1.5)), multiprocessing.active_children()
+    loader.state_dict()
+    pid = max(each.pid or 0 for each in multiprocessing.active_children() if each not in before)
+    stop(pid)
+    with pytest.raises(af.WorkerError, match=rf"\(pid {pid}\) is stopped, by SIGSTOP"):
+        list(loader)
+
+
 def test_a_worker_is_looked_after_in_any_thread(truth: DatasetTruth) -> None:
     batches, pid = begun(LOADERS["batches of ours"](str(truth.root), config(1.5)))
     stop(pid)
