@@ -1,4 +1,4 @@
-"""Episodes in memory within a bound: a pass gets all its frames, or an error that says what to set. It never hangs."""
+"""Segments in memory within a bound: a pass gets all its frames, or an error that says what to set. It never hangs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import numpy as np
 import pytest
-from asyncfetch.stream.placement import Placement, found_placement
-from asyncfetch.stream.protocols import Origin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncfetch as af
 import asyncfetch.stream.prefetcher
-from asyncfetch.lerobot import reader_of
+from asyncfetch.lerobot import Stretch, reader_of
+from asyncfetch.order.line import Piece
+from asyncfetch.order.placement import Placement
+from asyncfetch.stream.datasets import OpenDatasets
 from asyncfetch.stream.pool import pools_that_fit
-from asyncfetch.stream.prefetcher import EpisodePrefetcher
+from asyncfetch.stream.prefetcher import Prefetcher
+from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
 
@@ -49,7 +51,7 @@ def clip_bytes(truth: DatasetTruth) -> list[int]:
 
 
 async def read(stream: af.Stream, *, bound_bytes: int | None = None) -> list[int]:
-    source = source_of(stream).source
+    source = source_of(stream).members[0].source
     async with stream.samples() as samples:
         indices = []
         async for sample in samples:
@@ -68,11 +70,10 @@ async def test_a_pass_gets_every_frame_or_an_error_and_never_hangs(
     truth: DatasetTruth, clip_bytes: list[int], shuffle: bool, data: st.DataObject
 ) -> None:
     room = data.draw(st.integers(100, sum(clip_bytes) + 10))
-    lanes = data.draw(st.sampled_from([1, 2, 4, 8]))
     chosen = config(
         room,
-        lanes=lanes,
-        pool_segments=lanes * data.draw(st.integers(1, 2)),
+        pool_segments=data.draw(st.integers(1, 16)),
+        segment_seconds=data.draw(st.sampled_from([0.2, 20.0])),
         prefetch_segments=data.draw(st.integers(0, 4)),
         decoded_max_bytes=data.draw(st.sampled_from([1, 100_000, 64 << 20])),
     )
@@ -111,7 +112,7 @@ async def test_a_pool_that_does_not_fit_is_smaller_and_one_warning_says_so(
             indices = await read(af.Stream(str(truth.root), seed=seed, config=chosen))
             assert sorted(indices) == list(range(truth.num_frames))
         (warning,) = caplog.messages
-        said = re.search(r"has room for the clips of (\d) episodes .* drawn from (\d), .* max_bytes=(\d+)", warning)
+        said = re.search(r"has room for the clips of (\d) segments .* drawn from (\d), .* max_bytes=(\d+)", warning)
         assert said is not None
         assert 1 <= int(said[1]) == int(said[2]) < 8
         caplog.clear()
@@ -123,13 +124,13 @@ async def test_a_pool_that_does_not_fit_is_smaller_and_one_warning_says_so(
 def test_the_pool_is_the_same_for_any_number_of_workers(truth: DatasetTruth, clip_bytes: list[int]) -> None:
     room = replace(config(sum(clip_bytes) // 2, pool_segments=8), decode_threads=4)
     alone = source_of(af.Stream(str(truth.root), config=room))
-    orders = []
+    pools = []
     for stream in (alone, alone.shared_by(2), alone.shared_by(4)):
         next(stream.iterate(found_placement()))
-        orders.append(stream.state_dict()["order"])
+        pools.append(stream.opened().pools)
         stream.close()
-    assert orders[0] == orders[1] == orders[2]
-    assert orders[0]["pool_segments"] < 8
+    assert pools[0] == pools[1] == pools[2]
+    assert pools[0][0] < 8
 
 
 async def test_an_episode_larger_than_the_bound_is_an_error_before_the_first_sample(
@@ -203,23 +204,22 @@ async def test_a_mixture_without_room_for_an_episode_of_each_is_an_error_before_
 async def test_the_pools_of_a_mixture_are_parts_of_one_and_shrink_alike_where_that_does_not_fit(
     truths: list[DatasetTruth], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def pools(mixture: af.Mixture) -> list[tuple[int, int]]:
-        return [(stream.pool.episodes, stream.pool.lanes) for stream in source_of(mixture).streams]
+    async def read(mixture: af.Mixture) -> list[int]:
+        source = source_of(mixture)
+        async with source.opener()() as opened, source.over(opened).samples_of(found_placement()) as samples:
+            assert len([sample async for sample in samples]) == 60
+            return list(opened.pools)
 
     mixture = mixture_of(truths, 16_000, pool_segments=8)
-    assert pools(mixture) == [(2, 2), (4, 4), (2, 2)]
-    async with mixture.samples() as samples:
-        assert len([sample async for sample in samples]) == 60
+    assert [member.config.pool_segments for member in source_of(mixture).members] == [2, 4, 2]
+    pools = await read(mixture)
     (warning,) = caplog.messages
-    said = re.search(r"clips of (\d) episodes of a mixture's 3 datasets .*pool_segments=8: .* max_bytes=(\d+)", warning)
+    said = re.search(r"clips of (\d) segments of a mixture's 3 datasets .*pool_segments=8: .* max_bytes=(\d+)", warning)
     assert said is not None
-    assert 3 <= int(said[1]) == sum(episodes for episodes, _ in pools(mixture)) < 8
+    assert 3 <= int(said[1]) == sum(pools) < 8
     caplog.clear()
-    enough = mixture_of(truths, int(said[2]), pool_segments=8)
-    async with enough.samples() as samples:
-        assert len([sample async for sample in samples]) == 60
+    assert await read(mixture_of(truths, int(said[2]), pool_segments=8)) == [2, 4, 2]
     assert not caplog.messages
-    assert pools(enough) == [(2, 2), (4, 4), (2, 2)]
 
 
 @given(
@@ -231,8 +231,8 @@ def test_pools_that_fit_are_the_largest_parts_of_what_was_asked_for(
     sizes: list[list[int]], data: st.DataObject, room: int
 ) -> None:
     asked = [data.draw(st.integers(1, 20)) for _ in sizes]
-    arrays = [np.array(each, np.float64) for each in sizes]
-    found = pools_that_fit(arrays, asked, room)
+    largest = [np.cumsum([0.0, *sorted(each, reverse=True)]) for each in sizes]
+    found = pools_that_fit(largest, asked, room)
 
     def needed(pools: list[int]) -> int:
         ordered = [sorted(each, reverse=True) for each in sizes]
@@ -243,8 +243,10 @@ def test_pools_that_fit_are_the_largest_parts_of_what_was_asked_for(
     assert needed(found) <= room or max(found) == 1
     if needed(asked) <= room:
         assert found == asked
-    elif len(sizes) == 1 and found[0] + 4 < asked[0]:
-        assert needed([found[0] + 4]) > room
+    else:  # the same part of each, and of the next larger parts none fits
+        parts = [[max(1, pool * some // max(asked)) for pool in asked] for some in range(1, max(asked) + 1)]
+        assert found in parts
+        assert all(needed(each) > room for each in parts[parts.index(found) :] if each != found)
 
 
 @pytest.mark.timeout(60)
@@ -273,44 +275,50 @@ async def test_two_passes_over_one_dataset_share_the_room_and_never_hang(
                 assert sorted(seen[0]) == sorted(seen[1]) == list(range(truth.num_frames))
 
 
+def opened_over(truth: DatasetTruth, config: af.StreamConfig) -> OpenDatasets:
+    """What a pass over the dataset reads, yet to be entered."""
+    return OpenDatasets(source_of(af.Stream(str(truth.root), config=config)).members, config)
+
+
 async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
     truth: DatasetTruth, clip_bytes: list[int], largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does it later, when whoever asked for it has let go of it and there is room."""
     other = min(episode for episode, size in enumerate(clip_bytes) if size and episode != largest)
     is_full, may_fail = anyio.Event(), anyio.Event()
+    pieces = [Piece(episode, 0, truth.lengths[episode]) for episode in (largest, other)]
+    async with opened_over(truth, config(max(clip_bytes))) as opened:
+        reader = opened.origin(pieces[0]).reader
+        locate = reader.locate_rows
 
-    async def fail(_: int) -> None:
-        await may_fail.wait()
-        raise af.FormatError("no footer")
+        async def locate_or_fail(stretch: Stretch) -> None:
+            if stretch.episode == largest:
+                return await locate(stretch)
+            await may_fail.wait()
+            raise af.FormatError("no footer")
 
-    async with af.open_dataset(str(truth.root), config=config(max(clip_bytes))) as dataset:
-        locate = reader_of(dataset).locate_rows
-        monkeypatch.setattr(
-            reader_of(dataset), "locate_rows", lambda episode: (locate if episode == largest else fail)(episode)
-        )
+        monkeypatch.setattr(reader, "locate_rows", locate_or_fail)
         async with anyio.create_task_group() as group:
-            window = EpisodePrefetcher(
-                reader_of(dataset),
-                lambda episode: Origin(dataset, episode),
-                [largest, other],
+            window = Prefetcher(
+                opened,
+                pieces,
                 group,
                 prefetch_segments=2,
                 pool=lambda: (2, 24),
                 on_full=is_full.set,
                 on_arrival=lambda: None,
             )
-            for episode in (largest, other):
-                window.use(episode)
-            await window.get(largest)
+            for piece in pieces:
+                window.use(piece)
+            await window.get(pieces[0])
             await is_full.wait()
             may_fail.set()
             with pytest.raises(af.FormatError):
-                await window.get(other)
-            for episode in (other, largest):
-                window.done(episode)
-                window.finish(episode)
-            assert reader_of(dataset).clip_budget.used_bytes == 0
+                await window.get(pieces[1])
+            for piece in reversed(pieces):
+                window.done(piece)
+                window.finish(piece)
+            assert opened.clip_budget.used_bytes == 0
         window.close()
 
 
@@ -330,23 +338,24 @@ async def test_the_first_episode_is_asked_for_alone(
     monkeypatch.setattr(asyncfetch.stream.prefetcher, "EARLY_EPISODES", early_episodes)
     asked: set[int] = set()
     all_asked, may_come = anyio.Event(), anyio.Event()
-    async with af.open_dataset(str(truth.root)) as dataset:
-        weigh = reader_of(dataset).clip_bytes
+    pieces = [Piece(episode, 0, truth.lengths[episode]) for episode in episodes]
+    async with opened_over(truth, af.StreamConfig()) as opened:
+        reader = opened.origin(pieces[0]).reader
+        weigh = reader.clip_bytes
 
-        async def clip_bytes(episode: int) -> int:
-            asked.add(episode)
+        async def clip_bytes(stretch: Stretch) -> int:
+            asked.add(stretch.episode)
             if len(asked) == asked_together:
                 all_asked.set()
-            if episode == episodes[0]:
+            if stretch.episode == episodes[0]:
                 await may_come.wait()
-            return await weigh(episode)
+            return await weigh(stretch)
 
-        monkeypatch.setattr(reader_of(dataset), "clip_bytes", clip_bytes)
+        monkeypatch.setattr(reader, "clip_bytes", clip_bytes)
         async with anyio.create_task_group() as group:
-            window = EpisodePrefetcher(
-                reader_of(dataset),
-                lambda episode: Origin(dataset, episode),
-                episodes,
+            window = Prefetcher(
+                opened,
+                pieces,
                 group,
                 prefetch_segments=4,
                 pool=lambda: (4, 24),
@@ -358,9 +367,9 @@ async def test_the_first_episode_is_asked_for_alone(
             assert asked == set(episodes[:asked_together])
             may_come.set()
             window.end_head_start()  # as a pass does at its first sample
-            for episode in episodes:
-                window.use(episode)
-                await window.get(episode)
+            for piece in pieces:
+                window.use(piece)
+                await window.get(piece)
             group.cancel_scope.cancel()
         window.close()
 
@@ -462,7 +471,7 @@ async def test_a_sample_that_waits_for_others_fails_when_a_pass_takes_the_room(
             except af.CacheError as error:
                 outcomes.append(error)
 
-        blocker = await reader_of(dataset)._episodes.hold(dataset.episodes[0])
+        blocker = await reader_of(dataset)._episodes.hold(Stretch(0, 0, truth.lengths[0]))
         async with anyio.create_task_group() as group:
             group.start_soon(read)
             await anyio.wait_all_tasks_blocked()
@@ -511,7 +520,7 @@ async def test_a_tiny_bound_says_what_it_is_and_what_would_do(truth: DatasetTrut
         async with stream.samples() as samples:
             return int((await anext(samples))["episode_index"])
 
-    with pytest.raises(af.CacheError, match=rf"episode 3 of .* needs \d+ more: .* {max_bytes=} leaves") as caught:
+    with pytest.raises(af.CacheError, match=rf"\) of episode 3 of .* need \d+ more: .* {max_bytes=} leaves") as caught:
         await first(max_bytes)
     assert "times the number of loader workers" in str(caught.value)
     assert await first(advised(caught.value, pool_segments=1)) == 3
