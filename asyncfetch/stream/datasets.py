@@ -146,8 +146,8 @@ class OpenDatasets:
                     stack.push_async_exit(dataset)
             self.datasets = datasets
             chosen = [one.chosen(dataset) for one, dataset in zip(self.members, datasets, strict=True)]
-            self.pools = await fit(list(zip(datasets, chosen, self.lines(1), strict=True)))
             self._reaches = [one.builder(dataset).reach for one, dataset in zip(self.members, datasets, strict=True)]
+            self.pools = await fit(list(zip(datasets, chosen, self.lines(1), self._reaches, strict=True)))
             self._stack = stack.pop_all()
         return self
 
