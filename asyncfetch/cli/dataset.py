@@ -104,7 +104,7 @@ def info(
             str(plan.distinct_segments),
         )
     Console().print(table)
-    typer.echo(f"with a disk cache on each machine, a run of many epochs: {format_bytes(plans[-1].run_bytes)}")
+    typer.echo(f"a run with a disk cache on each machine: {format_bytes(plans[-1].run_bytes)}")
 
 
 def _told(summary: DatasetSummary, plans: Sequence[TrafficPlan]) -> dict[str, Any]:

@@ -310,7 +310,7 @@ def _warn_of_few_segments(plan: PassPlan, config: StreamConfig) -> None:
     placement, progress = plan.progress.placement, plan.progress
     batch = placement.batch_size or placement.block_samples
     segments, samples = plan.segments, sum(plan.order.real)
-    if placement.worker or progress.epoch or progress.is_resumed or segments >= batch or samples <= segments:
+    if placement.worker or progress.epoch or progress.is_resumed or samples < batch or segments >= batch:
         return
     _log.warning(
         "this rank has %d segments of an epoch, fewer than the %d samples of a batch, so several samples of each come "
