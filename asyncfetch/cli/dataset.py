@@ -102,7 +102,8 @@ def info(
             str(plan.distinct_segments),
         )
     Console().print(table)
-    typer.echo(f"with a disk cache on each machine, a run of many epochs: {format_bytes(plans[-1].run_bytes)}")
+    run = format_bytes(plans[-1].run_bytes)
+    typer.echo(f"with a disk cache on each machine, which keeps its share, a run of many epochs: {run}")
 
 
 def _told(summary: DatasetSummary, plans: Sequence[TrafficPlan]) -> dict[str, Any]:
