@@ -106,8 +106,6 @@ class DatasetSession(Generic[R]):
 WITH_SAMPLES = "`async with stream.samples() as samples:`, and in it `async for sample in samples:`"
 """The way to write a pass on a loop of one's own."""
 
-__all__ = ["HANDED_OVER_MICRO_BATCHES", "WITH_SAMPLES", "Samples", "StreamIterator"]
-
 JOB_BYTES = 16 * 1024 * 1024
 """Decoded by one call in a thread: about eight samples of two 640x480 cameras, some 40 ms. Enough that what a job costs
 on the loop (0.3 ms) doesn't count."""

@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from asyncfetch.lerobot import Stretch, reader_of
+from asyncfetch.order.line import Piece
 from asyncfetch.order.runs import FIRST, STOP
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-    from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.order.deal import Deal
     from asyncfetch.order.placement import Placement
     from asyncfetch.stream.datasets import OpenDatasets
 
 _WEIGHED = 1024
-"""Episodes whose bytes are asked for, spread over the dataset; those of the others go by their frames."""
+"""Episodes whose bytes are asked for, spread over the dataset, and pieces of these; the others go by their frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,12 @@ class TrafficPlan:
     least_bytes: int
     """Bytes of all clips of the epoch, each once."""
     fetched_bytes: int
-    """Bytes that all ranks and their workers fetch, without a disk cache."""
+    """Bytes that all ranks and their workers fetch at most, without a disk cache. What windows reach beside a segment
+    counts, though a rank doesn't fetch what it still has in memory."""
     run_bytes: int
     """Bytes that a run of many epochs fetches, where each machine has a disk cache that holds all it reads: each once
-    where shares are kept (``keep_shares``), else as often as there are machines."""
+    where shares are kept (``keep_shares``), else as often as there are machines. What windows reach of the segments of
+    another machine comes on top."""
     largest_rank_bytes: int
     """Bytes of the rank that fetches most."""
     requests: int
@@ -56,13 +57,15 @@ class PiecesRead(NamedTuple):
 
     ranks: NDArray[np.int64]
     episodes: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
     frames: NDArray[np.int64]
-    """Frames of the groups of pictures that the piece lies in."""
+    """Frames of the groups of pictures that the piece lies in, without those that windows reach beside it."""
 
 
 def frames_fetched(deal: Deal, member: int) -> PiecesRead:
     """Return who reads what of a member."""
-    line, found = deal.left.members[member].line, [np.zeros((3, 0), np.int64)]
+    line, found = deal.left.members[member].line, [np.zeros((5, 0), np.int64)]
     size = line.coded_frames
     for rank in np.flatnonzero(deal.real[:, member]).tolist():
         rows = deal.lanes(rank, member).apart().rows
@@ -70,20 +73,35 @@ def frames_fetched(deal: Deal, member: int) -> PiecesRead:
         episodes, starts = line.frames_at(firsts)
         stops = starts + rows[those, STOP] - firsts
         frames = np.minimum(-(-stops // size) * size, line.lengths[episodes]) - starts // size * size
-        found.append(np.stack([np.full(len(frames), rank), episodes, frames]))
+        found.append(np.stack([np.full(len(frames), rank), episodes, starts, stops, frames]))
     return PiecesRead(*np.concatenate(found, axis=1))
 
 
-async def _weigh(dataset: LeRobotDataset, chosen: Sequence[int]) -> NDArray[np.float64]:
-    """Return bytes a frame of each episode's clips; of more than 1,024, of most the mean. Fetches indexes of videos."""
-    reader, lengths = reader_of(dataset), dataset.episodes.lengths[dataset.episodes.positions(chosen)].astype(np.int64)
-    there = np.flatnonzero(lengths)
-    weighed = there[np.linspace(0, len(there) - 1, min(len(there), _WEIGHED)).astype(np.int64)]
-    stretches = [Stretch(int(chosen[place]), 0, int(lengths[place])) for place in weighed.tolist()]
-    sizes = np.array(await gather(*(partial(reader.range_bytes, each) for each in stretches)), np.float64)
-    found = np.full(len(lengths), sizes.sum() / max(1, lengths[weighed].sum()))
-    found[weighed] = sizes / lengths[weighed]
-    return found
+def _spread(those: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return up to 1,024 of them."""
+    return those[np.linspace(0, len(those) - 1, min(len(those), _WEIGHED)).astype(np.int64)]
+
+
+async def _range_bytes(opened: OpenDatasets, pieces: Iterable[Piece]) -> NDArray[np.float64]:
+    """Return what is fetched for each piece, with what windows reach beside it. Fetches indexes of videos."""
+    origins = [opened.origin(piece) for piece in pieces]
+    return np.array(await gather(*(partial(one.reader.range_bytes, one.stretch) for one in origins)), np.float64)
+
+
+async def _weigh(opened: OpenDatasets, member: int, read: PiecesRead) -> tuple[NDArray[np.float64], float]:
+    """Return the bytes of each piece that is read of a member, and those of all its episodes, each once."""
+    lengths = opened.members[member].lengths(opened.datasets[member]).astype(np.int64)
+    weighed = _spread(np.flatnonzero(lengths))
+    sizes = await _range_bytes(opened, (Piece(each, 0, int(lengths[each]), member) for each in weighed.tolist()))
+    frame_bytes = np.full(len(lengths), sizes.sum() / max(1, lengths[weighed].sum()))
+    frame_bytes[weighed] = sizes / lengths[weighed]
+    found: NDArray[np.float64] = read.frames * frame_bytes[read.episodes]
+    there = _spread(np.flatnonzero(np.isin(read.episodes, weighed)))
+    spans = np.stack([read.episodes, read.starts, read.stops], axis=1)[there].tolist()
+    sizes = await _range_bytes(opened, (Piece(episode, start, stop, member) for episode, start, stop in spans))
+    found *= sizes.sum() / max(1.0, found[there].sum())
+    found[there] = sizes
+    return found, float((lengths * frame_bytes).sum())
 
 
 async def traffic(opened: OpenDatasets, deal: Deal, layout: Placement, readers: int) -> TrafficPlan:
@@ -92,13 +110,13 @@ async def traffic(opened: OpenDatasets, deal: Deal, layout: Placement, readers: 
     least = requests = 0.0
     for number, (member, dataset) in enumerate(zip(opened.members, opened.datasets, strict=True)):
         read = frames_fetched(deal, number)
-        chosen = member.chosen(dataset)
-        frame_bytes = await _weigh(dataset, chosen)
-        by_rank += np.bincount(read.ranks, read.frames * frame_bytes[read.episodes], layout.world_size)
+        sizes, all_bytes = await _weigh(opened, number, read)
+        by_rank += np.bincount(read.ranks, sizes, layout.world_size)
         runs = deal.left.members[number]
         epochs = runs.total / max(1, runs.line.total)  # a mixture's member may come to more than one of its epochs
-        least += float((runs.line.lengths * frame_bytes).sum()) * epochs
-        files = [dataset.episodes.video_files(camera)[dataset.episodes.positions(chosen)] for camera in dataset.cameras]
+        least += all_bytes * epochs
+        places = dataset.episodes.positions(member.chosen(dataset))
+        files = [dataset.episodes.video_files(camera)[places] for camera in dataset.cameras]
         requests += len(read.ranks) * len(files)
         requests += len(np.unique(np.stack([read.ranks, read.episodes]), axis=1).T)
         for each in files:

@@ -23,6 +23,8 @@ def test_what_a_dataset_is_and_what_ranks_fetch_of_it(tmp_path: Path) -> None:
     assert " KiB in 2 files\n" in done.stdout
     assert "1.00 x" in done.stdout
     assert "a run with a disk cache on each machine: " in done.stdout
+    on_a_node = CliRunner().invoke(app, ["info", str(truth.root)], env={"LOCAL_WORLD_SIZE": "1"})
+    assert on_a_node.stdout == done.stdout  # what runs elsewhere doesn't depend on this shell
     told = json.loads(CliRunner().invoke(app, ["info", str(truth.root), "--json", "--batch-size", "2"]).stdout)
     assert [(plan["world_size"], plan["batch_size"]) for plan in told["traffic"]] == [(1, 2), (8, 2), (64, 2)]
     assert told["traffic"][0]["fetched_bytes"] == told["traffic"][0]["least_bytes"] > 0

@@ -1,8 +1,9 @@
-"""The bytes of clips that leave a server in an epoch, by its own count, however many ranks share it."""
+"""The bytes of clips that leave a server in an epoch, by its own count, and what a plan says of them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,9 +17,10 @@ from tests.end_to_end.conftest import serve_dataset
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from asyncfetch.lerobot import Windows
     from tests.end_to_end.conftest import Served
 
-CAMERA = "observation.images.top"
+CAMERA, OTHER = "observation.images.top", "observation.images.wrist"
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +63,42 @@ def test_ranks_together_fetch_what_one_would(many: Served) -> None:
     for ranks in (2, 3, 8):
         fetched = clip_bytes(many, ranks)
         assert fetched <= 1.03 * alone, ranks
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Episodes of many segments; the second camera's clips are several times as large."""
+    truth = write_dataset(
+        tmp_path_factory.mktemp("long") / "data",
+        episodes=[90, 160, 240],
+        cameras=[CAMERA, OTHER],
+        width=64,
+        height=64,
+        codec="h264",
+        gop=4,
+        texture=20.0,
+        episodes_per_video_file=1,
+    )
+    with serve_dataset(truth, tls=False, max_log=100_000) as served:
+        yield served
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("windows", [{CAMERA: [-1, 0]}, {CAMERA: [0, 0.5], OTHER: af.frames(-3, 0)}, None])
+def test_a_plan_counts_what_windows_reach(long: Served, ranks: int, windows: Windows | None) -> None:
+    """With room for little more than the pool: of overlapping clips, what memory holds isn't fetched again."""
+    fetch = af.FetchConfig(hedge=None, max_span_bytes=0)
+    config = af.StreamConfig(segment_seconds=0.5, pool_segments=1, prefetch_segments=0, max_bytes=100_000, fetch=fetch)
+    with closing(long.stream(windows=windows, config=config)) as stream:
+        plan = stream.traffic_plan(world_size=ranks)
+    fetched = []
+    for rank in range(ranks):
+        long.server.reset()
+        with closing(long.stream(windows=windows, config=config)) as stream:
+            for _ in source_of(stream).iterate(Placement(rank, ranks), epoch=0):
+                pass
+        clips = [one for one in long.server.requests if "/videos/" in one.path and one.start and one.stop]
+        fetched.append(sum(one.bytes_sent for one in clips))
+    assert 0.9 * plan.fetched_bytes <= sum(fetched) <= plan.fetched_bytes
+    assert 0.9 * plan.largest_rank_bytes <= max(fetched) <= plan.largest_rank_bytes
+    assert (plan.fetched_bytes > 1.5 * plan.least_bytes) == (windows is not None)
