@@ -22,6 +22,21 @@ from asyncfetch.errors import ConfigError, redact_url
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+__all__ = [
+    "HEADERS_BYTES",
+    "ByteRange",
+    "ObjectInfo",
+    "Request",
+    "choose_part_bytes",
+    "index_of",
+    "is_whole_number",
+    "lie_apart",
+    "own_request",
+    "plan_requests",
+    "split_range",
+    "whole_number",
+]
+
 HEADERS_BYTES = 512
 """A gap that is always read over: less than the headers of another request and its answer."""
 SHORT_BYTES = 64 * 1024
