@@ -169,7 +169,7 @@ class Lease:
         return f"<Lease {self.key.range!r}, {len(self.buffer)} bytes with {len(self.key.header)} of header>"
 
 
-class _Span(NamedTuple):
+class _EntrySpan(NamedTuple):
     """An entry's range, and where its bytes are."""
 
     start: int
@@ -182,7 +182,7 @@ class _Held:
 
     def __init__(self, info: ObjectInfo | None) -> None:
         self.info = info
-        self.spans: list[_Span] = []
+        self.spans: list[_EntrySpan] = []
         """One for each entry, by its beginning and end."""
 
 
@@ -215,7 +215,7 @@ class HeldVersions:
         if not held.spans:
             del self._held[name]
 
-    def parts(self, wanted: ByteRange, stop: int) -> tuple[ObjectInfo | None, list[_Span]]:
+    def parts(self, wanted: ByteRange, stop: int) -> tuple[ObjectInfo | None, list[_EntrySpan]]:
         """Return what entries hold of a range, ascending, and the version that it is of.
 
         Of entries that lie in one another not all are looked at.
@@ -228,17 +228,17 @@ class HeldVersions:
         for span in held.spans[max(0, first) : bisect_left(held.spans, stop, key=lambda span: span.start)]:
             start, end = max(at, span.start), min(span.stop, stop)
             if start < end:
-                parts.append(_Span(start, end, span.view[start - span.start : end - span.start]))
+                parts.append(_EntrySpan(start, end, span.view[start - span.start : end - span.start]))
                 at = end
         return held.info, parts
 
 
-def _span(key: CacheKey, buffer: memoryview) -> _Span:
+def _span(key: CacheKey, buffer: memoryview) -> _EntrySpan:
     view = buffer[len(key.header) :]
-    return _Span(key.range.start, key.range.start + len(view), view)
+    return _EntrySpan(key.range.start, key.range.start + len(view), view)
 
 
-def _place(span: _Span) -> tuple[int, int]:
+def _place(span: _EntrySpan) -> tuple[int, int]:
     return span[:2]
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.terminal import format_bytes, progress
 from asyncfetch.config import StreamConfig
-from asyncfetch.errors import DatasetError, FetchError
+from asyncfetch.errors import AccessDenied, DatasetError, NotFound, RangeNotSatisfiable
 from asyncfetch.lerobot.columns import to_column, to_floats
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.runtime.concurrently import gather
@@ -42,6 +42,8 @@ __all__ = ["check", "frames", "info"]
 WORLD_SIZES = (1, 8, 64)
 CHECKED_AT_ONCE = 64
 """Episodes whose videos' indexes are compared at a time."""
+BAD = (DatasetError, AccessDenied, NotFound, RangeNotSatisfiable)
+"""Errors that are findings. A host that is down or slow says nothing of the dataset: it ends the command."""
 OFF_THE_GRID = "timestamps off the grid"
 MOST_STILL = 0.5
 """Part of an episode's pictures that may be just the one before: some are where all is at rest, most where a camera
@@ -102,7 +104,7 @@ def info(
             str(plan.distinct_segments),
         )
     Console().print(table)
-    typer.echo(f"with a disk cache on each machine, a run of many epochs: {format_bytes(plans[-1].run_bytes)}")
+    typer.echo(f"a run with a disk cache on each machine: {format_bytes(plans[-1].run_bytes)}")
 
 
 def _told(summary: DatasetSummary, plans: Sequence[TrafficPlan]) -> dict[str, Any]:
@@ -139,6 +141,8 @@ class Finding:
     episode: int | None
     """None where it is the dataset's."""
     details: str
+    rows: int | None = None
+    """The number of rows that are so, where they are counted."""
 
 
 def check(
@@ -150,13 +154,15 @@ def check(
     """Find what is broken or odd in a dataset before you spend GPU hours. Exits with 1 if it finds something."""
     config = StreamConfig(on_error="skip", fetch=fetch_config(ca_file))
     findings = anyio.run(partial(_check, source, config, deep=deep))
+    off = sum(finding.rows or 0 for finding in findings if finding.what == OFF_THE_GRID)
     if as_json:
-        typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
+        typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings], "rows_off_the_grid": off}))
     else:
         for finding in findings:
             where = "" if finding.episode is None else f"episode {finding.episode}: "
             typer.echo(f"{finding.what}: {where}{finding.details}")
-        typer.echo(f"{len(findings):,} finding{'s' * (len(findings) > 1)}" if findings else "nothing found")
+        count = f"{len(findings):,} finding{'s' * (len(findings) > 1)}" if findings else "nothing found"
+        typer.echo(f"{count}; rows off the grid: {off:,}" if off else count)
     if findings:
         raise typer.Exit(1)
 
@@ -213,7 +219,7 @@ async def _row_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> l
         try:
             rows = [batch async for batch in dataset.columns(keys, episodes=piece)]
             _check_values(dataset, rows)
-        except (DatasetError, FetchError) as error:
+        except BAD as error:
             if len(piece) > 1:  # of which episode it is
                 pieces[:0] = [[episode] for episode in piece]
                 continue
@@ -259,6 +265,7 @@ def _rows_of(
                 episode,
                 f"frame {off[0]} is at {seconds[off[0]]:g} s, not {due[off[0]]:g} s; {len(off)} of {length} rows are "
                 "off, and each has the frame that a video shows at the row's own time",
+                len(off),
             )
         content = own.drop_columns(["frame_index", "timestamp"])
         if content.num_columns:
@@ -279,7 +286,7 @@ async def _video_findings(
     async def look(episode: int) -> Finding | None:
         try:
             missing = await reader.missing_frames(episode, by_rows=episode in off_the_grid)
-        except (DatasetError, FetchError) as error:
+        except BAD as error:
             return Finding(type(error).__name__, episode, str(error))
         told = [f"{count} of {camera}" for camera, count in missing.items() if count]
         return Finding("missing frames", episode, ", ".join(told)) if told else None

@@ -41,7 +41,8 @@ class TimeoutConfig:
     silent_process_seconds: float = 60.0
     """Seconds without a sign of life after which a process that is waited for is killed, and WorkerError raised: that
     of ``serve_samples``, a loader's worker, one of a merge. Its loop gives a sign every second, and so does whatever
-    computes; so this is about processes that are stopped or hang, and not about slow ones."""
+    computes; so this is about processes that are stopped or hang, and not about slow ones. A loader's worker gives
+    none where the dataset is a map-style one: that it is stopped is noticed, that it hangs isn't."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -444,14 +444,14 @@ class Host:
                 self.origin, now - self._outage.since, seconds, self._last_failure,
             )  # fmt: skip
 
-    def _note_outage(self, failure: AttemptFailed, *, is_probe: bool) -> None:
+    def _note_outage(self, failure: AttemptFailed) -> None:
         """Note a failure as of a host that is away: it may be, and be given up."""
         clock, outage = self._clock, self._outage
         was_away, pause_seconds = outage.is_away, failure.retry_after or 0.0
         if pause_seconds > self._config.retry.retry_after_maximum_seconds:  # see ``pause``
             pause_seconds = 0.0
         failure.is_given_up = outage.failed(
-            clock.monotonic(), luck=clock.uniform(), is_probe=is_probe, pause_seconds=pause_seconds
+            clock.monotonic(), luck=clock.uniform(), is_probe=failure.is_probe, pause_seconds=pause_seconds
         )
         failure.is_host_away = outage.is_away
         if failure.is_host_away or failure.is_given_up:
@@ -660,8 +660,9 @@ class Permit:
         self.status = failure.status
         # A handshake of TLS is an answer, too: a connection of plain http may be one to a port of TLS.
         failure.has_answered = host._has_answered or (failure.address is not None and host.origin.startswith("https:"))
+        failure.is_probe = self._probe is not None
         if failure.looks_away:
-            host._note_outage(failure, is_probe=self._probe is not None)
+            host._note_outage(failure)
         if self._meter is not None:
             self._meter.add(failure.cause, host.now() - self._metered_at)
         failure.budget, failure.waited_seconds = host.budget, self.waited_seconds

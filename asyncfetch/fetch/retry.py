@@ -183,6 +183,8 @@ class AttemptFailed(Exception):
     """True if that host has answered before, whatever it was."""
     is_host_away: bool = False
     """True if that host is away, so that it is the host who says when the next attempt may begin."""
+    is_probe: bool = False
+    """True if that host was away when it was asked: this saw whether it still is."""
     is_given_up: bool = False
     """True if that host was away for longer than it is waited for."""
     waited_seconds: float = 0.0
@@ -339,7 +341,10 @@ class Retries:
     Not shared between ranges, but for the budget of each host. ``delay_after`` is the only decision; it never sleeps.
     """
 
-    __slots__ = ("_away_since", "_config", "_failures", "_lies", "_outages", "_spent_seconds", "_started", "_uniform")
+    __slots__ = (
+        "_away_since", "_config", "_failures", "_lies", "_outages", "_spent_seconds", "_started", "_uniform",
+        "_waited_seconds",
+    )  # fmt: skip
 
     def __init__(self, config: RetryConfig, *, now: float, uniform: Callable[[], float]) -> None:
         self._config = config
@@ -349,6 +354,7 @@ class Retries:
         self._lies = 0
         self._outages = 0  # failures in a row that are one
         self._away_since = self._spent_seconds = 0.0
+        self._waited_seconds = 0.0  # since then, for what isn't over
 
     def delay_after(self, failure: AttemptFailed, *, progressed: bool, now: float) -> float | None:
         """Seconds to wait before the next attempt, or None to give up.
@@ -357,8 +363,9 @@ class Retries:
         which the wait for a turn at the host doesn't count. A server's Retry-After is waited out in full, plus the
         jitter that any retry has, so that those who were turned away together don't come back together.
 
-        An outage has a time of its own, and counts neither as attempts nor in the total time. Its failures don't draw
-        on the host's budget: where many fail, the host lets one at a time ask.
+        An outage has a time of its own, and counts neither as attempts nor in the total time. What was waited for one
+        that is over counts no more, but the attempts do: where just this range fails so, that has an end, too. Its
+        failures don't draw on the host's budget: where many fail, the host lets one at a time ask.
 
         Its host's budget is asked last, and only for a repeat that will be made; an empty one is noted in ``failure``.
         """
@@ -388,8 +395,13 @@ class Retries:
     def _delay_of_outage(self, failure: AttemptFailed, *, progressed: bool, now: float) -> float | None:
         config = self._config
         if progressed or not self._outages:
-            self._outages, self._away_since = 0, now
+            self._outages, self._away_since, self._waited_seconds = 0, now, 0.0
             self._spent_seconds = now - self._started - failure.waited_seconds
+        else:
+            self._waited_seconds += failure.waited_seconds
+            if not failure.is_probe:  # the host was there: over are the outage, and the wait for a turn after it
+                self._away_since += self._waited_seconds
+                self._waited_seconds = 0.0
         self._outages += 1
         retry_after = failure.retry_after or 0.0
         if retry_after > config.retry_after_maximum_seconds:

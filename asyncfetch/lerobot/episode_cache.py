@@ -459,7 +459,7 @@ class EpisodeCache:
                 continue
             if late := [camera for camera, clip in planned.items() if clip.starts_too_late(leases[camera].buffer)]:
                 for camera in late:
-                    self._indexes.start_earlier(camera)
+                    self._indexes.start_earlier(camera, planned[camera])
                 self._plans.clear()
                 _release(leases)
                 continue

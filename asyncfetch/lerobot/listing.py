@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import ConfigError, FetchError
+from asyncfetch.errors import AccessDenied, ConfigError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +20,14 @@ ListTables = Callable[[str], Awaitable["list[str] | None"]]
 
 
 async def list_tables(fetcher: Fetcher, directory: str) -> list[str] | None:
-    """See ListTables. Plain web servers can't be listed, and elsewhere one may read, but not list."""
+    """See ListTables. Plain web servers can't be listed, and elsewhere one may read, but not list.
+
+    Raises:
+        FetchError: There is a listing, but it could not be had: names that are guessed instead may not be all.
+    """
     try:
         files = await fetcher.listdir(directory, recursive=True)
-    except (ConfigError, FetchError):
+    except (ConfigError, AccessDenied, NotFound):
         return None
     depth = directory.rstrip("/").count("/") + 2
     tables = [file.url for file in files if file.url.endswith(".parquet") and file.url.count("/") == depth]

@@ -487,6 +487,7 @@ class RowReader:
     def clear(self) -> None:
         """Forget what is kept and what is on its way: a file was replaced."""
         self._kept.clear()
+        self._listed = None
 
     async def file(self, episode: Episode) -> IndexedTable:
         """The open file that has the episode's rows, whatever the metadata says."""
@@ -547,6 +548,7 @@ class RowReader:
             if file is not None and file.may_have(episode):
                 return self._found(episode, file)
             first, stop = (middle + 1, stop) if file is None or _side(file, episode) > 0 else (first, middle)
+        self._listed = None  # the file may come: who asks next is told what is there then
         return None
 
     def _found(self, episode: Episode, file: IndexedTable) -> IndexedTable:

@@ -59,6 +59,8 @@ class PlannedClip:
     """True where the rows' own times said which frames are the episode's, False where the rate of frames did."""
     misplaced: NDArray[np.float64] | None
     """See Clip."""
+    earlier: int | None = None
+    """See Mp4Index.clip."""
 
     @property
     def nbytes(self) -> int:
@@ -145,7 +147,7 @@ class VideoFile:
                 f"{redact_url(span.url)}: truncated: it has {self.size_bytes} bytes, but by its index the frames of "
                 f"{stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop}); copy or record it again"
             )
-        return PlannedClip(span.url, plan, start, rows is not None, frames.misplaced)
+        return PlannedClip(span.url, plan, start, rows is not None, frames.misplaced, earlier)
 
 
 class VideoIndexes:
@@ -176,9 +178,13 @@ class VideoIndexes:
         self._kept = kept
         self._earlier: dict[str, int] = {}  # by camera: see Mp4Index.clip
 
-    def start_earlier(self, camera: str) -> None:
-        """Let a camera's clips start at an earlier key frame: see PlannedClip.starts_too_late."""
-        self._earlier[camera] = self._earlier.get(camera, -1) + 1
+    def start_earlier(self, camera: str, clip: PlannedClip) -> None:
+        """Let a camera's clips start at an earlier key frame than this one, which ``starts_too_late``.
+
+        Where they do so already, for others that were under way with it did, they stay as they are.
+        """
+        if self._earlier.get(camera) == clip.earlier:
+            self._earlier[camera] = 0 if clip.earlier is None else clip.earlier + 1
 
     async def plan(
         self, episode: Episode, stretch: Stretch, camera: str, *, fps: float, rows: EpisodeRows | None = None

@@ -223,7 +223,7 @@ class RankOrder:
                 for member, count in enumerate(self.counts(stop)):
                     found[member] += [(0, min(count, self.real[member]))] if count else []
                 continue
-            for number in range(start, stop):
+            for number in range(start, min(stop, self.last)):  # what follows is padding
                 given = walk.at(number)
                 if given is not None and given[1] < self.real[given[0]]:
                     own = found[given[0]]

@@ -81,7 +81,7 @@ class Lanes:
         # Where lanes and segments have a divisor in common, and these one length, lanes would begin alike. With one
         # segment more to divide they don't; the last lane then ends earlier.
         divided = next(more for more in range(segments, segments + lanes + 1) if math.gcd(more, lanes) == 1)
-        cuts = np.minimum(np.arange(lanes + 1) * (total * divided) // (segments * lanes), total)
+        cuts = np.array([min(lane * total * divided // (segments * lanes), total) for lane in range(lanes + 1)])
         cuts[-1] = total
         inner = cuts[(cuts > 0) & (cuts < total)]
         found, before = runs.at(inner)

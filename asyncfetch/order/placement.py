@@ -21,7 +21,7 @@ class Placement:
     block_samples: int = 1
     """Samples that a worker takes at its turn: a batch where we or the loader make batches of them."""
     nodes: int = field(default=1, compare=False)
-    """Machines that the ranks are on, as many on each, in their order."""
+    """Machines that the ranks are on, in their order; 0 if that isn't known, because some have more ranks."""
     batch_size: int | None = field(default=None, compare=False)
     """Consecutive samples of a consumer that become a batch, where we make the batches."""
     drop_last: bool = field(default=False, compare=False)

@@ -118,6 +118,7 @@ class PassPlan:
         for runs, real, pool in zip(self.deal.left.members, self.order.real, self.progress.leg.pools, strict=True):
             if real:
                 segments = -(-real * runs.line.segments // runs.line.total) + 1
+                segments += -(-real * int((~runs.is_whole).sum()) // runs.total)  # rests of those that were begun
                 found.append((min(pool, real, segments), runs.line.largest))
         return found
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any, get_args
 
@@ -54,6 +55,9 @@ MAX_EPOCH = 2**63 - 2
 """They are counted in 64 bits, and so is the one after the last."""
 MAX_WORKERS = 1024
 """Loader workers of one rank that are counted."""
+_MAX_RANKS = 2**20
+_MAX_BLOCK = 2**24
+"""Both far beyond what there is: more in a state is damage, and would be counted through."""
 
 IDENTITY = ("dataset", "order")
 """Keys of a state that say what its order depends on."""
@@ -80,7 +84,7 @@ class Given:
     """(worker, samples that it was given since, samples that it is given of all that was left then)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sharing:
     """A leg as far as it is known: who shared it, and what of it was given."""
 
@@ -101,11 +105,28 @@ class Sharing:
         """True if all that it gave is known, as spans."""
         return len(self.given) == self.leg.world_size and not any(one.counts for one in self.given.values())
 
+    @property
+    def is_even(self) -> bool:
+        """True if it is known of all ranks, and what each was given begins and ends where blocks do."""
+        edges = (edge for rank in self.given for span in self.taken(rank) for edge in span)
+        return self.is_known and not any(edge % self.leg.block_samples for edge in edges)
+
     def taken(self, rank: int) -> Spans:
         """All numbers that a rank was given."""
         one = self.given[rank]
         counts = {worker: count for worker, count, _ in one.counts}
         return _taken(one.before, Placement(0, 1, 0, self.workers, self.turn_samples), counts)
+
+    @cached_property
+    def json(self) -> dict[str, Any]:
+        """The leg in a state: neighbouring ranks that were given the same, as mostly, take no more room than one."""
+        told = [(rank, self.given[rank]) for rank in sorted(self.given)]
+        rows = []
+        for (_, one), alike in groupby(enumerate(told), key=lambda each: (each[1][0] - each[0], each[1][1])):
+            ranks = [rank for _, (rank, _) in alike]
+            rows.append([ranks[0], len(ranks), [edge for span in one.before for edge in span], *map(list, one.counts)])
+        layout = {"workers": self.workers, "turn_samples": self.turn_samples}
+        return {**asdict(self.leg), "pools": list(self.leg.pools), **layout, "given": rows}
 
     def closed(self) -> Sharing:
         """The same, its workers forgotten."""
@@ -192,7 +213,7 @@ class EpochProgress:
             "epoch": self.epoch,
             "total": self.total,
             "nodes": self.nodes,
-            "legs": [_as_json(each) for each in (*self.legs, here)],
+            "legs": [each.json for each in (*self.legs, here)],
         }
 
     @property
@@ -213,6 +234,9 @@ class EpochProgress:
         if is_beginning(state):
             return self
         *legs, last = _legs_in(state)
+        members = {len(each.leg.pools) for each in (*legs, last)}
+        if members != {len(self.leg.pools)}:
+            raise StateMismatch(f"the state's legs are of {members} datasets, and this reads {len(self.leg.pools)}")
         here = replace(self, nodes=state["nodes"], legs=tuple(legs))
         own, one = last.given.get(self.placement.rank), self.placement
         if last.leg == self.leg:
@@ -220,11 +244,8 @@ class EpochProgress:
             if (last.workers, last.turn_samples) == (one.workers, one.turn_samples) and one.worker in counts:
                 assert own is not None
                 return replace(here, before=own.before, delivered=counts[one.worker])
-            if own is not None and len(counts) == last.workers:
-                taken = last.taken(one.rank)
-                edges = [edge for span in taken for edge in span]
-                if self.leg.batches == "any" or not any(edge % self.leg.block_samples for edge in edges):
-                    return replace(here, before=taken)
+            if own is not None and len(counts) == last.workers and (self.leg.batches == "any" or last.is_even):
+                return replace(here, before=last.taken(one.rank))
         if not last.is_known:
             known = sum(len(each.counts) for each in last.given.values())
             raise StateMismatch(
@@ -252,21 +273,12 @@ class EpochProgress:
                 )
 
 
-def _as_json(sharing: Sharing) -> dict[str, Any]:
-    """Return a leg for a state: neighbouring ranks that were given the same, as mostly, take no more room than one."""
-    told = [(rank, sharing.given[rank]) for rank in sorted(sharing.given)]
-    rows = []
-    for (_, one), alike in groupby(enumerate(told), key=lambda each: (each[1][0] - each[0], each[1][1])):
-        ranks = [rank for _, (rank, _) in alike]
-        rows.append([ranks[0], len(ranks), [edge for span in one.before for edge in span], *map(list, one.counts)])
-    layout = {"workers": sharing.workers, "turn_samples": sharing.turn_samples}
-    return {**asdict(sharing.leg), "pools": list(sharing.leg.pools), **layout, "given": rows}
-
-
 def _legs_in(state: Mapping[str, Any]) -> list[Sharing]:
     """Return the legs that a state tells of; StateMismatch where they can't be read."""
     try:
         found = [_sharing_in(leg, state["total"]) for leg in state["legs"]]
+    except StateMismatch:  # a ValueError, too
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise StateMismatch(f"the state's legs can't be read: {str(state.get('legs'))[:400]}") from error
     if not found or not all(each.is_closed for each in found[:-1]):
@@ -277,6 +289,8 @@ def _legs_in(state: Mapping[str, Any]) -> list[Sharing]:
 def _sharing_in(leg: Mapping[str, Any], total: int) -> Sharing:
     numbers = [leg["world_size"], leg["block_samples"], leg["workers"], leg["turn_samples"], *leg["pools"]]
     if not all(_whole(each) >= 1 for each in numbers) or leg["workers"] > MAX_WORKERS:
+        raise ValueError(numbers)
+    if leg["world_size"] > _MAX_RANKS or leg["block_samples"] > max(total, _MAX_BLOCK):
         raise ValueError(numbers)
     if leg["ends"] not in get_args(Ends) or leg["batches"] not in {"any", "one", "whole"} or not leg["given"]:
         raise ValueError(leg["ends"])
@@ -291,12 +305,13 @@ def _sharing_in(leg: Mapping[str, Any], total: int) -> Sharing:
             raise ValueError(edges, counts)
         if not 0 <= _whole(first) < _whole(first) + _whole(ranks) <= leg["world_size"]:
             raise ValueError(first, ranks)
-        if before and before[-1][1] > total + leg["block_samples"]:
+        most = total + len(leg["pools"]) * leg["block_samples"]  # empty numbers may follow a member's last samples
+        if before and before[-1][1] > most:
             raise StateMismatch(
                 f"the state's legs can't be: rank {first} was given {before} of an epoch of {total} samples"
             )
         for worker, count, share in told:
-            if count > share:
+            if not count <= share <= most:
                 raise StateMismatch(
                     f"the state's legs can't be: {count} samples of rank {first}, worker {worker}, who takes {share}"
                 )
@@ -491,21 +506,21 @@ def merge_states(states: Sequence[Any]) -> State:
         raise StateMismatch(f"the states don't tell of {', '.join(lacking)}: give those of all workers of a rank")
     nothing = tuple((worker, 0, 0) for worker in range(last.workers))
     everyone = {**last.given, **{rank: Given(whole, nothing) for rank in others}}
-    return merged | {"legs": [*merged["legs"][:-1], _as_json(replace(last, given=everyone))]}
+    return merged | {"legs": [*merged["legs"][:-1], replace(last, given=everyone).json]}
 
 
 def merge_shares(states: Sequence[State]) -> State:
     """One state of several consumers of one pass, not of all."""
     merged, last = _merged(states)
-    return merged | {"legs": [*merged["legs"][:-1], _as_json(last)]}
+    return merged | {"legs": [*merged["legs"][:-1], last.json]}
 
 
 def _merged(states: Sequence[State]) -> tuple[State, Sharing]:
     first = states[0]
-    last = _legs_in(first)[-1]
+    last = _sharing_in(first["legs"][-1], first["total"])
     given: dict[int, Given] = {}
     for state in states:
-        here = _legs_in(state)[-1]
+        here = _sharing_in(state["legs"][-1], state["total"])
         for name in ("dataset", "order", "total", "nodes"):
             _check_same(name, first[name], state[name])
         _check_same("legs before", first["legs"][:-1], state["legs"][:-1])

@@ -126,7 +126,7 @@ class OpenDatasets:
         self.datasets: list[LeRobotDataset] = []
         self.pools: tuple[int, ...] = ()
         """Segments that a rank draws from at a time, of each: as asked for, or as fit into memory."""
-        self._lines: dict[int, list[Line]] = {}  # of one number of nodes
+        self._lines: dict[int, list[Line]] = {}  # of no nodes, and of one number of them
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -146,8 +146,8 @@ class OpenDatasets:
                     stack.push_async_exit(dataset)
             self.datasets = datasets
             chosen = [one.chosen(dataset) for one, dataset in zip(self.members, datasets, strict=True)]
-            self.pools = await fit(list(zip(datasets, chosen, self.lines(1), strict=True)))
             self._reaches = [one.builder(dataset).reach for one, dataset in zip(self.members, datasets, strict=True)]
+            self.pools = await fit(list(zip(datasets, chosen, self.lines(1), self._reaches, strict=True)))
             self._stack = stack.pop_all()
         return self
 
@@ -160,7 +160,8 @@ class OpenDatasets:
         """Return what the order of each is made of."""
         if nodes not in self._lines:
             each = zip(self.members, self.datasets, strict=True)
-            self._lines = {nodes: [one.line(dataset, nodes) for one, dataset in each]}
+            whole = {1: self._lines[1]} if 1 in self._lines else {}
+            self._lines = whole | {nodes: [one.line(dataset, nodes) for one, dataset in each]}
         return self._lines[nodes]
 
     def origin(self, piece: Piece) -> Origin:

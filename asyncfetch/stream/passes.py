@@ -311,7 +311,7 @@ def _warn_of_few_segments(plan: PassPlan, opened: OpenDatasets) -> None:
     if placement.worker or progress.epoch or progress.is_resumed or not any(one.shuffle for one in opened.members):
         return
     batch, segments = placement.batch_size or placement.block_samples, plan.segments
-    if segments >= batch or sum(counts) <= segments:
+    if segments >= batch or sum(counts) < batch:
         return
     rates = [dataset.fps for dataset in opened.datasets]
     frames = [sum(count * fps / rate for count, rate in zip(counts, rates, strict=True)) / batch for fps in rates]

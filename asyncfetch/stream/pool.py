@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from asyncfetch.lerobot import LeRobotDataset
+    from asyncfetch.lerobot import LeRobotDataset, Reach
 
 __all__ = ["fit", "pools_that_fit"]
 
@@ -44,10 +44,10 @@ _MARGIN = 1.25
 class Drawn:
     """The segments of an open dataset that a pool draws from."""
 
-    def __init__(self, dataset: LeRobotDataset, chosen: Sequence[int], line: Line) -> None:
+    def __init__(self, dataset: LeRobotDataset, chosen: Sequence[int], line: Line, reach: Reach) -> None:
         table = dataset.episodes
         places = table.positions(chosen)
-        self.dataset, self.line = dataset, line
+        self.dataset, self.line, self.reach = dataset, line, reach
         self.asked_for: int = dataset.config.pool_segments if line.shuffle else 1
         """Segments that it is to have. An order that isn't shuffled has one at a time."""
         self.episodes: NDArray[np.int64] = np.array(chosen, np.int64)
@@ -58,6 +58,21 @@ class Drawn:
         self.frames[line.lengths > 0] = line.segment_sizes()
         self.files: list[NDArray[np.int64]] = [table.video_files(camera)[places] for camera in dataset.cameras]
         """The file of each, for each camera."""
+        size = line.coded_frames
+        further = {camera: -(-(greatest - least + size - 1) // size) * size for camera, least, greatest in reach}
+        self.clips: list[NDArray[np.int64]] = [
+            np.minimum(self.frames + further.get(camera, 0), line.lengths) for camera in dataset.cameras
+        ]
+        """Frames of the longest segment of each with what windows reach beside it, for each camera."""
+
+    def stretch(self, place: int) -> Stretch:
+        """Return as many frames as an episode's longest segment has, from where windows reach most of it."""
+        frames, size = int(self.frames[place]), self.line.coded_frames
+        most = int(self.line.lengths[place]) - frames
+        least = min((least for _, least, _ in self.reach), default=0)
+        greatest = max((greatest for _, _, greatest in self.reach), default=0)
+        start = min(max(0, (most - least - greatest) // 2), most) // size * size
+        return Stretch(int(self.episodes[place]), start, start + frames, self.reach)
 
     def most_bytes(self) -> NDArray[np.float64]:
         """Bytes of the clips of each one's segments at most.
@@ -65,10 +80,10 @@ class Drawn:
         A file isn't larger than info.json says, but for one episode that is.
         """
         sizes = np.zeros(len(self.frames))
-        for each in self.files:
+        for each, frames in zip(self.files, self.clips, strict=True):
             _, numbers = np.unique(each, return_inverse=True)
             in_file = np.bincount(numbers, weights=self.line.lengths)
-            sizes += self.frames / np.maximum(1, in_file[numbers]) * self.dataset.metadata.info.video_file_bytes
+            sizes += frames / np.maximum(1, in_file[numbers]) * self.dataset.metadata.info.video_file_bytes
         return sizes
 
     def largest(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -79,13 +94,13 @@ class Drawn:
         return np.concatenate([[0.0], np.cumsum(found)])
 
 
-async def fit(datasets: Sequence[tuple[LeRobotDataset, Sequence[int], Line]]) -> tuple[int, ...]:
+async def fit(datasets: Sequence[tuple[LeRobotDataset, Sequence[int], Line, Reach]]) -> tuple[int, ...]:
     """Return how many segments each pool has: as asked for, or as many as memory lets them have, with one warning.
 
     The pools are read by one engine. They shrink alike, each to one segment at least.
 
     Args:
-        datasets: Each with the episodes that are read of it, and their line.
+        datasets: Each with the episodes that are read of it, their line, and the reach of windows.
 
     Raises:
         CacheError: Not even one segment of each has room, whichever it is.
@@ -169,23 +184,22 @@ def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed]) -> N
 
 
 async def _weigh(drawn: Drawn, most_files: int) -> _Weighed:
-    lengths = drawn.frames
-    chosen = lengths > 0
+    frames = sum(drawn.clips, np.zeros_like(drawn.frames))
+    chosen = frames > 0
     for each in drawn.files:
-        distinct = np.unique(each[lengths > 0])
+        distinct = np.unique(each[frames > 0])
         chosen &= np.isin(each, distinct[:: -(-len(distinct) // most_files) or 1])
-    there = np.flatnonzero(chosen if chosen.any() else lengths > 0)
+    there = np.flatnonzero(chosen if chosen.any() else frames > 0)
     there = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), _WEIGHED_EPISODES)).astype(np.int64))]
     found: dict[int, int] = {}
 
     async def weigh(place: int) -> None:
         with suppress(AsyncFetchError):  # raised, or left out, at the episode's place in the order
-            stretch = Stretch(int(drawn.episodes[place]), 0, int(lengths[place]))
-            found[place] = await reader_of(drawn.dataset).clip_bytes(stretch)
+            found[place] = await reader_of(drawn.dataset).clip_bytes(drawn.stretch(place))
 
     await gather(*(partial(weigh, int(place)) for place in there))
     places, bytes_there = list(found), np.array(list(found.values()), np.float64)
-    sizes: NDArray[np.float64] = lengths * (_MARGIN * bytes_there.sum() / max(1, lengths[places].sum()))
+    sizes: NDArray[np.float64] = frames * (_MARGIN * bytes_there.sum() / max(1, frames[places].sum()))
     sizes[places] = bytes_there
     largest_bytes, place = max(((nbytes, place) for place, nbytes in found.items()), default=(0, 0))
     return _Weighed(sizes, largest_bytes, int(drawn.episodes[place]) if found else 0)

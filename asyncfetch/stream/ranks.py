@@ -21,6 +21,8 @@ ENVIRONMENTS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
     ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
 )
+NODES = ("GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES")
+"""Names of the number of machines, by torchrun and srun: the same on all of them, however many ranks each has."""
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 """Names of the number of ranks on one machine, by torchrun, Open MPI, MPICH and srun."""
 
@@ -53,12 +55,17 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 
 def find_nodes(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Return on how many machines so many ranks are, as many on each, by the launcher's variables; 1 where unknown."""
-    for name in LOCAL_SIZES:
-        local = environ.get(name, "")
-        if local.isdecimal() and int(local) and world_size % int(local) == 0:
-            return world_size // int(local)
-    return 1
+    """Return on how many machines so many ranks are, by the launcher's variables; 1 where they don't say it.
+
+    Where they say only how many ranks this machine has, as many are on each; 0 where that can't be, since all ranks
+    must come to the same number.
+    """
+    found = {name: int(environ[name]) for name in (*NODES, *LOCAL_SIZES) if environ.get(name, "").isdecimal()}
+    for name in NODES:
+        if 1 <= found.get(name, 0) <= world_size:
+            return found[name]
+    local = next((found[name] for name in LOCAL_SIZES if found.get(name)), world_size)
+    return world_size // local if world_size % local == 0 else 0
 
 
 def _whole_numbers(environ: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, int]:

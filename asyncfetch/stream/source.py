@@ -138,7 +138,15 @@ class SampleSource:
 
     def _nodes(self, placement: Placement) -> int:
         """Return among how many machines segments are divided in the same way in each epoch."""
-        return placement.nodes if self._keeps_shares(has_disk_cache=self.config.disk_cache_dir is not None) else 1
+        if not self._keeps_shares(has_disk_cache=self.config.disk_cache_dir is not None):
+            return 1
+        if not placement.nodes:
+            raise ConfigError(
+                f"this machine's number of ranks doesn't divide the {placement.world_size} of all, so machines have "
+                "different numbers, and their shares can't be kept: set StreamConfig(keep_shares=None), or start by "
+                "torchrun or srun, which say how many machines there are"
+            )
+        return placement.nodes
 
     def _keeps_shares(self, *, has_disk_cache: bool) -> bool:
         keeps = self.config.keep_shares
@@ -677,7 +685,7 @@ class EpochStream:
             ConfigError: There can't be so many.
             FetchError, FormatError, DatasetError: The dataset, or an index, can't be read.
         """
-        nodes = find_nodes(world_size)
+        nodes = find_nodes(world_size) or 1
         layout = Placement(0, world_size, workers=max(1, num_workers), nodes=nodes, batch_size=batch_size)
         session, source = self._source.session(), self._source
         opened = session.opened()

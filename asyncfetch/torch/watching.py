@@ -17,13 +17,14 @@ import time
 import weakref
 from functools import wraps
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch.utils.data import DataLoader
 
 from asyncfetch.errors import WorkerError
 from asyncfetch.runtime.liveness import LONGER_SILENCE, LOOK_SECONDS, Silence, how_it_ended, how_silent, vitals
+from asyncfetch.runtime.threads import no_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from asyncfetch.stream.figures import FiguresPage
 
 __all__ = ["Care", "watch_loaders"]
+
+T = TypeVar("T")
 
 END_SECONDS = 1.0
 """Seconds in which a process whose connection was reset has ended."""
@@ -127,10 +130,14 @@ class _WatchedIterator:
     def __next__(self) -> Any:  # noqa: ANN401
         workers = self._looked_after
         if not self._is_watched:
-            self._is_watched = True
             ended = threading.Event()
+            thread = threading.Thread(target=workers.watch, args=[ended], name="asyncfetch workers", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise no_thread(error) or error from error
             weakref.finalize(self, ended.set)
-            threading.Thread(target=workers.watch, args=[ended], name="asyncfetch workers", daemon=True).start()
+            self._is_watched = True
         workers.waiting_since = time.monotonic()
         try:
             return next(self._iterator)
@@ -149,13 +156,36 @@ class _WatchedIterator:
         return getattr(self._iterator, name)
 
 
-_workers: WeakKeyDictionary[Iterator[Any], _Workers] = WeakKeyDictionary()
-"""Workers by torch's own iterator; a loader with persistent ones goes on with the one it has."""
+_workers_of: WeakKeyDictionary[DataLoader[Any], _Workers] = WeakKeyDictionary()
+"""The latest workers of each loader; one with persistent ones goes on with those it has."""
+_all_workers: WeakSet[_Workers] = WeakSet()
 
 
 def watch_loaders(care_of: Callable[[Any], Care | None]) -> None:
     """Have the iterators of all loaders look after their workers, where ``care_of`` tells how for their dataset."""
-    make_iterator = DataLoader.__iter__
+    _watch(DataLoader, care_of)
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+    except ImportError:
+        return
+    _watch(StatefulDataLoader, care_of)  # which has an __iter__ of its own
+    make_state = StatefulDataLoader.state_dict
+
+    @wraps(make_state)
+    def state_dict(self: StatefulDataLoader[Any]) -> dict[str, Any]:
+        care = care_of(self.dataset) if self.num_workers else None
+        state: dict[str, Any] = make_state(self) if care is None else _note_workers(care, self, make_state)
+        return state
+
+    StatefulDataLoader.state_dict = state_dict  # which starts the workers of the first pass, where none are
+
+
+def _watch(kind: type[DataLoader[Any]], care_of: Callable[[Any], Care | None]) -> None:
+    make_iterator = kind.__iter__
+
+    def make_again(self: DataLoader[Any]) -> Iterator[Any]:
+        """Make one of workers that are there, and are waited for until they are ready."""
+        return next(_WatchedIterator(map(make_iterator, [self]), _workers_of[self]))
 
     @wraps(make_iterator)
     def iterate(self: DataLoader[Any]) -> Iterator[Any]:
@@ -164,15 +194,23 @@ def watch_loaders(care_of: Callable[[Any], Care | None]) -> None:
             return (  # by itself a call has no carets in a traceback, which is to fit a screen
                 make_iterator(self)
             )
-        before = multiprocessing.active_children()
-        iterator = make_iterator(self)
-        if iterator not in _workers:
-            started = [each for each in multiprocessing.active_children() if each not in before]
-            _workers[iterator] = _Workers(care, started)
+        make = make_again if self.persistent_workers and self in _workers_of else make_iterator
+        iterator = _note_workers(care, self, make)
         _speak_for_torch()
-        return _WatchedIterator(iterator, _workers[iterator])
+        return _WatchedIterator(iterator, _workers_of[self])
 
-    DataLoader.__iter__ = iterate  # type: ignore[method-assign, assignment]
+    kind.__iter__ = iterate  # type: ignore[method-assign, assignment]
+
+
+def _note_workers(care: Care, loader: DataLoader[Any], call: Callable[[DataLoader[Any]], T]) -> T:
+    """Return what the call does, and note the workers that it starts."""
+    before = multiprocessing.active_children()
+    result = call(loader)
+    started = [each for each in multiprocessing.active_children() if each not in before]
+    if started or loader not in _workers_of:
+        _workers_of[loader] = _Workers(care, started)
+        _all_workers.add(_workers_of[loader])
+    return result
 
 
 def _speak_for_torch() -> None:
@@ -187,7 +225,7 @@ def _speak_for_torch() -> None:
         try:
             below(number, frame)
         except RuntimeError as error:
-            about = [workers for workers in list(_workers.values()) if workers.are_named_in(error)]
+            about = [workers for workers in list(_all_workers) if workers.are_named_in(error)]
             why = about[0].why(error) if about else None
             if why is None:
                 raise

@@ -64,7 +64,7 @@ def test_the_command_prints_rows_parts_and_workers_as_json(
     truth = write_dataset(tmp_path, episodes=EPISODES, length=LENGTH, width=64, height=64, codec="h264")
     with RangeServer(truth.root) as server:
         options = ["--concurrency", "2,4", "--num-workers", "1", "--json"]
-        options += ["--seconds", "0.3", "--repeats", "1", "--pool-episodes", "2"]
+        options += ["--seconds", "0.3", "--repeats", "1", "--pool-segments", "2"]
         monkeypatch.setattr(sys, "argv", ["throughput", server.url, "--ca-file", str(server.ca_file), *options])
         main()
     figures = json.loads(capsys.readouterr().out)

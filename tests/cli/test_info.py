@@ -22,7 +22,7 @@ def test_what_a_dataset_is_and_what_ranks_fetch_of_it(tmp_path: Path) -> None:
     assert "observation.images.top: 96x64 h264, " in done.stdout
     assert " KiB in 2 files\n" in done.stdout
     assert "1.00 x" in done.stdout
-    assert "with a disk cache on each machine, a run of many epochs: " in done.stdout
+    assert "a run with a disk cache on each machine: " in done.stdout
     told = json.loads(CliRunner().invoke(app, ["info", str(truth.root), "--json", "--batch-size", "2"]).stdout)
     assert [(plan["world_size"], plan["batch_size"]) for plan in told["traffic"]] == [(1, 2), (8, 2), (64, 2)]
     assert told["traffic"][0]["fetched_bytes"] == told["traffic"][0]["least_bytes"] > 0

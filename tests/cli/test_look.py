@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from asyncfetch.cli.app import app
-from asyncfetch.testing import HubServer, Keys, Quirks, RangeServer, S3Server, write_dataset
+from asyncfetch.errors import FetchError
+from asyncfetch.testing import Fault, HubServer, Keys, Quirks, RangeServer, S3Server, write_dataset
 from tests.lerobot.serving import retimed, variable, write_files
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typer.testing import Result
 
-    from asyncfetch.testing import DatasetTruth
+    from asyncfetch.testing import DatasetTruth, ServedRequest
 
 
 def run(*arguments: object) -> Result:
@@ -94,12 +95,16 @@ def test_rows_at_times_of_their_own_are_counted(tmp_path: Path) -> None:
     stops = [start + length / 30 for start, length in zip(starts, truth.lengths, strict=True)]
     for name, ends in (("recorded", ()), ("rate", stops)):
         root = write_files(retimed(truth, shown, rows, starts, stops=ends), tmp_path / name)
-        done = run("check", root, "--json")
-        found = json.loads(done.stdout)["findings"]
+        told = json.loads(run("check", root, "--json").stdout)
+        found = told["findings"]
         assert {(one["what"], one["episode"]) for one in found} == {("timestamps off the grid", e) for e in range(3)}
         for one, length in zip(found, truth.lengths, strict=True):
             own = np.array(rows[one["episode"]]) - np.arange(length) / 30
-            assert f"; {np.count_nonzero(np.abs(own) > 1e-4)} of {length} rows are off" in one["details"]
+            assert one["rows"] == np.count_nonzero(np.abs(own) > 1e-4)
+            assert f"; {one['rows']} of {length} rows are off" in one["details"]
+        assert told["rows_off_the_grid"] == sum(one["rows"] for one in found) > 5
+        last = run("check", root).stdout.splitlines()[-1]
+        assert last == f"3 findings; rows off the grid: {told['rows_off_the_grid']}"
 
 
 def test_rows_and_episodes_that_are_there_twice_are_found(tmp_path: Path) -> None:
@@ -173,6 +178,31 @@ def test_what_can_not_be_read_is_found(truth: DatasetTruth) -> None:
         assert "action" in findings(truth)["FormatError", episode]
     path.write_text(json.dumps(info | {"fps": "fast"}))
     assert "fps of" in findings(truth)["FormatError", None]
+
+
+@pytest.mark.parametrize("part", ["/data/", "/videos/"])
+def test_a_host_that_fails_is_no_finding(truth: DatasetTruth, part: str) -> None:
+    """It ends the command, instead of one finding for each episode, after all repeats for each."""
+
+    def fault(request: ServedRequest) -> Fault | None:
+        return Fault.status(500) if part in request.path else None
+
+    with RangeServer(truth.root, fault=fault) as server:
+        done = run("check", server.url, "--ca-file", server.ca_file)
+    assert type(done.exception) is FetchError
+    assert done.exception.status == 500
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, "AccessDenied"), (404, "NotFound")])
+def test_a_file_that_is_refused_is_a_finding(truth: DatasetTruth, status: int, kind: str) -> None:
+    def fault(request: ServedRequest) -> Fault | None:
+        return Fault.status(status) if request.path.endswith("file-001.mp4") else None
+
+    with RangeServer(truth.root, fault=fault) as server:
+        done = run("check", server.url, "--ca-file", server.ca_file)
+    assert done.stdout.startswith(f"{kind}: episode 2: ")
+    assert done.stdout.endswith("1 finding\n")
 
 
 def test_a_contact_sheet(truth: DatasetTruth, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ PROGRAMS = {
     """,
     "single frames": "frames = af.torch.FrameDataset(url); frames[3]",
     "served samples": """
-        batches = af.serve_samples(af.Stream(url, seed=0), batch_size=8).__enter__()
+        batches = af.serve_samples(af.Stream(url, seed=0), batch_size=3).__enter__()
         iterator = iter(batches); batch = next(iterator)
     """,
     "an async iterator of one's own, with threads": """

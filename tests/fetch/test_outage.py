@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import json
 import logging
 import random
 import socket
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -37,16 +39,16 @@ from asyncfetch.fetch.retry import AttemptFailed, Clock, retried
 from asyncfetch.fetch.urls import Route
 from asyncfetch.observe.waits import Cause, Meter, metered
 from asyncfetch.ranges import ByteRange
-from asyncfetch.testing import Fault, HubServer, S3Server
+from asyncfetch.testing import Fault, HubServer, Keys, S3Server
 from tests.conftest import all_others_wait
-from tests.fetch.conftest import FakeTime, s3_fetcher
+from tests.fetch.conftest import FakeTime, Step, s3_fetcher
 from tests.fetch.odd_files import CONTENT as ODD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
-    from tests.fetch.conftest import LyingServer
-    from tests.fetch.conftest import Step as StepType
+    from tests.fetch.conftest import LyingServer, Request
     from tests.fetch.odd_files import OddFileSystem
 
 CONTENT = random.Random(0).randbytes(300_000)
@@ -333,6 +335,25 @@ async def test_who_asks_after_that_is_waited_for_anew() -> None:
     assert simulated.answered
 
 
+async def test_a_long_queue_after_an_outage_is_not_the_outage() -> None:
+    """Who failed in one outage, and waited for its turn long after, is waited for in the next one as anybody."""
+    time = VirtualTime()
+    simulated = SimulatedHost(time, FetchConfig(max_requests_per_host=2, retry=RetryConfig(outage_seconds=60)))
+    simulated.is_there, simulated.seconds = False, 20.0
+    async with anyio.create_task_group() as group:
+        for number in range(40):
+            group.start_soon(simulated.ask, number)
+        await time.until(1.0)
+        simulated.is_there = True
+        await time.until(370.0)
+        simulated.is_there, failed_before = False, simulated.host.statistics().errors
+        await time.until(400.0)
+        simulated.is_there = True
+        await time.until(1000.0)
+    assert sorted(simulated.answered) == list(range(40))  # type: ignore[type-var]
+    assert simulated.host.statistics().errors > failed_before
+
+
 async def test_a_cancelled_probe_hands_on() -> None:
     time = VirtualTime()
     simulated = SimulatedHost(time)
@@ -496,7 +517,7 @@ async def test_a_server_that_is_not_started_yet(fetcher_with: Callable[..., Fetc
 
 @pytest.mark.parametrize("fault", [{"status": 502}, {"status": 503}, {"status": 504}, {"silent": "reset"}], ids=str)
 async def test_a_gateway_whose_server_is_away(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], fault: dict[str, Any]
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[Step], fault: dict[str, Any]
 ) -> None:
     url = server.put("/x", CONTENT)
 
@@ -511,9 +532,7 @@ async def test_a_gateway_whose_server_is_away(
     assert len(server.requests) < 100
 
 
-async def test_a_server_that_hangs(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
-) -> None:
+async def test_a_server_that_hangs(fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[Step]) -> None:
     url = server.put("/x", CONTENT)
     server.every = lambda _: step(silent="stall")
 
@@ -527,7 +546,7 @@ async def test_a_server_that_hangs(
 
 @pytest.mark.parametrize("etag", ["auto", None])
 async def test_a_body_goes_on_where_the_server_was_killed(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], etag: str | None
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[Step], etag: str | None
 ) -> None:
     url = server.put("/x", CONTENT, etag)
     cut = 200_000
@@ -607,7 +626,7 @@ async def test_a_resolver_that_is_away(
 
 @pytest.mark.parametrize(("status", "kind"), [(401, AccessDenied), (403, AccessDenied), (404, NotFound)])
 async def test_what_is_refused_is_told_at_once(
-    fetcher: Fetcher, server: LyingServer, step: type[StepType], time: FakeTime, status: int, kind: type[FetchError]
+    fetcher: Fetcher, server: LyingServer, step: type[Step], time: FakeTime, status: int, kind: type[FetchError]
 ) -> None:
     server.will(step(status=503), step(status=status))
     with pytest.raises(kind) as caught:
@@ -693,6 +712,60 @@ async def test_a_store_that_is_away() -> None:
             ):
                 fault, time.back_at = Fault.status(503), time.now + 60.0
                 await verb()
+
+
+@pytest.fixture(params=["STS", "a container's"])
+def credentials(
+    request: pytest.FixtureRequest, server: LyingServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, aws_keys: None
+) -> Callable[[bool], None]:
+    """A service at ``server`` that gives credentials for some minutes; called with whether it answers."""
+    keys, soon = Keys(session_token="t"), (datetime.now(UTC) + timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    if request.param == "STS":
+        (tmp_path / "token").write_text("a token")
+        monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+        monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/reader")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", server.url(""))
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    else:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", server.url("/of-a-container"))
+        monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0)
+    given = {"AccessKeyId": keys.access_key, "SecretAccessKey": keys.secret_key, "Token": "t", "Expiration": soon}
+    xml = (
+        "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
+        f"<AccessKeyId>{keys.access_key}</AccessKeyId><SecretAccessKey>{keys.secret_key}</SecretAccessKey>"
+        f"<SessionToken>t</SessionToken><Expiration>{soon}</Expiration>"
+        "</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+    )
+
+    def serve(answers: bool) -> None:
+        def step(asked: Request) -> Step:
+            text = (xml if asked.path == "/" else json.dumps(given)).encode()
+            if not answers:
+                return Step(silent="close")
+            return Step(status=200, headers={"Content-Length": str(len(text))}, body=text, end="close")
+
+        server.every = step
+
+    return serve
+
+
+async def test_a_service_of_credentials_that_is_away(credentials: Callable[[bool], None]) -> None:
+    async def back() -> None:
+        credentials(True)
+
+    async with S3Server({"b/x": CONTENT}, keys=Keys(session_token="t")) as server:
+        time = Returning(5.0, back)
+        credentials(False)
+        async with s3_fetcher(server, time, attempts=2, outage_seconds=10.0) as fetcher:
+            assert await fetcher.fetch("s3://b/x", 10, 20) == CONTENT[10:20]
+            assert time.now >= 1005.0
+            credentials(False)
+            time.now += 300.0  # they are good for less
+            with pytest.raises(ConnectionFailed, match=r"the credentials for S3 can't be had.*outage_seconds=10"):
+                await fetcher.fetch("s3://b/x", 10, 20)
 
 
 async def test_a_hub_that_is_away_and_a_url_that_expires() -> None:

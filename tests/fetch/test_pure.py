@@ -299,6 +299,32 @@ def test_the_total_time_goes_on_after_an_outage() -> None:
     assert retries.delay_after(failed(), progressed=False, now=306.0) is None
 
 
+def test_an_outage_that_is_over_counts_no_more() -> None:
+    """Neither what was waited for its end, nor what was waited for a turn after that."""
+    retries = Retries(RetryConfig(outage_seconds=300), now=0.0, uniform=lambda: 0.0)
+    away, probe = replace(no_answer(), is_host_away=True), replace(no_answer(), is_host_away=True, is_probe=True)
+    for now, failure in (
+        (1.0, away),
+        (250.0, replace(probe, waited_seconds=248.0)),
+        (851.0, replace(away, waited_seconds=600.0)),  # the next one
+        (1140.0, replace(probe, waited_seconds=289.0)),
+    ):
+        assert retries.delay_after(failure, progressed=False, now=now) == 0.0
+    assert retries.delay_after(replace(probe, waited_seconds=11.0), progressed=False, now=1151.0) is None
+
+
+def test_a_range_that_fails_alone_is_given_up() -> None:
+    """Its host answers others, whom it waits for; its own attempts take the time of an outage in all."""
+    retries, now, own_seconds = Retries(RetryConfig(outage_seconds=30), now=0.0, uniform=lambda: 1.0), 0.0, 0.0
+    while True:
+        delay = retries.delay_after(replace(no_answer(), waited_seconds=100.0), progressed=False, now=now)
+        if delay is None:
+            break
+        own_seconds += delay
+        now += delay + 100.0
+    assert 20.0 < own_seconds <= 30.0
+
+
 @pytest.mark.parametrize("config", [RetryConfig(attempts=3, outage_seconds=0), RetryConfig(attempts=1)])
 def test_an_outage_may_count_as_any_failure(config: RetryConfig) -> None:
     assert delays(config, *[no_answer()] * config.attempts)[-2:] == [0.2, None][-config.attempts :]

@@ -524,6 +524,23 @@ async def test_video_with_intra_refresh_is_decoded_from_where_it_can(
             assert torch.equal(sample[TOP], whole[starts[episode] + frame]), (episode, frame)
 
 
+async def test_clips_with_intra_refresh_grow_no_more_than_they_must(library: Library, tmp_path: Path) -> None:
+    """However many stretches find out at a time that their clips start too late."""
+    truth = library(episodes=(20,) * 10, cameras=(TOP,), episodes_per_video_file=10)
+    root = await refreshed(truth, tmp_path / "set", REFRESHED["one after the other"])
+    longest = []
+    for at_once in (1, 10):
+        async with serve(content_of(root), first_byte_seconds=0.02, joins=False) as served:
+            for start in range(0, 10, at_once):
+                async with anyio.create_task_group() as group:
+                    for episode in range(start, start + at_once):
+                        group.start_soon(served.dataset.ready, episode)
+            clips = [(asked.start, asked.stop or 0) for asked in served.requests(".mp4") if asked.start]
+            assert len(clips) > 10  # it was found out
+            longest.append(max(stop - start for start, stop in clips))
+    assert longest[1] <= longest[0]
+
+
 @pytest.mark.parametrize("decoder", ["torchcodec", "pyav"])
 async def test_frames_before_a_refresh_ends_blame_it(
     library: Library, tmp_path: Path, decoder: Literal["torchcodec", "pyav"]

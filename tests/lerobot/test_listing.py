@@ -6,16 +6,17 @@ import shutil
 import warnings
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader
 
 from asyncfetch.config import StreamConfig
-from asyncfetch.errors import NotFound
+from asyncfetch.errors import FetchError, MergeError, NotFound, Throttled
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.lerobot.listing import places_beside
 from asyncfetch.merge import merge_datasets
 from asyncfetch.stream import Stream
-from asyncfetch.testing import S3Server
+from asyncfetch.testing import Fault, S3Server
 from asyncfetch.torch import StreamDataset
 from tests.lerobot.serving import all_frames, check_all, check_sample, content_of, serve
 from tests.merge.on_s3 import config as s3_config
@@ -23,9 +24,10 @@ from tests.merge.on_s3 import set_keys
 from tests.merge.test_merge import check_merged
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from asyncfetch.testing import DatasetTruth
+    from asyncfetch.testing import DatasetTruth, ServedRequest
     from tests.lerobot.serving import Library
 
 RECORDED = [f"chunk-{chunk:03d}/file-{file:03d}" for chunk in (0, 1) for file in (0, 1)]
@@ -74,6 +76,79 @@ async def test_rows_are_found_in_s3(
     ):
         with pytest.warns(RuntimeWarning, match="for the rows of episode"):
             await check_all(dataset, truth)
+
+
+def moved_table(truth: DatasetTruth, root: Path, names: list[str]) -> Path:
+    """A copy whose table of episodes is in these files: one row each, and the last of them has the rest."""
+    shutil.copytree(truth.root, root)
+    path = root / "meta/episodes/chunk-000/file-000.parquet"
+    whole = pq.read_table(path)
+    path.unlink()
+    for number, name in enumerate(names):
+        rows = whole.slice(number) if name == names[-1] else whole.slice(number, 1)
+        pq.write_table(rows, path.with_name(f"{name}.parquet"))
+    return root
+
+
+def listing_fails(status: int) -> Callable[[ServedRequest], Fault | None]:
+    return lambda request: Fault.status(status) if "list-type" in request.target else None
+
+
+@pytest.mark.parametrize(("status", "error"), [(429, Throttled), (500, FetchError), (503, Throttled), (403, NotFound)])
+async def test_rows_whose_listing_fails(
+    truth: DatasetTruth, tmp_path: Path, status: int, error: type[FetchError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be there, but where one may read and not list."""
+    set_keys(monkeypatch)
+    content = content_of(moved(truth, tmp_path / "set", MOVED["names of another program"]))
+    served = {f"bucket/set/{path}": data for path, data in content.items()}
+    async with (
+        S3Server(served, fault=listing_fails(status)) as server,
+        open_dataset("s3://bucket/set", config=StreamConfig(fetch=s3_config(server))) as dataset,
+    ):
+        with pytest.raises(error) as caught:
+            await dataset.sample(2, 0)
+    if error is not NotFound:
+        assert (caught.value.url, caught.value.status) == ("s3://bucket/set/data", status)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 403])
+async def test_a_table_whose_listing_fails_is_not_cut_short(
+    truth: DatasetTruth, tmp_path: Path, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names that are guessed lead to two of its three files."""
+    set_keys(monkeypatch)
+    content = content_of(moved_table(truth, tmp_path / "set", ["file-000", "file-001", "file-007"]))
+    served = {f"bucket/set/{path}": data for path, data in content.items()}
+    async with S3Server(served, fault=listing_fails(status)) as server:
+        config = s3_config(server)
+        opened = open_dataset("s3://bucket/set", config=StreamConfig(fetch=config))
+        if status == 403:  # one may read, and not list
+            with pytest.warns(RuntimeWarning, match="7 episodes where there are 2"):
+                async with opened:
+                    pass
+            return
+        with pytest.raises(FetchError) as caught:
+            async with opened:
+                pass
+        assert (caught.value.url, caught.value.status) == ("s3://bucket/set/meta/episodes", status)
+        with pytest.raises(MergeError, match=f"status {status}"):
+            await merge_datasets(["s3://bucket/set", truth.root], tmp_path / "out", fetch=config)
+        assert not (tmp_path / "out").exists()
+
+
+async def test_a_file_that_comes_later_is_found(truth: DatasetTruth, tmp_path: Path) -> None:
+    root = moved(truth, tmp_path / "set", MOVED["names of another program"])
+    late = root / "data/train/part-2.parquet"
+    rows = late.read_bytes()
+    late.unlink()
+    async with open_dataset(root) as dataset:
+        with pytest.warns(RuntimeWarning, match="for the rows of episode"):
+            await dataset.sample(0, 0)
+        with pytest.raises(NotFound):
+            await dataset.sample(2, 0)
+        late.write_bytes(rows)
+        check_sample(await dataset.sample(2, 0), truth, 2, 0)
 
 
 @pytest.mark.parametrize("names", list(MOVED.values())[:2], ids=list(MOVED)[:2])

@@ -246,14 +246,14 @@ async def test_a_stretch_fetches_the_groups_of_its_frames(long: DatasetTruth) ->
         whole_bytes = await reader.range_bytes(1)
         stretches = [Stretch(1, start, start + 8) for start in range(0, 240, 8)]
         assert sum([await reader.range_bytes(stretch) for stretch in stretches]) == whole_bytes
-        await reader.ready(Stretch(1, 120, 122))  # the rows, too
+        await reader.ready(stretches[0])  # the rows, too
         served.server.reset()
-        for stretch in stretches:
+        for stretch in stretches[1:]:
             with await reader.hold(stretch):
                 pass
-        assert len(clip_ranges(served)) == 2 * len(stretches) == len(served.server.requests)
+        assert len(clip_ranges(served)) == 2 * (len(stretches) - 1) == len(served.server.requests)
         sent_bytes = sum(one.bytes_sent for one in served.server.requests)
-        assert sent_bytes == whole_bytes
+        assert sent_bytes == whole_bytes - await reader.range_bytes(stretches[0])
         for camera in (TOP, WRIST):
             ranges = sorted(clip_ranges(served, camera))
             assert all(one[1] == other[0] for one, other in itertools.pairwise(ranges))  # one behind the other
@@ -271,9 +271,9 @@ async def test_a_window_over_an_edge_is_fetched_and_counted(long: DatasetTruth) 
         with await reader.hold(reaching):
             assert in_use_bytes(served.dataset) == weighed
         assert sum(stop - start for start, stop in clip_ranges(served)) == reaching_bytes
+        served.server.reset()
         with await reader.hold(plain), await reader.hold(Stretch(1, 94, 100)):
-            both, own, before = clip_ranges(served, TOP)
-        assert (before[0], before[1], own[1]) == (both[0], own[0], both[1])
+            assert not clip_ranges(served, TOP)  # both lie in what was fetched
 
 
 async def test_a_stretch_of_a_long_group_begins_at_its_key_frame(library: Library) -> None:

@@ -571,6 +571,7 @@ def test_few_segments_are_warned_of_as_a_run_begins(truth: DatasetTruth, caplog:
     assert few_segments(caplog, shuffled, batches, epoch=1) == []
     assert few_segments(caplog, stream_of(truth), batches) == []
     assert few_segments(caplog, shuffled, Placement(batch_size=7)) == []  # as many as there are
+    assert few_segments(caplog, shuffled, Placement(batch_size=truth.num_frames + 1)) == []  # no epoch fills one
     assert len(few_segments(caplog, shuffled, Placement(0, 1, 0, 2, block_samples=8))) == 1
     assert few_segments(caplog, shuffled, Placement(0, 1, 1, 2, block_samples=8)) == []
     rest = stream_of(truth, shuffle=True)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import asyncfetch as af
 import asyncfetch.torch
@@ -26,6 +27,7 @@ pytestmark = [
     # torch's handler of SIGCHLD raises wherever the main thread is: in a finalizer, or where a file was just opened.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata's own call
 ]
 
 
@@ -60,6 +62,9 @@ LOADERS: dict[str, Any] = {
         batch_size=None,
         num_workers=2,
         persistent_workers=True,
+    ),
+    "torchdata's": lambda root, config: StatefulDataLoader(
+        af.torch.StreamDataset(af.Stream(root, config=config), batch_size=2), batch_size=None, num_workers=2
     ),
     "frames": lambda root, config: DataLoader(
         af.torch.FrameDataset(root, config=config, features=["action"]), batch_size=2, num_workers=2
@@ -104,6 +109,22 @@ def test_a_stopped_worker_is_an_error_in_time(truth: DatasetTruth, kind: str) ->
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_loader_without_a_thread_to_watch_it_says_so(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, start = LOADERS["batches of ours"](str(truth.root), config()), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "asyncfetch workers":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    batches = iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(af.WorkerError, match=r"can't start new thread.*ulimit -u"):
+            next(batches)
+    assert sum(1 for _ in batches) == len(loader)
+
+
 def test_persistent_workers_are_looked_after_in_each_pass(truth: DatasetTruth) -> None:
     loader = LOADERS["a collate_fn"](str(truth.root), config(1.5))
     batches, pid = begun(loader)
@@ -113,6 +134,27 @@ def test_persistent_workers_are_looked_after_in_each_pass(truth: DatasetTruth) -
     stop(pid)
     with pytest.raises(af.WorkerError, match=rf"\(pid {pid}\) is stopped, by SIGSTOP"):
         list(batches)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_persistent_workers_are_looked_after_between_passes(truth: DatasetTruth, kind: type[DataLoader[Any]]) -> None:
+    """Torch waits for them already as it makes the iterator."""
+    dataset = af.torch.StreamDataset(af.Stream(str(truth.root), config=config(1.5)), batch_size=2)
+    loader = kind(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    batches, pid = begun(loader)
+    list(batches)
+    stop(pid)
+    with pytest.raises(af.WorkerError, match=rf"\(pid {pid}\) is stopped, by SIGSTOP"):
+        list(loader)
+
+
+def test_workers_that_a_state_has_started_are_looked_after(truth: DatasetTruth) -> None:
+    loader, before = LOADERS["torchdata's"](str(truth.root), config(1.5)), multiprocessing.active_children()
+    loader.state_dict()
+    pid = max(each.pid or 0 for each in multiprocessing.active_children() if each not in before)
+    stop(pid)
+    with pytest.raises(af.WorkerError, match=rf"\(pid {pid}\) is stopped, by SIGSTOP"):
+        list(loader)
 
 
 def test_a_worker_is_looked_after_in_any_thread(truth: DatasetTruth) -> None:

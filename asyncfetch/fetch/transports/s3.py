@@ -21,6 +21,7 @@ from yarl import URL
 from asyncfetch.errors import (
     AccessDenied,
     ConfigError,
+    ConnectionFailed,
     InvalidResponse,
     MissingDependency,
     NotFound,
@@ -237,13 +238,32 @@ def _errors_of_ours() -> Iterator[None]:
             " bucket with FetchConfig(s3=S3Config(anonymous=True))"
         )
         raise AttemptFailed(AccessDenied, message, RetryVerdict.FATAL) from error
-    except (exceptions.CredentialRetrievalError, exceptions.HTTPClientError) as error:
-        raise AttemptFailed(AccessDenied, f"the credentials for S3 can't be had: {error}") from error
+    except (exceptions.CredentialRetrievalError, exceptions.HTTPClientError, *_unanswered()) as error:
+        kind = ConnectionFailed if _is_unanswered(error) else AccessDenied
+        raise AttemptFailed(kind, f"the credentials for S3 can't be had: {error}") from error
     except (exceptions.SSOError, exceptions.ClientError) as error:
         message = f"the credentials for S3 can't be had, log in again: {error}"
         raise AttemptFailed(AccessDenied, message, RetryVerdict.FATAL) from error
     except (exceptions.BotoCoreError, ValueError) as error:
         raise ConfigError(f"a request to S3 can't be made from this url or configuration: {error}") from error
+
+
+def _unanswered() -> tuple[type[Exception], ...]:
+    """What botocore raises where a service isn't there: STS, or one of a container."""
+    from botocore import exceptions
+
+    return (
+        exceptions.ConnectTimeoutError, exceptions.ConnectionClosedError, exceptions.EndpointConnectionError,
+        exceptions.ProxyConnectionError, exceptions.ReadTimeoutError,
+    )  # fmt: skip
+
+
+def _is_unanswered(error: BaseException) -> bool:
+    """Return whether a service that has the credentials didn't answer, rather than refuse them."""
+    link: BaseException | None = error
+    while link is not None and not isinstance(link, _unanswered()):
+        link = link.__context__
+    return link is not None
 
 
 MAX_BUCKETS = 1024
