@@ -7,8 +7,6 @@ import sys
 
 from asyncfetch.errors import AsyncFetchError
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run a command, and exit: with 2 and one line on stderr where an error of ours, or of the system, ends it."""

@@ -52,17 +52,6 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.leased_lru import EntryLease, RoomReservation
 
-__all__ = [
-    "ByteCache",
-    "CacheKey",
-    "CacheStatistics",
-    "HeldVersions",
-    "Lease",
-    "ReservationQueue",
-    "SharedCalls",
-    "require_room",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import RangeReader, WritableBuffer
 
-__all__ = ["RankReader"]
-
 _LENGTH = struct.Struct("!Q")
 _PEER = struct.Struct("3i")
 """pid, uid and gid, of SO_PEERCRED."""

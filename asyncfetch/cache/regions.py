@@ -20,8 +20,6 @@ from asyncfetch.errors import CacheError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MappedRegions", "RegionPlace", "Regions"]
-
 REGION_BYTES = 256 * 1024 * 1024
 """Addresses of a region: its pages are there from their first touch on."""
 

@@ -23,8 +23,6 @@ try:
 except ModuleNotFoundError as missing:
     raise MissingDependency(f"the command asyncfetch needs typer and rich: {install_command('cli')}") from missing
 
-__all__ = ["app"]
-
 PACKAGES = ("asyncfetch", "aiohttp", "anyio", "numpy", "torch", "torchcodec", "av", "pyarrow", "lerobot", "aiobotocore")
 PACKAGES_OF_EXTRAS = ("fsspec", "xxhash", "aiofastnet", "ray")
 OPTIONS_ARE_THEIRS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}

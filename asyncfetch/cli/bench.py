@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from asyncfetch.observe.report import Report
     from asyncfetch.ranges import ByteRange
 
-__all__ = ["Link", "bench", "preload", "time_samples"]
-
 MIB = 1024 * 1024
 STREAMS = (1, 4, 16, 64)
 """That the link is asked for side by side; fewer where there are fewer ranges."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["commands"]
-
 WAITING = "waiting for other processes"
 
 commands = typer.Typer(

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetSummary, FileSizes, LeRobotDataset
     from asyncfetch.stream.traffic import TrafficPlan
 
-__all__ = ["check", "frames", "info"]
-
 WORLD_SIZES = (1, 8, 64)
 CHECKED_AT_ONCE = 64
 """Episodes whose videos' indexes are compared at a time."""

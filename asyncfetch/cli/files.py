@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["CaFile", "cp", "fetch_config", "ls"]
-
 COPIED_AT_ONCE = 8
 """Files, each of which is read in parts side by side."""
 PIECE_BYTES = 16 * 1024 * 1024

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from asyncfetch.merge import MergeProgress, MergeReport
     from asyncfetch.merge.subsets import Share
 
-__all__ = ["convert", "merge", "parse_episodes", "parse_share", "print_report", "run_with_bar", "select", "split"]
-
 T = TypeVar("T")
 
 MAX_EPISODES = 10_000_000

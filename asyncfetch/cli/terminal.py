@@ -16,8 +16,6 @@ from asyncfetch.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["LineProgress", "format_bytes", "parse_bytes", "progress"]
-
 _PREFIXES = "KMGTPE"
 _SIZE = re.compile(r"(?i)\s*(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})\s*(?:([KMGTPE])(i?))?B?\s*")
 

@@ -16,17 +16,6 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from asyncfetch.errors import ConfigError, UsageError
 
-__all__ = [
-    "HEADER_CONTROL",
-    "absolute_directory",
-    "check_types",
-    "explains_keywords",
-    "require",
-    "require_header",
-    "require_token",
-    "size_hint",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -13,8 +13,6 @@ from asyncfetch.config.checks import check_types, require, require_header, requi
 from asyncfetch.config.secrets import Secrets
 from asyncfetch.errors import ConfigError, redact_url
 
-__all__ = ["MIB", "FetchConfig", "HedgeConfig", "RetryConfig", "RetryDetails", "S3Config", "TimeoutConfig"]
-
 KIB = 1024
 MIB = 1024 * KIB
 

@@ -20,8 +20,6 @@ from asyncfetch.errors import ConfigError, redact_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["PrivateUrl", "Secrets", "among_own_processes", "goes_to_own_child"]
-
 V = TypeVar("V")
 
 _LOST_SLASH = re.compile(r"(https?|s3|hf|gs|gcs|az|abfs|sftp|file):/(?!/)")

@@ -11,17 +11,6 @@ from asyncfetch.config.checks import check_types, require
 from asyncfetch.config.fetch import MIB, FetchConfig
 from asyncfetch.errors import ConfigError
 
-__all__ = [
-    "DecoderBackend",
-    "OnError",
-    "StreamConfig",
-    "WorkerConfig",
-    "config_share",
-    "rank_config",
-    "stream_config",
-    "usable_cpus",
-]
-
 DecoderBackend = Literal["auto", "torchcodec", "pyav", "pyav-unturned"]
 OnError = Literal["raise", "skip", "replace"]
 

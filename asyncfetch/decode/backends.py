@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import DecoderBackend
 
-__all__ = ["choose_backend", "import_torch"]
-
 INSTALL_FFMPEG = "apt-get install ffmpeg"
 CAUSE_CHARACTERS = 300  # torchcodec's message goes on with a traceback for each FFmpeg version
 CUDA_LIBRARY = re.compile(r"(lib(?:nv|cu|npp|c10_cuda|torch_cuda)\w*\.so[.\d]*): cannot open shared object file")

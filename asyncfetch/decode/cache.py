@@ -27,8 +27,6 @@ from asyncfetch.runtime.single_flight import SharedFuture
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = ["DecoderCache", "DecoderCacheStatistics"]
-
 DecoderT = TypeVar("DecoderT")
 
 MIB = 1024 * 1024

@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from asyncfetch.config import DecoderBackend
     from asyncfetch.media import KeyFrames
 
-__all__ = [
-    "Clip",
-    "ClipDecoder",
-    "DepthScale",
-    "FrameDecoder",
-    "MemoryFile",
-    "PyAVDecoder",
-    "TorchcodecDecoder",
-    "estimated_nbytes",
-    "open_decoder",
-    "open_video",
-    "stack_frames",
-]
-
 DEPTH_CODES = 4096
 """Depth is stored in the 12 bits of ``gray12le``."""
 MAX_MILLIMETRES = 65535

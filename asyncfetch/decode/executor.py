@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.observe import Quantiles
 
-__all__ = ["DecodePool", "DecodePoolStatistics"]
-
 ResultT = TypeVar("ResultT")
 Arguments = TypeVarTuple("Arguments")
 

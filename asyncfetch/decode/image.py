@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["decode_image"]
-
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_DEPTH_AND_COLOUR = slice(24, 26)
 """Bytes in the header chunk, which comes first: bits a sample, kind of colour."""

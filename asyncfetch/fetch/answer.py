@@ -29,8 +29,6 @@ from asyncfetch.fetch.responses import stated_length
 if TYPE_CHECKING:
     from asyncfetch.fetch.buffers import Views
 
-__all__ = ["Answer", "ExpectedAnswer", "Head", "Phase", "parse_head"]
-
 MAX_HEAD_BYTES = 64 * 1024
 """A longer head isn't plain."""
 

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Allowance", "Bandwidth", "RateLimit", "TokenBucket"]
-
 BURST_SECONDS = 0.05
 """Seconds for which what isn't used can still be used. Timers and loops are late by some milliseconds; over 2 s, it is
 2.5 %."""

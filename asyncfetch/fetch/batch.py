@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
 
-__all__ = [
-    "WORKERS_PER_REQUEST",
-    "RangeStream",
-    "each_on_its_own",
-    "for_each",
-    "plan_batch",
-    "server_asked",
-    "server_of",
-    "through",
-]
-
 WORKERS_PER_REQUEST = 2
 """Workers of a batch per request in flight: so that a limiter that opens always finds one waiting."""
 MAX_CONCURRENT = 256

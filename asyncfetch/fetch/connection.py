@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.buffers import Views
     from asyncfetch.runtime.cancellation import Deadlines
 
-__all__ = ["Connection", "Peer", "PooledConnectionDied"]
-
 SCRATCH_BYTES = 80 * 1024
 """Bytes of an answer that are read at a time while its own memory isn't known, into memory that all connections of a
 loop share. A range of 64 KiB comes with its head, and is copied, which costs as much as another turn of the loop's TLS;

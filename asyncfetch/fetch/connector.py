@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.connection import Peer
     from asyncfetch.fetch.hosts import Host
 
-__all__ = ["Connector", "can_be_fast", "connect_fast_tls", "tls_context"]
-
 _log = logging.getLogger(__name__)
 
 PemFile = str | os.PathLike[str]

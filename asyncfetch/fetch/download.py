@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.memory_pool import MemoryPool
 
-__all__ = ["Download", "memory_for"]
-
 OTHERWISE = frozenset({200, 416, 501})
 """Statuses of answers to a range that say nothing of other ways to ask for it."""
 OTHERWISE_OF_ENDS = OTHERWISE | {400, 500}

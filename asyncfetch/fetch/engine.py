@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.upload_sources import Content
     from asyncfetch.ranges import Request
 
-__all__ = ["Fetcher", "Transport", "Transports", "WritableTransport", "ask_server", "insist_on"]
-
 DOWNLOAD_PIECE_BYTES = 64 * 1024 * 1024
 """Of an object that is downloaded: enough that its parts fill a link, and what is held of it."""
 MAX_URLS = 1024

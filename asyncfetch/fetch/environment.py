@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from yarl import URL
 
-__all__ = ["Environment", "Proxy", "is_exempt", "read_environment"]
-
 T = TypeVar("T")
 
 

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncfetch.config import HedgeConfig
 
-__all__ = ["Hedging"]
-
 WINDOW = 256
 """Latest answers that lateness is measured by: 13 of them are beyond the 95th percentile. A power of two of REFRESH."""
 REFRESH = 32

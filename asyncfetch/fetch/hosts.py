@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from asyncfetch.observe.waits import Meter
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
 
-__all__ = [
-    "MIN_TELLING_BYTES",
-    "Counters",
-    "FetchStatistics",
-    "Host",
-    "HostCounts",
-    "HostStatistics",
-    "Hosts",
-    "Permit",
-    "StreamRate",
-    "Times",
-]
-
 
 @dataclass(slots=True)
 class HostCounts:

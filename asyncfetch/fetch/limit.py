@@ -25,8 +25,6 @@ from array import array
 from dataclasses import dataclass, field
 from math import inf
 
-__all__ = ["LearnedLimit"]
-
 ROUND_REQUESTS, ROUND_SECONDS = 16, 0.5
 """A round has so many requests at least, and twice the limit, so that each stream is seen about twice; and takes so
 long, so that a few new connections or a busy moment don't decide."""

@@ -21,8 +21,6 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Caller", "Limiter", "LimiterPermit", "calling", "current_caller", "one_caller", "running_caller"]
-
 EVERY = 8
 """Read-ahead gets one turn of so many, and leaves one permit of so many free where some are reserved."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["Listing", "by_name", "check_length", "listed_size"]
-
 MAX_EMPTY_PAGES = 1000
 """Bound on empty pages in a row. S3 sends some where it goes over many deleted versions, 1,000 keys at a time."""
 _SIZE = re.compile("[0-9]{1,18}")

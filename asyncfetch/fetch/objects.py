@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["ObjectMemory", "difference", "strong_etag"]
-
 
 def strong_etag(info: ObjectInfo | None) -> str | None:
     """The entity tag that promises equal bytes; None where there is none, or only a weak one.

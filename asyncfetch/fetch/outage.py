@@ -16,8 +16,6 @@ from asyncfetch.fetch.retry import backoff, waits_out_outages
 if TYPE_CHECKING:
     from asyncfetch.config import RetryConfig
 
-__all__ = ["Outage"]
-
 AWAY_FAILURES = 3
 """Failures in a row that are an outage. One or two are a connection that died, or an answer out of a full queue."""
 WARNING_SECONDS = 5.0

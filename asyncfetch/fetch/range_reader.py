@@ -45,17 +45,6 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ByteRange, Request
     from asyncfetch.runtime.memory_pool import MemoryPool
 
-__all__ = [
-    "ALONE",
-    "MAX_SHARED_BYTES",
-    "Coalescer",
-    "PartSizes",
-    "RangeAssembler",
-    "RangeRequest",
-    "RequestGroup",
-    "concerns_some",
-]
-
 UNKNOWN_RATE_PARTS = 2
 """Number of parts where a far host had no telling body yet: half of what a slow stream would take, for one request
 more. Of what is asked for in one turn those that come first are cut, about as many as can be in flight at once: what is

@@ -14,17 +14,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = [
-    "EndpointReader",
-    "RangeReader",
-    "VersionedReader",
-    "WritableBuffer",
-    "byte_count",
-    "byte_ranges",
-    "closed_range",
-    "has_objects",
-]
-
 WritableBuffer = memoryview | bytearray
 """Writable, contiguous, one byte an item."""
 

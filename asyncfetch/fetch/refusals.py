@@ -34,25 +34,6 @@ if TYPE_CHECKING:
 
     from yarl import URL
 
-__all__ = [
-    "CERTIFICATE_REMEDY",
-    "CERTIFICATE_WANTED",
-    "MAX_FIELDS",
-    "MAX_VALUE_BYTES",
-    "PLAIN_TO_TLS",
-    "SESSION_ERRORS",
-    "LengthUnread",
-    "broken",
-    "challenges",
-    "circumstances",
-    "connect_failure",
-    "explained",
-    "fields_of",
-    "is_page",
-    "may_be_page",
-    "session_failure",
-]
-
 MAX_VALUE_BYTES = 64 * 1024 - 1
 """Longest value of a header field that the session reads: a field has 64 KiB, its name included. curl reads 100 KB."""
 MAX_FIELDS = 512

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.connection import Peer
 
-__all__ = ["Resolver", "SystemResolver"]
-
 NAME_SECONDS = 10.0
 """Seconds for which a name's answer is used. aiohttp's; S3's answers hold for less, and name new addresses each
 time."""

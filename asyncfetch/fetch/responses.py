@@ -36,18 +36,6 @@ from asyncfetch.ranges import ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "MISDIRECTED",
-    "NO_REASON",
-    "TOKEN_CODES",
-    "AcceptedBody",
-    "Wanted",
-    "check_response",
-    "counted",
-    "refusal",
-    "stated_length",
-]
-
 SLICE_LIMIT_BYTES = 1024 * 1024
 """A server that ignores Range is read and sliced up to here: about what another round trip to a far host costs."""
 TOKEN_CODES = frozenset({"ExpiredToken", "TokenRefreshRequired"})

@@ -30,24 +30,6 @@ if TYPE_CHECKING:
     _Cause = tuple[type[FetchError], int | None]
     from collections.abc import Iterator
 
-__all__ = [
-    "Attempt",
-    "AttemptFailed",
-    "Clock",
-    "FailureWatch",
-    "Retries",
-    "RetryBudget",
-    "RetryVerdict",
-    "backoff",
-    "cause_of",
-    "pause_seconds",
-    "quotas",
-    "retried",
-    "retry_after_seconds",
-    "spent_quota_seconds",
-    "waits_out_outages",
-]
-
 MAX_FIELD_CHARACTERS = 4096
 """Longest header that is read: a longer one is nobody's quota."""
 

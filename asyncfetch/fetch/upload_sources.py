@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.runtime.memory_pool import MemoryPool
 
-__all__ = ["BytesLike", "Content", "UploadSource", "open_source"]
-
 BytesLike: TypeAlias = "bytes | bytearray | memoryview"
 Content: TypeAlias = "BytesLike | str | os.PathLike[str] | AsyncIterable[BytesLike]"
 """All that ``put`` takes: bytes, the path of a local file, or an async iterator of bytes. Whatever else has a buffer of

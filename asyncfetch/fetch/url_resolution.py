@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from yarl import URL
 
-__all__ = ["Address", "AddressBook", "AsyncCache", "Found", "WebUrls"]
-
 MAX_ADDRESSES = 8192
 """Addresses that are remembered, about 2 KiB each. Finding a forgotten one again costs one signature or request."""
 MARGIN_SECONDS = 60.0

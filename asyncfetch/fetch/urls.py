@@ -25,24 +25,6 @@ from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "REDIRECTS",
-    "Route",
-    "basic_auth",
-    "check_characters",
-    "hidden",
-    "host_name",
-    "is_permanent",
-    "join_url",
-    "next_url",
-    "object_name",
-    "origin_of",
-    "parse_url",
-    "read_url",
-    "static_headers",
-    "userinfo",
-]
-
 _QUOTED_SCHEMES = frozenset({"http", "https", "file"})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 

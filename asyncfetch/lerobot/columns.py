@@ -20,24 +20,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot.info import Feature
 
-__all__ = [
-    "Array",
-    "ArrowType",
-    "Column",
-    "as_lists",
-    "empty_column",
-    "is_list",
-    "is_text",
-    "plain",
-    "plain_type",
-    "take_rows",
-    "to_array",
-    "to_column",
-    "to_floats",
-    "to_integers",
-    "to_objects",
-]
-
 Array = Any
 """pyarrow.Array. Its types know neither lists nor structs."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder, Windows
     from asyncfetch.lerobot.stretch import Reach
 
-__all__ = ["LeRobotDataset", "chosen_features", "open_dataset", "reader_of"]
-
 LEROBOT_GROUP_FRAMES = 2
 """``g`` of LeRobot's encoder settings."""
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.stretch import Stretch
     from asyncfetch.lerobot.video_index import VideoFile
 
-__all__ = ["DECODERS_SHARE", "TABLES_SHARE", "Budget", "DatasetEngine", "Share", "pool_bytes"]
-
 
 class Budget:
     """A bound in bytes, divided by who takes first. Nobody waits in it. Belongs to one thread.

@@ -69,8 +69,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.stretch import Stretch
     from asyncfetch.lerobot.video_index import PlannedClip
 
-__all__ = ["EpisodeCache", "EpisodeCacheStatistics", "EpisodeEntry", "HeldEpisode", "PlanChange"]
-
 
 @dataclass(slots=True, eq=False)
 class EpisodeEntry:

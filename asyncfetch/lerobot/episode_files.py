@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["MAX_NUMBER", "check_episodes", "episodes_url", "load_episodes", "read_episodes", "wrong_totals"]
-
 _MAX_FILES_AT_ONCE = 8
 """Episode files read side by side."""
 _LARGE_FOOTER_BYTES = 8 * 1024 * 1024

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from asyncfetch.observe.report import Report
     from asyncfetch.runtime.fork import LoopGuard
 
-__all__ = ["DatasetStatistics", "EpisodeReader"]
-
 MAX_PREFETCHES = 1024
 """Stretches that may be asked for and not yet be done; more would only queue up behind the host's limit."""
 

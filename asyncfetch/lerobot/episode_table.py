@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot.info import DatasetInfo
 
-__all__ = ["ABSENT", "Episode", "EpisodeTable", "FilePlaces", "TaskLists", "VideoPlaces", "VideoSpan"]
-
 ABSENT = -1
 """A chunk, file or frame number that the table doesn't have."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import VideoSpan
     from asyncfetch.media import Mp4Index
 
-__all__ = ["RowFrames", "find_frames", "own_seconds"]
-
 MAX_FRAMES = 1 << 22
 """Most frames of one episode, 39 hours at 30 fps: a wrong length in some table mustn't take all memory."""
 MAX_FIRST_FRAME = 1 << 31

@@ -16,25 +16,6 @@ from asyncfetch.errors import COPY_ANEW, LEAVE_OUT_FEATURE, WRITE_ANEW, DatasetE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "DEFAULT_FEATURES",
-    "EPISODES_PATH",
-    "INDEX_FEATURES",
-    "MILLIMETRES",
-    "DatasetInfo",
-    "DepthUnit",
-    "Feature",
-    "FeatureKind",
-    "PathTemplate",
-    "as_v3",
-    "depth_scale",
-    "depth_stats",
-    "is_v2",
-    "parse_info",
-    "parse_json",
-    "stored_unit",
-]
-
 _FIELDS = frozenset({"chunk_index", "file_index", "video_key"})
 _NUMBER_SPEC = re.compile(r"0?\d{0,2}d?")
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import Fetcher
 
-__all__ = ["ListTables", "list_tables", "places_beside", "table_name"]
-
 ListTables = Callable[[str], Awaitable["list[str] | None"]]
 """Lists the Parquet files of a directory's chunks in the order of their numbers; None where nothing can be listed."""
 

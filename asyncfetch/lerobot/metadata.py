@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["Metadata", "choose_features", "fingerprint_of", "load_metadata"]
-
 _INFO, _TASKS, _STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
 _TASK_COLUMNS = ("task", "__index_level_0__")
 """Columns that may have the task's string; the second one in sets that LeRobot 0.4 converted."""

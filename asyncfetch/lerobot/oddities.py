@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Oddities"]
-
 
 class Oddities:
     """The oddities of one open dataset, as they are met. Thread-safe."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.parquet import TableFile
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["PageTable", "find_pages", "has_pages", "read_pages"]
-
 LEAST_CHUNK_BYTES = 4 * 1024 * 1024
 """Bytes of a chunk from which on it is worth some requests to find its pages."""
 HEADER_BYTES = 16 * 1024

@@ -41,27 +41,6 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = [
-    "MAX_TAIL_BYTES",
-    "TAIL_BYTES",
-    "WHOLE_BYTES",
-    "FetchedColumns",
-    "FetchedGroups",
-    "SparseFile",
-    "TableEnd",
-    "TableFile",
-    "border",
-    "fetch_columns",
-    "fetch_end",
-    "fetch_groups",
-    "open_end",
-    "open_table",
-    "read_columns",
-    "read_whole",
-    "require_pyarrow",
-    "whole_end",
-]
-
 TAIL_BYTES = 64 * 1024
 """First request for a file. A footer takes about 130 bytes a column and row group: 60 episodes of 8 columns."""
 

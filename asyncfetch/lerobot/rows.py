@@ -50,17 +50,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.parquet import TableFile
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = [
-    "EpisodeRows",
-    "IndexedTable",
-    "PicturePart",
-    "RowCache",
-    "RowReader",
-    "first_indices",
-    "index_by_episode",
-    "index_table",
-]
-
 _MOST = np.iinfo(np.int64).max
 
 

@@ -31,22 +31,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import DepthUnit, Feature
 
-__all__ = [
-    "Asked",
-    "DoesNotFit",
-    "Field",
-    "FrameOffsets",
-    "ImageDtype",
-    "Row",
-    "Sample",
-    "SampleBuilder",
-    "Window",
-    "Windows",
-    "check_windows",
-    "frames",
-    "resolve_windows",
-]
-
 TOLERANCE_SECONDS = 1e-4
 """Seconds that a window may lie off the grid of frames: LeRobot's default ``tolerance_s``."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.rows import IndexedTable, RowReader
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["scan"]
-
 UNIT_ROWS = 64 * 1024
 UNIT_BYTES = 16 * 1024 * 1024
 """Bytes of a unit as pages hold them, before compression; more only where one row group has more."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Reach", "Stretch", "reach_of"]
-
 Reach: TypeAlias = "tuple[tuple[str, int, int], ...]"
 """(camera, least offset, greatest offset) of each whose window reaches further than a sample's own frame."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.dataset import LeRobotDataset
     from asyncfetch.lerobot.info import Feature
 
-__all__ = ["CameraSummary", "DatasetSummary", "FileSizes", "dataset_info", "summarise"]
-
 WEIGHED_FILES = 1024
 """Files of a kind whose sizes are asked for, spread over the dataset; those of the others go by their frames."""
 ASKED_AT_ONCE = 64

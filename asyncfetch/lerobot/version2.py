@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import DatasetInfo, Feature
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["Version2", "load_version2"]
-
 _INFO, _TASKS, _EPISODES = "meta/info.json", "meta/tasks.jsonl", "meta/episodes.jsonl"
 _STATS, _EPISODE_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.concurrently import RunSync
     from asyncfetch.runtime.single_flight import SharedLRU
 
-__all__ = ["PlannedClip", "VideoFile", "VideoIndexes", "fetch_moov"]
-
 HEAD_BYTES = 16 * 1024
 """Bytes asked for first. They hold the whole index of a short file, and tell where another one lies."""
 FRAME_INDEX_BYTES = 8

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Box", "Buffer", "find", "locate_moov"]
-
 Buffer = bytes | bytearray | memoryview
 """Contiguous, one byte an item."""
 

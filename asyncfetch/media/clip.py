@@ -36,18 +36,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.media.samples import ByteRuns
 
-__all__ = [
-    "H264",
-    "HEVC",
-    "ClipPlan",
-    "ClipTables",
-    "KeyFrames",
-    "Refresh",
-    "TrackFormat",
-    "build_header",
-    "recovery_pictures",
-]
-
 H264 = frozenset({"avc1", "avc3"})
 """Sample entries whose open GOPs can't be entered near the end of a clip."""
 HEVC = frozenset({"hev1", "hvc1", "dvhe", "dvh1"})

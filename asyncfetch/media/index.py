@@ -28,8 +28,6 @@ from asyncfetch.media.samples import MAX_DURATION, MAX_OFFSET, MAX_POSITION, Byt
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Mp4Index", "parse_moov"]
-
 MAX_TIMESCALE = (1 << 31) - 1
 """FFmpeg takes time scales above this for broken."""
 VISUAL_ENTRY_BYTES = 78

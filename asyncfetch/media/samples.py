@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.media.boxes import Box
 
-__all__ = ["ByteRuns", "SampleTable", "changes", "parse_samples"]
-
 BLOCK = 256
 """Samples between two kept sums: 0.06 bytes a frame, and at most 255 numbers to add before those asked for."""
 MAX_CONSTANT_SAMPLES = 1 << 20

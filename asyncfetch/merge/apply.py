@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from asyncfetch.merge.job import MergeJob, MergeProgress
     from asyncfetch.merge.scheduler import Executor
 
-__all__ = [
-    "MergeReport",
-    "PlannedFile",
-    "destination_of",
-    "destination_path",
-    "merge_datasets",
-    "selections_of",
-]
-
 
 def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -> list[Selection]:
     """The sources, at least one; a path is that of the working directory here, wherever it is read."""

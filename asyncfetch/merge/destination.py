@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import Fetcher
 
-__all__ = ["Build", "Destination", "Needed", "WrittenFile", "check_space", "is_taken", "system_errors"]
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:

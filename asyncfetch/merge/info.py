@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from asyncfetch.merge.sources import MergeSource
     from asyncfetch.merge.videos import Pictures
 
-__all__ = ["DATA_PATH", "INFO_PATH", "VIDEO_PATH", "differences", "merged_info"]
-
 INFO_PATH = "meta/info.json"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"

@@ -36,17 +36,6 @@ if TYPE_CHECKING:
     from asyncfetch.merge.summaries import Statistics, SummaryTask
     from asyncfetch.merge.tasks import FileUnit
 
-__all__ = [
-    "MergeJob",
-    "MergeProgress",
-    "ProgressCounter",
-    "carry_out",
-    "carry_out_share",
-    "plan_job",
-    "write_and_summarise",
-    "write_files",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class MergeProgress:

@@ -47,19 +47,6 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.merge.scheduler import TaskPiece
 
-__all__ = [
-    "DONE",
-    "FAILED",
-    "LENGTH_BYTES",
-    "WROTE",
-    "Child",
-    "InProcess",
-    "OnThisMachine",
-    "main",
-    "pack",
-    "processes_pay",
-]
-
 LENGTH_BYTES = 8
 WROTE, DONE, FAILED, BEAT = "wrote", "done", "failed", "beat"
 """Kinds of answers: arguments of ``WorkerSetup.wrote``, the piece's value, its error, or a sign of life meanwhile."""

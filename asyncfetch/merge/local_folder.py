@@ -49,19 +49,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.merge.destination import Needed
 
-__all__ = [
-    "BuildFolder",
-    "LocalFolder",
-    "build_folder",
-    "is_perhaps_finished",
-    "locked",
-    "open_folder",
-    "restore_target",
-    "share_folder",
-    "sweep_rooms",
-    "temporary_room",
-]
-
 _PREFIX = "asyncfetch-merging-"
 
 

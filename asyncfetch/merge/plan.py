@@ -37,26 +37,6 @@ if TYPE_CHECKING:
     from asyncfetch.merge.videos import Segment
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = [
-    "FilePlace",
-    "Limits",
-    "MergePlan",
-    "PlannedEpisode",
-    "RowsByIndex",
-    "VideoPlan",
-    "column_type",
-    "common_type",
-    "converted",
-    "disagreements",
-    "open_writer",
-    "plan_merge",
-    "refuse",
-    "rows_schema",
-    "write_episodes",
-    "write_rows",
-    "write_tasks",
-]
-
 
 def common_type(one: ArrowType, other: ArrowType) -> ArrowType | None:
     """The type that has room for the values of both, whichever types of text, bytes and lists hold them.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CountersByFeature", "KnownValues", "PrefixCounters", "QuantileSearch", "count_prefixes", "keys_of"]
-
 _SHIFTS = (42, 29, 14, 0)
 """Bits on the right that a round leaves out. 10 bits of a float64's fraction, all that a float32 has, then the rest."""
 _FEW_ROWS = 65_536

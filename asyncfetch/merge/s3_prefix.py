@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.merge.destination import Needed
 
-__all__ = ["S3Prefix"]
-
 _DELETED_AT_ONCE = 16
 _MARK = ".merging-"
 _FINISHED = "finished"

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch import Fetcher
 
-__all__ = ["Executor", "PendingTask", "Schedule", "TaskPiece", "TaskPool", "WorkerSetup"]
-
 TaskPiece = Any
 """``async def piece(place: Workplace, *arguments)``, at the top of a module."""
 

@@ -54,18 +54,6 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = [
-    "DataFile",
-    "MergeSource",
-    "Selection",
-    "has_pictures",
-    "load_source",
-    "pack_schema",
-    "read_indices",
-    "read_version",
-    "unpack_schema",
-]
-
 
 def pack_schema(schema: pa.Schema) -> bytes:
     """All of it, metadata included."""

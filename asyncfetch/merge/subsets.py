@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from asyncfetch.merge.job import MergeProgress
     from asyncfetch.merge.scheduler import Executor
 
-__all__ = ["Share", "convert_dataset", "select_episodes", "split_dataset", "split_episodes"]
-
 Share: TypeAlias = float | int | Iterable[int]
 """A share of a split: a part of the episodes (0.9), a number of them (90), or which ones."""
 

@@ -32,24 +32,6 @@ if TYPE_CHECKING:
     from asyncfetch.merge.quantiles import KnownValues
     from asyncfetch.merge.scheduler import WorkerSetup
 
-__all__ = [
-    "QUANTILES",
-    "STATISTICS",
-    "EpisodeColumn",
-    "Moments",
-    "Statistics",
-    "Summary",
-    "SummaryTask",
-    "add",
-    "combine",
-    "components_of",
-    "count_prefixes_again",
-    "cut_parts",
-    "describe",
-    "quantile_ranks",
-    "summarise",
-]
-
 Statistics = dict[str, "NDArray[Any]"]
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from asyncfetch.merge.videos import Segment, SourceVideo
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["FileUnit", "RowsTask", "VideoTask", "file_path", "file_units", "write", "write_metadata"]
-
 _PIECE_BYTES = 8 * 1024 * 1024
 """Bytes read and written at a time of a video: large enough for one request to pay, small beside a file of 200 MB."""
 _SEGMENT_SECONDS, _EPISODE_SECONDS, _BYTE_SECONDS = 0.0003, 0.002, 1 / 1024**3

@@ -35,18 +35,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import VideoSpan
     from asyncfetch.media import Mp4Index
 
-__all__ = [
-    "EpisodePlace",
-    "EpisodeSpan",
-    "Pictures",
-    "Segment",
-    "SourceVideo",
-    "build_video",
-    "cut_file",
-    "describe_pictures",
-    "plain_description",
-]
-
 
 class EpisodeSpan(NamedTuple):
     """The frames of a video file that are an episode's."""

@@ -19,8 +19,6 @@ from math import ceil, log
 from operator import add
 from typing import Any, ClassVar, Self, TypeVar
 
-__all__ = ["Figures", "Histogram", "Quantiles", "counted_since", "counts_of", "sum_of"]
-
 
 class Figures:
     """A dataclass of statistics. Its ``repr`` is a line of the figures that matter, its ``str`` a table of all."""

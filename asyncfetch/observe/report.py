@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import StreamConfig
 
-__all__ = ["Diagnosis", "Report"]
-
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 PAGE_COLUMNS = 80

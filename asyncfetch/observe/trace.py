@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.observe.waits import WaitStep
 
-__all__ = ["Tracer", "running", "trace"]
-
 VARIABLE = "ASYNCFETCH_TRACE"
 BEGUN = "ASYNCFETCH_TRACE_BEGUN"
 """Set for processes that are started by one which has begun the file: they go on with it. The size that it may have,

@@ -20,8 +20,6 @@ from asyncfetch.observe.figures import Figures
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["FIGURES", "Cause", "Meter", "WaitAccount", "WaitStep", "Waits", "metered", "running_meter"]
-
 
 class Cause(IntEnum):
     """A reason to wait."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.line import Piece
     from asyncfetch.order.runs import Runs
 
-__all__ = ["Deal", "Ends", "Left", "Leg", "RankOrder", "Visit", "Visits"]
-
 _FAR_BLOCKS = 1000
 """Turns that are found by a search, which takes as long as going through so many."""
 Ends = Literal["uneven", "drop", "pad"]

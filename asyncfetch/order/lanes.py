@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.line import Piece
     from asyncfetch.order.runs import Runs
 
-__all__ = ["Cursor", "Lanes"]
-
 _SEGMENTS_A_LANE = 6 / 5
 """Fewest. By lengths of 90 to 210 frames, 40 segments and a lane for each, two of 32 samples come of one segment that
 two lanes give at a time; with 1.2 it is half a sample."""

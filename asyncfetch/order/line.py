@@ -26,8 +26,6 @@ from asyncfetch.errors import ConfigError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Line", "Piece", "count_segments", "draw_key", "segment_of"]
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _DRAWN_AT_ONCE = 100_000
 """Segments of an epoch that are drawn in about 20 ms."""

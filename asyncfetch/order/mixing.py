@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["EpochPlace", "MixedEpoch", "Mixing", "Stage", "StopOn", "Turns"]
-
 StopOn = Literal["first", "all"] | int
 """The end of an epoch of a mixture: where the first member is used up, where the last one has been used up once, or
 after so many samples."""

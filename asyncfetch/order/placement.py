@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from asyncfetch.errors import ConfigError
 
-__all__ = ["Placement"]
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.line import Piece
     from asyncfetch.order.state import EpochProgress
 
-__all__ = ["PassPlan", "Step"]
-
 STRETCH_STEPS = 500
 """Steps of the order that a look-ahead goes through at a time: about a millisecond."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.order.line import Line, Piece
 
-__all__ = ["FIRST", "STOP", "Runs"]
-
 FIRST, STOP, BEGIN, END = range(4)
 
 

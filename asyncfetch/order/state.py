@@ -26,26 +26,6 @@ from asyncfetch.order.mixing import EpochPlace
 from asyncfetch.order.placement import Placement
 from asyncfetch.ranges import is_whole_number
 
-__all__ = [
-    "FORMAT",
-    "MAX_EPOCH",
-    "MAX_WORKERS",
-    "MIXTURE_VERSION",
-    "EpochProgress",
-    "Spans",
-    "State",
-    "beginning",
-    "check_state",
-    "has_given_all",
-    "identity_of",
-    "is_beginning",
-    "is_finished",
-    "merge_states",
-    "place_of",
-    "run_of",
-    "spans_left",
-]
-
 FORMAT = "asyncfetch stream state"
 VERSION = 3
 """1 and 2, of 0.1, were of one order for all ranks, which is no more."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ["Deadlines", "Interrupt", "Watched", "end_tasks", "outlast", "was_cancelled"]
-
 
 class Interrupt:
     """A block of one task that can be ended from outside: ``with Interrupt() as block: ...``, and ``block.cancel()``.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from asyncfetch.observe import Histogram
     from asyncfetch.runtime.loop_thread import LoopThread
 
-__all__ = ["ThreadChannel", "iterate"]
-
 T = TypeVar("T")
 
 

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ["Eventual", "RunSync", "copied", "gather", "kept", "ungrouped"]
-
-
 E = TypeVar("E", bound=BaseException)
 
 

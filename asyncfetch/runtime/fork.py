@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Never
 
-__all__ = [
-    "AsyncOnly",
-    "ForkGuard",
-    "LoopGuard",
-    "fork_count",
-    "forks_wait",
-    "leave_openssl",
-    "running_loop",
-    "stand_still_at_forks",
-    "was_forked_since",
-]
-
 PAUSE_SECONDS: Final = 1.0
 """Seconds that a fork waits for loops to stand still, and they for the fork."""
 IMPORT_SECONDS: Final = 10.0

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["EntryLease", "LRUStatistics", "LeasedLRU", "RoomReservation"]
-
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
 

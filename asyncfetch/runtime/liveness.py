@@ -17,18 +17,6 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "BEAT_SECONDS",
-    "LONGER_SILENCE",
-    "LOOK_SECONDS",
-    "Silence",
-    "Vitals",
-    "beat",
-    "how_it_ended",
-    "how_silent",
-    "vitals",
-]
-
 BEAT_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 1.0
 """Seconds between two looks. Twice that without one, and it was this process that stood still."""

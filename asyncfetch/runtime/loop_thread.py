@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ["BackgroundContext", "LoopCall", "LoopThread"]
-
 T = TypeVar("T")
 
 _LOGGER = logging.getLogger(__name__)

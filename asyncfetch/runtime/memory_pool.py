@@ -24,8 +24,6 @@ from asyncfetch.errors import CacheError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HUGE_BYTES", "MemoryPool", "MemoryPoolStatistics", "allocate", "block_bytes", "fresh_memory", "trim_heap"]
-
 SMALL_BYTES = 64 * 1024
 """Below this the C library reuses memory well by itself, and a mapping would cost more than it saves."""
 HUGE_BYTES = 1024 * 1024

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ["LRUPart", "SharedCall", "SharedFuture", "SharedLRU", "SingleFlight", "Weighed"]
-
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-__all__ = ["Sockets", "SocketsClosed", "abort", "is_among_last"]
-
 CLOSE_SECONDS = 1.0
 """Longest wait for transports to close their sockets: the loop's own work, some 0.1 ms each."""
 BACKLOG = 1024

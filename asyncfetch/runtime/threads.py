@@ -23,21 +23,6 @@ from asyncfetch.errors import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "ThreadCall",
-    "ThreadClock",
-    "begin_exit",
-    "call_on",
-    "close_executor_here_at_exit",
-    "hold_daemon_at_exit",
-    "in_daemon",
-    "in_thread",
-    "no_thread",
-    "run_in_thread",
-    "run_sync",
-    "run_to_its_end",
-]
-
 ResultT = TypeVar("ResultT")
 ArgsT = TypeVarTuple("ArgsT")
 

@@ -29,22 +29,6 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.memory_pool import MemoryPool
     from asyncfetch.stream.decode_jobs import DecodeJob
 
-__all__ = [
-    "MIB",
-    "BatchMemory",
-    "BatchRow",
-    "Layout",
-    "MemoryPlan",
-    "PinnedMemory",
-    "PooledMemory",
-    "Room",
-    "RowBatch",
-    "Rows",
-    "batch_of",
-    "samples_of",
-]
-
-
 MIB = 1024 * 1024
 PREFETCHED_BATCHES = 2
 """Batches that each worker makes ahead: torch's default of ``prefetch_factor``."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.line import Piece
     from asyncfetch.stream.job_builder import Transform
 
-__all__ = ["Member", "OpenDatasets", "Origin"]
-
 OPENED_AT_ONCE = 64
 """Members whose metadata is read side by side: four or five small requests each, mostly one after the other."""
 

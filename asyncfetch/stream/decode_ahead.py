@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.decode_jobs import DecodeJob, MicroBatch
     from asyncfetch.stream.job_builder import JobBuilder
 
-__all__ = ["DecodeAhead"]
-
 COMING_PIECES = 64
 """Episodes on their way at a time, for jobs that are started ahead; the pool's own may be more. A job of short ones
 takes dozens. Where a thousand are asked for at once, the first of them is as late as the last."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.line import Piece
     from asyncfetch.order.plan import Step
 
-__all__ = ["DecodeJob", "MicroBatch", "Sizes", "micro_batches"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sizes:

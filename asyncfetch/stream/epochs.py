@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["EpochCounter", "Turn", "check_epoch", "child_number"]
-
-
 _SETTINGS = 5
 _PLACES = 4 * MAX_WORKERS
 """Places for notes; 492 kB. A place is used again by the process that was started so many later."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import DatasetStatistics
 
-__all__ = ["BOARD_BYTES", "PUBLISH_SECONDS", "FiguresBoard", "FiguresPage", "Published"]
-
 PAGES = 128
 """The pages of a rank, one for each process that reads for it; what those beyond them do isn't known elsewhere."""
 _STEPS = (0, PAGES // 2, PAGES // 4, 3 * PAGES // 4)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.plan import Step
     from asyncfetch.stream.shapes import Shape
 
-__all__ = ["FailedSample", "JobBuilder", "Reading", "Transform", "are_one"]
-
 PADDING = "is_padding"
 """Key of what tells of a sample whether it is padding."""
 

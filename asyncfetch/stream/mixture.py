@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.datasets import Member, OpenDatasets
     from asyncfetch.stream.job_builder import Transform
 
-__all__ = ["Mixture", "MixtureSource"]
-
 Schedule = tuple[tuple[int, tuple[float, ...]], ...]
 _OF_ORDER = ("pool_segments", "segment_seconds", "group_frames")
 """Settings of a stream's own that hold for its samples in a mixture, too."""

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.job_builder import JobBuilder
     from asyncfetch.stream.quarantine import Quarantine
 
-__all__ = ["DatasetSession"]
-
 _log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound="Opened")

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import LeRobotDataset, Reach
 
-__all__ = ["fit", "pools_that_fit"]
-
 _log = logging.getLogger("asyncfetch")
 
 _WEIGHED_FILES = 64

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.line import Piece
     from asyncfetch.stream.datasets import OpenDatasets, Origin
 
-__all__ = ["Prefetcher"]
-
 HEAD_START_SECONDS = 0.1
 """That the first piece, and decoding what is first of it, has alone, at most: where the pieces of a pool fill the
 link or the processor together, the first sample would wait for the last of them. Where each stream is slow that is a

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.placement import Placement
     from asyncfetch.stream.datasets import Origin
 
-__all__ = ["BAD_DATA", "BOARD_BYTES", "Board", "Quarantine", "Quarantined", "Substitutes", "raise_where_none_is_good"]
-
 _log = logging.getLogger("asyncfetch.stream")
 
 BAD_DATA = (DatasetError, DecodeError, NotFound, RangeNotSatisfiable)

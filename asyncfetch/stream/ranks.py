@@ -13,8 +13,6 @@ from asyncfetch.ranges import is_whole_number
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["find_rank", "found_placement"]
-
 ENVIRONMENTS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, and all who imitate it
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun. SLURM_NTASKS is the job's, set where its script runs alone, too

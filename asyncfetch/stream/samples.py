@@ -47,16 +47,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.decode_ahead import DecodeAhead
     from asyncfetch.stream.figures import FiguresPage
 
-__all__ = [
-    "DeliveredSample",
-    "PassFigures",
-    "PassStatistics",
-    "RunningPass",
-    "SampleDelivery",
-    "SamplePass",
-    "running_pass",
-]
-
 
 class DeliveredSample(NamedTuple):
     """A sample that a consumer gets."""

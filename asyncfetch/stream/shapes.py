@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import Sample
 
-__all__ = ["DATASET", "Missing", "Shape", "shapes"]
-
 DATASET = "dataset"
 """Key of a sample's member number."""
 

@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.job_builder import Transform
 
-__all__ = ["EpochStream", "SampleSource", "source_of"]
-
 ORDER_VERSION = 4
 """The version of the order of a shuffled dataset: a state of another one is refused. Up to the third, all ranks drew
 from one pool of episodes."""

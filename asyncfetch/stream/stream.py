@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.stream.job_builder import Transform
 
-__all__ = ["Stream", "distinct_episodes"]
-
 
 class Stream(EpochStream):
     """The samples of a dataset, epoch after epoch, in a seeded order.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.placement import Placement
     from asyncfetch.stream.datasets import OpenDatasets
 
-__all__ = ["TrafficPlan", "frames_fetched", "traffic"]
-
 _WEIGHED = 1024
 """Episodes whose bytes are asked for, spread over the dataset; those of the others go by their frames."""
 

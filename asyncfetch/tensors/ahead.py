@@ -17,8 +17,6 @@ from asyncfetch.tensors.remote import remotes_in
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-__all__ = ["Ahead"]
-
 CHUNK_ITEMS = 64
 """Localized by one call, so that small shards share requests."""
 MAX_BYTES = 256 * 1024 * 1024

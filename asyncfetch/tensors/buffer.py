@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.leased_lru import RoomReservation
     from asyncfetch.tensors.remote import RemoteTensor
 
-__all__ = [
-    "BufferStatistics",
-    "FetchBuffer",
-    "FetchedShards",
-    "Flights",
-    "Shard",
-    "ShardStore",
-    "Ticket",
-    "plan_batches",
-]
-
 MAX_BATCH_SHARDS = 128
 """Shards in one request; what the server takes."""
 MAX_BATCH_BYTES = 4 * 1024 * 1024

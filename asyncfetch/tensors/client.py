@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from asyncfetch.tensors.server import TensorServer
     from asyncfetch.tensors.storage import ShardStorage
 
-__all__ = ["BlockingTensorClient", "Cleared", "ClientStatistics", "TensorClient", "TensorSession"]
-
 _log = logging.getLogger(__name__)
 
 CLEAN_UP_SECONDS = 5.0

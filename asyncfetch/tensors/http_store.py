@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.memory_pool import MemoryPool
     from asyncfetch.tensors.remote import RemoteTensor
 
-__all__ = ["HttpStore", "mismatch", "open_payload"]
-
 EXPECT_FROM_BYTES = 1024 * 1024
 """An upload of this size asks whether it is wanted before it is sent. The question takes one round trip."""
 ASK_AGAIN_SECONDS = 60.0

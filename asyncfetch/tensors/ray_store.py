@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from asyncfetch.tensors.buffer import Shard
     from asyncfetch.tensors.remote import RemoteTensor
 
-__all__ = ["RAY", "RayStore", "ray_runs"]
-
 RAY = "ray"
 """The word that stands for the server's url."""
 NAME, NAMESPACE = "tensors", "asyncfetch"

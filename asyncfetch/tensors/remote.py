@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["RemoteTensor", "bytes_of", "import_torch", "remotes_in", "replace_leaves", "tensor_on", "unpadded"]
-
 MASK = "attention_mask"
 
 

@@ -38,19 +38,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.tensors.storage import ShardUpload
 
-__all__ = [
-    "MAX_IDS",
-    "ShardHandlers",
-    "TensorServer",
-    "etag_of",
-    "is_loopback",
-    "is_wildcard",
-    "normal_server",
-    "refuse",
-    "server_url",
-    "shards_url",
-]
-
 
 def server_url(host: str, port: int, *, tls: bool) -> str:
     """``https://host:port``, an IPv6 address in brackets."""

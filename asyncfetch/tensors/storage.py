@@ -46,17 +46,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "SHARED_FROM_BYTES",
-    "ShardStorage",
-    "ShardUpload",
-    "SharedDirectory",
-    "StorageStatistics",
-    "StoredShard",
-    "find_shared",
-    "read_shared",
-]
-
 SHARED_FROM_BYTES = 64 * 1024
 """Frames from this size on are shared. Opening and mapping a file costs as much as sending a smaller one in a batch."""
 ROOT = Path("/dev/shm")

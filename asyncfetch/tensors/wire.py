@@ -37,22 +37,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "MAX_HEADER_BYTES",
-    "MIN_HEADER_BYTES",
-    "Header",
-    "check_payload",
-    "checksum",
-    "describe",
-    "header_bytes",
-    "is_shard_id",
-    "item_bytes",
-    "missing",
-    "parse_header",
-    "split_frames",
-    "to_native",
-]
-
 MAGIC = b"AFT1"
 ALIGNMENT = 64
 """The alignment of torch's own allocator, a cache line."""

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "DEPTH_ENCODING",
-    "ENCODINGS",
-    "Codec",
-    "Encoding",
-    "encode_clip",
-    "join_clips",
-    "keeping_priority",
-    "require_encoder",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 Codec = Literal["av1", "h264", "hevc"]

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import Fetcher
 
-__all__ = ["CHECKS", "Check", "Store"]
-
 SIZE = 300_000
 """Bytes of most objects: more than one TCP segment, TLS record or chunk."""
 

@@ -20,18 +20,6 @@ from asyncfetch.testing.faults import Fault
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "ContentAnswer",
-    "Contents",
-    "DirectoryContents",
-    "InMemory",
-    "ObjectVersion",
-    "StoredObject",
-    "answer_object",
-    "answer_status",
-    "asked_range",
-]
-
 
 class StoredObject(Protocol):
     """One object in the state it had when it was looked up."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing.clips import Codec, Encoding
 
-__all__ = ["EXTRAS", "DatasetTruth", "Quirks", "write_dataset"]
-
 DEFAULT_CAMERAS = ("observation.images.top", "observation.images.wrist")
 
 MIN_SIDE_PX = 64

@@ -16,8 +16,6 @@ from asyncfetch.ranges import whole_number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Ending", "Fault", "FaultEvery", "FaultOnce", "FaultRule", "RequestLog", "ServedRequest", "ServerStatistics"]
-
 Ending: TypeAlias = Literal["complete", "stall", "reset", "close"]
 """The end of a response: whole; silent until the client or the server goes; by RST; by FIN."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from asyncfetch.testing.faults import Fault, FaultRule, ServedRequest
     from asyncfetch.testing.server import Receive
 
-__all__ = ["HubServer"]
-
 WINDOW_SECONDS = 300
 """The Hub's quotas are for windows of this length."""
 _PREFIXED = {"datasets", "spaces", "buckets"}

@@ -24,8 +24,6 @@ from asyncfetch.errors import ConfigError, DecodeError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["MAX_TEXTURE", "Identity", "identity_cells", "paint", "read_identity"]
-
 EPISODE_BITS, FRAME_BITS, CAMERA_BITS, CRC_BITS = 20, 16, 4, 16
 PAYLOAD_BYTES = (EPISODE_BITS + FRAME_BITS + CAMERA_BITS) // 8
 ROWS, COLUMNS = 7, 8

@@ -36,27 +36,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-__all__ = [
-    "DATA_PATH",
-    "STATISTICS",
-    "VIDEO_PATH",
-    "Features",
-    "Quirks",
-    "Recorder",
-    "Recording",
-    "Statistics",
-    "aggregate",
-    "data_schema",
-    "describe_dataset",
-    "describe_features",
-    "numeric_statistics",
-    "picture_statistics",
-    "png",
-    "write_data",
-    "write_episodes",
-    "write_tasks",
-]
-
 EPISODES_PER_FLUSH = 10
 """Rows of meta/episodes that LeRobot writes at a time, each time as one row group."""
 UNNAMED_INDEX = "__index_level_0__"

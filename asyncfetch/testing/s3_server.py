@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from asyncfetch.testing.faults import Fault, ServedRequest
     from asyncfetch.testing.server import Receive
 
-__all__ = ["Keys", "MultipartUpload", "Refusal", "S3Quirks", "S3Server", "Writing", "check_presigned", "tag_of", "xml"]
-
 
 @dataclass(slots=True)
 class MultipartUpload:

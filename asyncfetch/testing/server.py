@@ -44,17 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
-__all__ = [
-    "AnswerWriter",
-    "Certificate",
-    "Pace",
-    "RangeServer",
-    "Receive",
-    "TemporaryPem",
-    "certificate_for",
-    "sleep_until",
-]
-
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4", "::1")
 
 

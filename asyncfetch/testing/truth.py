@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_FEATURES", "EXTRAS", "ROBOT_FEATURES", "SNAPSHOT_CAMERA", "DatasetTruth"]
-
 DONE, NOTE, GRID = "next.done", "observation.note", "observation.grid"
 SNAPSHOT, DEPTH = "observation.images.snapshot", "observation.images.depth"
 EXTRAS = (DONE, NOTE, GRID, SNAPSHOT, DEPTH)

@@ -15,8 +15,6 @@ from asyncfetch.runtime import LoopThread, iterate
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["AsyncIterableDataset"]
-
 T = TypeVar("T")
 
 Factory = Callable[[], "AsyncIterable[T] | AbstractAsyncContextManager[AsyncIterable[T]]"]

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.figures import FiguresBoard
 
-__all__ = ["FrameDataset", "StreamDataset", "collate"]
-
 
 def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A batch of samples, by key: tensors of one shape and dtype stacked along a new first dimension, others in lists.

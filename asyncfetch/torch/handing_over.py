@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.batch import RowBatch
     from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, SlotMemory
 
-__all__ = ["HandedOver", "can_hand_over", "handed_over"]
-
 MAX_VIEWS = 8
 """Batches of a worker that the trainer may hold as views of its memory; of those beyond it gets copies."""
 MAX_COPIED_BYTES = 64 * 1024

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.epochs import EpochCounter
     from asyncfetch.stream.quarantine import Quarantine
 
-__all__ = ["WorkersMemory"]
-
 _live: WeakSet[WorkersMemory] = WeakSet()
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.stream.figures import FiguresPage
 
-__all__ = ["Care", "watch_loaders"]
-
 T = TypeVar("T")
 
 END_SECONDS = 1.0

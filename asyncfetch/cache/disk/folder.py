@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from asyncfetch.cache.disk.layout import BlockSpan, VersionFile
     from asyncfetch.cache.disk.subdirectories import Progress, Removed
 
-__all__ = ["Folder", "Mount", "NewFile", "SharedCounter", "Survey", "mount_of", "require_locks", "why_unfit"]
-
 T = TypeVar("T")
 
 _NUMBERS: Final = struct.Struct("<QQ")

@@ -38,27 +38,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = [
-    "BLOCK_BYTES",
-    "DIRECTORY_VARIABLE",
-    "HEADER_BYTES",
-    "PAGE_BYTES",
-    "BlockSpan",
-    "DiskTier",
-    "VersionFile",
-    "cost_bytes",
-    "default_directory",
-    "file_path",
-    "find_parts",
-    "is_file_name",
-    "join",
-    "load_checksum",
-    "object_id",
-    "parse_file_name",
-    "split",
-    "subdirectories",
-]
-
 DIRECTORY_VARIABLE = "ASYNCFETCH_DISK_CACHE_DIR"
 
 

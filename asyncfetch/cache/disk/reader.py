@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from asyncfetch.cache.disk.store import DiskStatistics
     from asyncfetch.fetch.reader import RangeReader, WritableBuffer
 
-__all__ = ["DiskReader"]
-
 T = TypeVar("T")
 
 THREADS: Final = 8

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from asyncfetch.cache.disk.layout import DiskTier
     from asyncfetch.cache.disk.subdirectories import BlockFile
 
-__all__ = ["DiskStatistics", "DiskStore", "verify"]
-
 PAUSE_SECONDS: Final = 60.0
 """Seconds without writing after a write failed (a full disk, mostly): space comes back in minutes, and each try
 costs the one who waits for the bytes."""

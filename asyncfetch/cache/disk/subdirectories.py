@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     Progress: TypeAlias = Callable[[str, float], object]
     """Called with what is being done and what share of it is, some thousand times in all."""
 
-__all__ = ["BlockFile", "Holdings", "Removed", "Subdirectories", "entries", "unwatched"]
-
 
 @dataclass(frozen=True, slots=True)
 class BlockFile:

@@ -26,8 +26,6 @@ from asyncfetch.runtime.fork import ForkGuard
 if TYPE_CHECKING:
     from asyncfetch.cache.staging.stores import SourceInfo, StoredFile
 
-__all__ = ["StagedFile", "StagingDirectory"]
-
 PREFIX = "asyncfetch-staging-"
 LOCK = ".lock"
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     Step = Callable[[], "Step | None"]
 
-__all__ = ["StagingEngine", "StagingRead"]
-
 
 class StagingRead:
     """Size, read, write. Each step does its I/O and then tells the table, which decides on the next.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from asyncfetch.cache.staging.stores import Binding, FileStore, SourceInfo
     from asyncfetch.cache.staging.table import StagingClaim
 
-__all__ = ["DirectLazy", "Lazy", "StagedLazy", "require_seconds"]
-
 T = TypeVar("T")
 
 MAX_SECONDS: Final = 10**9

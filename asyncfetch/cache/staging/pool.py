@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache.staging.stores import FileStore, SourceInfo
 
-__all__ = ["CachePool", "NoCachePool", "StagingPool", "StagingStatistics"]
-
 T = TypeVar("T")
 
 TIB = 1024**4

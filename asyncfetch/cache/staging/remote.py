@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["TarStore", "ThreadFetcher", "UrlStore"]
-
 
 class ThreadFetcher:
     """A Fetcher for threads. It starts at its first use, in each process anew, and pickles as its configuration.

@@ -16,29 +16,6 @@ from asyncfetch.errors import AccessDenied, CacheError, ConfigError, FetchError,
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = [
-    "Binding",
-    "DecodingStore",
-    "DirectoryStore",
-    "FileStore",
-    "KeyedStore",
-    "Method",
-    "RawFileStore",
-    "SourceInfo",
-    "SplitStore",
-    "StoreBinding",
-    "StoredFile",
-    "ValueBinding",
-    "add_source_info",
-    "check_name",
-    "dumps",
-    "get_source_info",
-    "resolved",
-    "size_of",
-    "split",
-    "splits",
-]
-
 Method = Literal["raw", "pickle"]
 
 

@@ -39,17 +39,6 @@ if TYPE_CHECKING:
     from asyncfetch.cache.staging.directory import StagedFile
     from asyncfetch.cache.staging.stores import Binding, StoredFile
 
-__all__ = [
-    "Leftover",
-    "Quota",
-    "StagedEntry",
-    "StagingClaim",
-    "StagingFlight",
-    "StagingPhase",
-    "StagingReservation",
-    "Table",
-]
-
 
 class Quota:
     """Two bounds, taken from before anything is written. Nobody waits in it. Guarded by the engine's lock.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import DecoderBackend
 
-__all__ = ["replace_datasets", "run"]
-
 READING_COMMANDS = {
     "lerobot-train": "lerobot.scripts.lerobot_train",
     "lerobot-dataset-viz": "lerobot.scripts.lerobot_dataset_viz",

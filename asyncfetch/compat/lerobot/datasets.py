@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DepthUnit, Sample
     from asyncfetch.order.state import State
 
-__all__ = ["LEROBOTS_PYAV", "LeRobotDataset", "StreamingLeRobotDataset"]
-
 
 @dataclass(slots=True)
 class _AsLeRobot:

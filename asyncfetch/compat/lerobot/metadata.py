@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.lerobot.version2 import Version2
 
-__all__ = ["INSTALL_LEROBOT", "FoundDataset", "find", "import_lerobots", "load_metadata"]
-
 INFO, STATS = "meta/info.json", "meta/stats.json"
 INSTALL_LEROBOT = 'pip install "lerobot[training]==0.6.1"'
 """Needs Python 3.12. Its commands change with each release: see ``commands``."""

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.retry import Attempt
     from asyncfetch.fetch.upload_sources import UploadSource
 
-__all__ = ["FileTransport", "is_local", "local_path", "read_small_files", "write_file"]
-
 READ_STEP_BYTES = 1024 * 1024
 """Bytes read at once: between two of these a read can be cancelled; about 1 ms on a local disk, and 10 ms on a slow
 one."""

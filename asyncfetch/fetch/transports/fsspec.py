@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.retry import Attempt, Clock
     from asyncfetch.fetch.transports.fsspec_threads import ThreadJob
 
-__all__ = ["FsspecTransport", "check_version", "file_system", "foreign_errors", "list_directory", "look", "scheme_of"]
-
 VERSION_KEYS = (
     "ETag", "etag", "md5", "md5Hash", "content_md5", "checksum", "crc32c", "sha256", "generation", "VersionId",
     "version", "mtime", "LastModified", "last_modified", "modified", "updated", "created",

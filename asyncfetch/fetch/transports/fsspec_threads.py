@@ -31,8 +31,6 @@ from asyncfetch.runtime.threads import call_on, no_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["FsspecThreads", "ThreadJob"]
-
 T = TypeVar("T")
 
 

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.url_resolution import Address, AddressBook
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["WEB_URLS", "Body", "HttpTransport", "Response"]
-
 log = logging.getLogger("asyncfetch")
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024

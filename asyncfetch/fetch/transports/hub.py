@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.retry import Attempt, Clock
     from asyncfetch.fetch.transports.http import HttpTransport, Response
 
-__all__ = ["HubFile", "HubTransport", "signed_seconds"]
-
 ENDPOINT = "https://huggingface.co"
 UNSIGNED_SECONDS = 300.0
 """Seconds for which a redirect is believed that doesn't say when it expires."""

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.transports.http import Body, HttpTransport, Response
     from asyncfetch.fetch.upload_sources import UploadSource
 
-__all__ = ["S3Signer", "S3Transport", "Signed"]
-
 MAX_REGIONS = 64
 """Clients that are kept; AWS has fewer regions."""
 AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.transports.http import Body, Response
     from asyncfetch.fetch.upload_sources import UploadSource
 
-__all__ = ["S3Upload"]
-
 MAX_PARTS = 10_000
 """Bound on the parts of one upload; S3's limit."""
 MAX_ANSWER_BYTES = 16 * 1024

@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.responses import AcceptedBody
     from asyncfetch.runtime.cancellation import Deadlines
 
-__all__ = ["COMMON_HEADERS", "AiohttpSessions", "Exchange"]
-
-
 COMMON_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"}
 """Headers that every request carries."""
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.serving.messages import Answer
 
-__all__ = ["ServedBatches", "WorkerProcess", "serve_samples"]
-
 MAX_VIEWS = 8
 """Batches that the consumer may hold as views of shared memory; of those beyond it gets copies. That bounds the memory
 and the descriptors of one that keeps what it gets, and leaves room for one that queues a few batches for its device."""

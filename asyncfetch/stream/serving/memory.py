@@ -34,25 +34,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = [
-    "ABANDONED",
-    "ALIGNMENT_BYTES",
-    "FREE",
-    "TOKEN_AT",
-    "MemorySlot",
-    "MemorySlots",
-    "Packed",
-    "Returned",
-    "SlotMemory",
-    "Stack",
-    "TensorPlace",
-    "collate",
-    "lease",
-    "place_of",
-    "tensor_at",
-    "unpack",
-]
-
 ALIGNMENT_BYTES = 64
 """The alignment of each tensor: a cache line, and what vector instructions of any processor ask for."""
 FREE, HELD, ABANDONED = 0, 1, 2

@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.state import State
     from asyncfetch.stream.quarantine import Quarantined
 
-__all__ = [
-    "Answer",
-    "Begin",
-    "Channel",
-    "Close",
-    "Ended",
-    "FailedBatch",
-    "Filled",
-    "Ready",
-    "Stop",
-    "Taken",
-    "failure",
-]
-
 # To the worker.
 
 

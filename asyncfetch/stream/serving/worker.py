@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.samples import PassFigures, RunningPass
     from asyncfetch.stream.source import SampleSource
 
-__all__ = ["Plan", "serve"]
-
 T = TypeVar("T")
 
 
