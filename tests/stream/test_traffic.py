@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -202,6 +202,12 @@ def test_most_of_many_episodes_go_by_their_frames(large: DatasetTruth, monkeypat
     assert some.requests == whole.requests
     assert some.least_bytes != whole.least_bytes
     assert some.fetched_bytes == pytest.approx(whole.fetched_bytes, rel=0.1)
-    with pytest.raises(af.ConfigError, match="world_size"):
-        stream.traffic_plan(world_size=0)
     stream.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"world_size": 0}, {"world_size": "2"}, {"num_workers": -1}, {"batch_size": 0}], ids=str
+)
+def test_a_traffic_plan_of_what_can_not_be(large: DatasetTruth, wrong: dict[str, Any]) -> None:
+    with pytest.raises(af.ConfigError, match=next(iter(wrong))):
+        stream_of(str(large.root)).traffic_plan(**wrong)
