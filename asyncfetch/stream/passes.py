@@ -7,6 +7,7 @@ import time
 from collections import deque
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
+from decimal import ROUND_DOWN, Context
 from functools import partial
 from math import lcm
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Never
 
-    from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DatasetStatistics, Sample
     from asyncfetch.observe.report import Report
     from asyncfetch.order.placement import Placement
@@ -236,7 +236,7 @@ def _pass_maker(
     """
     config = opened.config
     _warn_of_parted_groups(plan, is_shuffled=opened.members[0].shuffle)
-    _warn_of_few_segments(plan, config)
+    _warn_of_few_segments(plan, opened)
     placement, builder = plan.progress.placement, stream.builder(opened)
     decoded_samples = config.decoded_max_bytes // builder.sample_bytes
     open_pieces = plan.own_pieces
@@ -301,19 +301,23 @@ def _warn_of_parted_groups(plan: PassPlan, *, is_shuffled: bool) -> None:
     )
 
 
-def _warn_of_few_segments(plan: PassPlan, config: StreamConfig) -> None:
+def _warn_of_few_segments(plan: PassPlan, opened: OpenDatasets) -> None:
     """Say so where a rank has fewer segments in an epoch than its batch has samples: once, as the first one begins."""
-    placement, progress = plan.progress.placement, plan.progress
-    batch = placement.batch_size or placement.block_samples
-    segments, samples = plan.segments, sum(plan.order.real)
-    if placement.worker or progress.epoch or progress.is_resumed or samples < batch or segments >= batch:
+    placement, progress, counts = plan.progress.placement, plan.progress, plan.order.real
+    if placement.worker or progress.epoch or progress.is_resumed or not any(one.shuffle for one in opened.members):
         return
+    batch, segments = placement.batch_size or placement.block_samples, plan.segments
+    if segments >= batch or sum(counts) < batch:
+        return
+    rates = [dataset.fps for dataset in opened.datasets]
+    frames = [sum(count * fps / rate for count, rate in zip(counts, rates, strict=True)) / batch for fps in rates]
+    seconds = min(max(1, int(most)) / fps for most, fps in zip(frames, rates, strict=True))
     _log.warning(
         "this rank has %d segments of an epoch, fewer than the %d samples of a batch, so several samples of each come "
-        "of one recording: StreamConfig(segment_seconds=%.2g) cuts episodes into more, down to groups of pictures",
+        "of one recording: StreamConfig(segment_seconds=%g) cuts episodes into more, down to groups of pictures",
         segments,
         batch,
-        config.segment_seconds * samples / (batch * max(runs.line.segment_frames for runs in plan.deal.left.members)),
+        Context(prec=2, rounding=ROUND_DOWN).create_decimal_from_float(seconds),  # more would be too long
     )
 
 

@@ -683,8 +683,13 @@ class EpochStream:
             ConfigError: There can't be so many.
             FetchError, FormatError, DatasetError: The dataset, or an index, can't be read.
         """
-        nodes = find_nodes(world_size) or 1
-        layout = Placement(0, world_size, workers=max(1, num_workers), nodes=nodes, batch_size=batch_size)
+        ranks, workers = (
+            whole_number("world_size", world_size, least=1),
+            whole_number("num_workers", num_workers, least=0),
+        )
+        size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
+        nodes = find_nodes(ranks) or 1
+        layout = Placement(0, ranks, workers=max(1, workers), nodes=nodes, batch_size=size)
         session, source = self._source.session(), self._source
         opened = session.opened()
         _, whole = source.epoch_of(opened, layout, self.epoch, source._nodes(layout))

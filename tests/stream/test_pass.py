@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import re
 import shutil
 import threading
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ import torch
 import asyncfetch as af
 from asyncfetch.lerobot import EpisodeReader, reader_of
 from asyncfetch.lerobot.episode_cache import EpisodeCache
-from asyncfetch.stream import Placement
+from asyncfetch.order.placement import Placement
 from asyncfetch.stream.source import source_of
 from asyncfetch.testing import read_identity, write_dataset
 
@@ -511,3 +512,68 @@ async def test_short_episodes_are_not_asked_for_by_the_thousand(
             await anyio.wait_all_tasks_blocked()
             assert samples.statistics().open_segments <= 64 + 64
             may_come.set()
+
+
+def few_segments(
+    caplog: pytest.LogCaptureFixture, stream: af.Stream | af.Mixture, placement: Placement, *, epoch: int | None = None
+) -> list[str]:
+    """What is said of segments as a pass begins."""
+    caplog.clear()
+    iterator = source_of(stream).iterate(placement, epoch=epoch)
+    next(iterator)
+    iterator.close()
+    stream.close()
+    return [message for message in caplog.messages if "segments of an epoch" in message]
+
+
+@pytest.mark.parametrize("fps", [10, 24, 30])
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 4), (1, 7), (1, 16), (1, 33), (1, 100), (2, 4), (3, 13)])
+def test_segments_fewer_than_a_batch_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fps: int, ranks: int, batch: int
+) -> None:
+    """By the segment_seconds that the warning names there are as many as the batch has samples, on each rank."""
+    root = str(write_dataset(tmp_path / "x", episodes=[37, 50, 41], cameras=(), fps=fps).root)
+    placements = [Placement(rank, ranks, batch_size=batch) for rank in range(ranks)]
+    (message,) = few_segments(caplog, af.Stream(root), placements[0])
+    said = re.search(rf"fewer than the {batch} samples .*segment_seconds=([0-9.]+)\)", message)
+    assert said is not None
+    config = af.StreamConfig(segment_seconds=float(said[1]))
+    for placement in placements:
+        stream = af.Stream(root, config=config)
+        assert source_of(stream).planned(placement, 0).segments >= batch
+        assert few_segments(caplog, stream, placement) == []
+
+
+def test_few_segments_of_a_mixture_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where its members have other frame rates."""
+    rates = {10: [30, 31], 24: [50, 77, 20]}
+    roots = [
+        str(write_dataset(tmp_path / f"{fps}", episodes=of, cameras=(), fps=fps).root) for fps, of in rates.items()
+    ]
+
+    def mixture(**options: Any) -> af.Mixture:  # noqa: ANN401
+        streams = [af.Stream(root) for root in roots]
+        return af.Mixture(streams, [1, 2], config=af.StreamConfig(**options), missing="drop")
+
+    for batch in (8, 16, 45):
+        (message,) = few_segments(caplog, mixture(), Placement(batch_size=batch))
+        said = re.search(r"segment_seconds=([0-9.]+)\)", message)
+        assert said is not None
+        assert few_segments(caplog, mixture(segment_seconds=float(said[1])), Placement(batch_size=batch)) == []
+
+
+def test_few_segments_are_warned_of_as_a_run_begins(truth: DatasetTruth, caplog: pytest.LogCaptureFixture) -> None:
+    """Once: not in later epochs or other workers, nor in a rest; nor where nothing is to be mixed."""
+    batches = Placement(batch_size=8)
+    shuffled = stream_of(truth, shuffle=True)
+    assert len(few_segments(caplog, shuffled, batches)) == 1
+    state = shuffled.state_dict()
+    assert few_segments(caplog, shuffled, batches, epoch=1) == []
+    assert few_segments(caplog, stream_of(truth), batches) == []
+    assert few_segments(caplog, shuffled, Placement(batch_size=7)) == []  # as many as there are
+    assert few_segments(caplog, shuffled, Placement(batch_size=truth.num_frames + 1)) == []  # no epoch fills one
+    assert len(few_segments(caplog, shuffled, Placement(0, 1, 0, 2, block_samples=8))) == 1
+    assert few_segments(caplog, shuffled, Placement(0, 1, 1, 2, block_samples=8)) == []
+    rest = stream_of(truth, shuffle=True)
+    rest.load_state_dict(state)
+    assert few_segments(caplog, rest, batches) == []
