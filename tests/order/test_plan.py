@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,13 +14,16 @@ from hypothesis import strategies as st
 
 from asyncfetch.order.deal import Deal, Left, Leg
 from asyncfetch.order.line import Line
+from asyncfetch.order.mixing import Mixing
 from asyncfetch.order.placement import Placement
 from asyncfetch.order.plan import PassPlan
 from asyncfetch.order.runs import Runs
-from asyncfetch.order.state import EpochProgress
+from asyncfetch.order.state import EpochProgress, merge_states
 from tests.order.test_deal import legs, wholes
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from asyncfetch.order.line import Piece
     from asyncfetch.order.plan import Step
 
@@ -72,7 +77,7 @@ def test_a_piece_is_finished_once_and_its_use_is_announced(whole: Left, data: st
         used += [step.piece] if step.piece not in open_now else []
         open_now.add(step.piece)
         assert step.is_padding or step.piece not in gone
-        assert len(open_now) <= plan.open_pieces + step.is_padding
+        assert len(open_now) <= sum(map(len, plan.order.lanes)) + step.is_padding
         assert open_now.issuperset(step.finished)
         open_now.difference_update(step.finished)
         gone.update(step.finished)
@@ -95,8 +100,8 @@ def test_a_consumer_goes_on_where_it_was_stopped(whole: Left, data: st.DataObjec
     assert rest.is_resumed == (stop > 0)
 
 
-def one_line(segments: int, frames: int = 30, **settings: int) -> Left:
-    line = Line(np.full(segments, frames), segment_frames=100, **settings)
+def one_line(segments: int, frames: int = 30, *, group_frames: int = 1) -> Left:
+    line = Line(np.full(segments, frames), segment_frames=100, group_frames=group_frames)
     return Left((Runs.whole(line, 0, line.total),), np.array([[line.total]]))
 
 
@@ -107,6 +112,26 @@ def test_no_more_pieces_are_open_than_there_are(segments: int, ranks: int, pool:
     plan = plan_of(one_line(segments), Leg(ranks, (pool,)), Placement())
     assert plan.pool() == (most, most * 30)
     assert plan.open_pieces == most
+    assert open_at_most(plan) <= most
+
+
+@pytest.mark.xfail(strict=True, reason="open_pieces is reckoned by the mean length of segments")
+def test_no_more_pieces_of_other_lengths_are_open_than_it_says() -> None:
+    """The first of ten ranks has eight segments of one frame, and the others share a long one."""
+    line = Line(np.array([*[1] * 8, 72]), segment_frames=100, seed=5)
+    whole = Left((Runs.whole(line, 0, line.total),), np.array([[line.total]]))
+    plan = plan_of(whole, Leg(10, (64,)), Placement())
+    assert open_at_most(plan) <= plan.open_pieces
+
+
+def open_at_most(plan: PassPlan) -> int:
+    open_now: set[Piece] = set()
+    most = 0
+    for step in plan.steps():
+        open_now.add(step.piece)
+        most = max(most, len(open_now))
+        open_now.difference_update(step.finished)
+    return most
 
 
 def test_a_worker_draws_from_pieces_of_its_own_where_a_turn_divides_the_pool() -> None:
@@ -155,3 +180,72 @@ def test_an_order_that_takes_long_to_draw_is_known() -> None:
 @pytest.mark.parametrize(("group", "most"), [(2, 2), (2**20, 30)])
 def test_no_more_frames_are_decoded_together_than_a_segment_has(group: int, most: int) -> None:
     assert plan_of(one_line(5, group_frames=group), Leg(1, (64,)), Placement()).group_frames == most
+
+
+def test_weights_change_where_the_schedule_says_in_a_rest_too() -> None:
+    """The first member alone up to sample 200, then one to three; three ranks begin, and two go on."""
+    lines = [Line(np.full(40, 25), segment_frames=100, seed=seed) for seed in range(2)]
+    epoch = Mixing((1000, 1000), ((0, (1.0, 0.0)), (200, (1.0, 3.0))), 600, 1, 0).epoch(0)
+    cells = epoch.cells()
+    totals = cells.sum(axis=0).tolist()
+    whole = Left(tuple(Runs.whole(line, 0, total) for line, total in zip(lines, totals, strict=True)), cells)
+    states = []
+    for rank in range(3):
+        begun = plan_of(whole, Leg(3, (8, 8)), Placement(rank, 3))
+        begun.progress.delivered = 20
+        states.append(begun.progress.state())
+    for rank in range(2):
+        progress = EpochProgress(IDENTITY, 0, whole.total, Leg(2, (8, 8)), Placement(rank, 2))
+        rest = PassPlan(whole, progress.resumed(merge_states(states)), 0)
+        members = [step.piece.member for step in rest.steps()]
+        assert len(members) == 270
+        assert set(members[:70]) == {0}
+        assert all(28 <= sum(members[start : start + 40]) <= 32 for start in range(70, 230))
+
+
+def work(whole: Left, leg: Leg) -> tuple[int, int, int]:
+    """What it takes to go through an order: samples, calls, and bytes at the peak."""
+    calls = 0
+
+    def count(_: FrameType, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    list(plan_of(whole, leg, Placement()).steps())  # what is made once is there then
+    tracemalloc.start()
+    sys.setprofile(count)
+    try:
+        samples = len(list(plan_of(whole, leg, Placement()).steps()))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        sys.setprofile(None)
+        tracemalloc.stop()
+    return samples, calls, peak_bytes
+
+
+ABOVE = pytest.mark.xfail(strict=True, reason="Line takes lengths above its longest episode as given")
+
+
+@pytest.mark.parametrize(
+    ("pool", "settings"),
+    [
+        (2**20, {}),
+        (2**80, {}),
+        (8, {"segment_frames": 2**40}),
+        pytest.param(8, {"segment_frames": 2**80}, marks=ABOVE),
+        pytest.param(8, {"group_frames": 2**20}, marks=ABOVE),
+        pytest.param(8, {"group_frames": 2**62}, marks=ABOVE),
+    ],
+)
+def test_a_setting_above_what_there_is_costs_no_more(pool: int, settings: dict[str, int]) -> None:
+    lengths = np.array([5, 9, 1, 7, 12, 3, 0])
+
+    def whole(segment_frames: int = 12, group_frames: int = 12) -> Left:
+        line = Line(lengths, segment_frames=segment_frames, group_frames=group_frames)
+        return Left((Runs.whole(line, 0, 37),), np.array([[37]]))
+
+    _, most_calls, most_bytes = work(whole(), Leg(1, (8,)))
+    samples, calls, peak_bytes = work(whole(**settings), Leg(1, (pool,)))
+    assert samples == 37
+    assert calls < 1.5 * most_calls
+    assert peak_bytes < most_bytes + 2**14
