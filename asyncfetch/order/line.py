@@ -112,12 +112,13 @@ class Line:
         if segment_frames < 1 or group_frames < 1:
             raise ConfigError(f"segments and groups have 1 frame or more, not {segment_frames} and {group_frames}")
         self.lengths: NDArray[np.int64] = np.asarray(lengths, np.int64)
-        self.segment_frames, self.group_frames = segment_frames, group_frames
-        self.coded_frames: int = coded_frames or group_frames
+        longest = int(self.lengths.max(initial=1))  # more means the same, and would be counted through
+        self.segment_frames, self.group_frames = min(segment_frames, longest), min(group_frames, longest)
+        self.coded_frames: int = min(coded_frames or group_frames, longest)
         self.shuffle, self.seed, self.nodes = shuffle, seed, nodes
         self.total: int = int(self.lengths.sum())
         """Frames of an epoch."""
-        counts = count_segments(self.lengths, segment_frames, self.coded_frames)
+        counts = count_segments(self.lengths, self.segment_frames, self.coded_frames)
         self._firsts = np.concatenate([[0], np.cumsum(counts)])  # the number of each episode's first segment
         self.segments: int = int(self._firsts[-1])
         self.largest: int = int(self.segment_sizes().max(initial=1))

@@ -112,13 +112,10 @@ class PassPlan:
         return sum(-(-real * runs.line.segments // runs.line.total) for runs, real in each if real)
 
     def _pools(self) -> list[tuple[int, int]]:
-        found = []
-        for runs, real, pool in zip(self.deal.left.members, self.order.real, self.progress.leg.pools, strict=True):
-            if real:
-                segments = -(-real * runs.line.segments // runs.line.total) + 1
-                segments += -(-real * int((~runs.is_whole).sum()) // runs.total)  # rests of those that were begun
-                found.append((min(pool, real, segments), runs.line.largest))
-        return found
+        # Where it takes long to find the lanes there are many segments, so they are as many as the pool has.
+        pools = self.progress.leg.pools if self.is_far else [len(lanes) for lanes in self.order.lanes]
+        each = zip(self.deal.left.members, self.order.real, pools, strict=True)
+        return [(min(pool, real), runs.line.largest) for runs, real, pool in each if real]
 
     def steps(self) -> Iterator[Step]:
         """All of them, in order; it may be called again."""

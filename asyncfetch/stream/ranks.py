@@ -62,7 +62,7 @@ def find_nodes(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
     for name in NODES:
         if 1 <= found.get(name, 0) <= world_size:
             return found[name]
-    local = next((found[name] for name in LOCAL_SIZES if found.get(name)), world_size)
+    local = next((found[name] for name in LOCAL_SIZES if found.get(name)), world_size or 1)
     return world_size // local if world_size % local == 0 else 0
 
 

@@ -107,14 +107,14 @@ async def _weigh(opened: OpenDatasets, member: int, read: PiecesRead) -> tuple[N
 async def traffic(opened: OpenDatasets, deal: Deal, layout: Placement, readers: int) -> TrafficPlan:
     """Return what an epoch fetches, told from lengths and indexes alone. ``readers`` are those of a byte in a run."""
     by_rank = np.zeros(layout.world_size)
-    least = requests = 0.0
+    least = all_members = requests = 0.0
     for number, (member, dataset) in enumerate(zip(opened.members, opened.datasets, strict=True)):
         read = frames_fetched(deal, number)
         sizes, all_bytes = await _weigh(opened, number, read)
         by_rank += np.bincount(read.ranks, sizes, layout.world_size)
         runs = deal.left.members[number]
-        epochs = runs.total / max(1, runs.line.total)  # a mixture's member may come to more than one of its epochs
-        least += all_bytes * epochs
+        all_members += all_bytes
+        least += all_bytes * min(1.0, runs.total / max(1, runs.line.total))  # of a mixture's member it may be a part
         places = dataset.episodes.positions(member.chosen(dataset))
         files = [dataset.episodes.video_files(camera)[places] for camera in dataset.cameras]
         requests += len(read.ranks) * len(files)
@@ -122,15 +122,17 @@ async def traffic(opened: OpenDatasets, deal: Deal, layout: Placement, readers: 
         for each in files:
             requests += len(np.unique(np.stack([read.ranks, each[read.episodes]]), axis=1).T)
     batch = layout.batch_size or 32
-    distinct = min(batch, sum(len(deal.lanes(0, member)) for member in range(len(opened.members))))
+    order = deal.rank(0)
+    visits, middle = order.visits(), max(0, order.last - batch) // 2
+    given = [visits.at(number) for number in range(middle, min(middle + batch, order.last))]
     return TrafficPlan(
         layout.world_size,
         layout.workers if layout.workers > 1 else 0,
         layout.batch_size,
         round(least),
         round(by_rank.sum()),
-        round(least * readers),
+        round(all_members * readers),
         round(by_rank.max()),
         round(requests),
-        distinct,
+        len({visit.piece for visit in given if visit is not None}),
     )

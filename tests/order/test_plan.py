@@ -77,7 +77,9 @@ def test_a_piece_is_finished_once_and_its_use_is_announced(whole: Left, data: st
         used += [step.piece] if step.piece not in open_now else []
         open_now.add(step.piece)
         assert step.is_padding or step.piece not in gone
-        assert len(open_now) <= sum(map(len, plan.order.lanes)) + step.is_padding
+        # Each member has a padding of its own, which is let go of at the end.
+        own = [piece for piece in open_now if piece.begin < piece.stop - piece.start]
+        assert len(own) <= sum(map(len, plan.order.lanes))
         assert open_now.issuperset(step.finished)
         open_now.difference_update(step.finished)
         gone.update(step.finished)
@@ -106,7 +108,7 @@ def one_line(segments: int, frames: int = 30, *, group_frames: int = 1) -> Left:
 
 
 @pytest.mark.parametrize(
-    ("segments", "ranks", "pool", "most"), [(640, 4, 64, 64), (6, 1, 2**20, 7), (6, 3, 64, 3), (2, 60, 64, 1)]
+    ("segments", "ranks", "pool", "most"), [(640, 4, 64, 64), (6, 1, 2**20, 5), (6, 3, 64, 1), (2, 60, 64, 1)]
 )
 def test_no_more_pieces_are_open_than_there_are(segments: int, ranks: int, pool: int, most: int) -> None:
     plan = plan_of(one_line(segments), Leg(ranks, (pool,)), Placement())
@@ -115,7 +117,6 @@ def test_no_more_pieces_are_open_than_there_are(segments: int, ranks: int, pool:
     assert open_at_most(plan) <= most
 
 
-@pytest.mark.xfail(strict=True, reason="open_pieces is reckoned by the mean length of segments")
 def test_no_more_pieces_of_other_lengths_are_open_than_it_says() -> None:
     """The first of ten ranks has eight segments of one frame, and the others share a long one."""
     line = Line(np.array([*[1] * 8, 72]), segment_frames=100, seed=5)
@@ -223,18 +224,15 @@ def work(whole: Left, leg: Leg) -> tuple[int, int, int]:
     return samples, calls, peak_bytes
 
 
-ABOVE = pytest.mark.xfail(strict=True, reason="Line takes lengths above its longest episode as given")
-
-
 @pytest.mark.parametrize(
     ("pool", "settings"),
     [
         (2**20, {}),
         (2**80, {}),
         (8, {"segment_frames": 2**40}),
-        pytest.param(8, {"segment_frames": 2**80}, marks=ABOVE),
-        pytest.param(8, {"group_frames": 2**20}, marks=ABOVE),
-        pytest.param(8, {"group_frames": 2**62}, marks=ABOVE),
+        (8, {"segment_frames": 2**80}),
+        (8, {"group_frames": 2**20}),
+        (8, {"group_frames": 2**62}),
     ],
 )
 def test_a_setting_above_what_there_is_costs_no_more(pool: int, settings: dict[str, int]) -> None:

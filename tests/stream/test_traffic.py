@@ -190,7 +190,8 @@ def test_a_member_of_a_mixture_that_begins_anew_is_fetched_anew(large: DatasetTr
     assert once.fetched_bytes == once.least_bytes
     assert once.requests == 2 * (2 + 1) + 2 * 2
     thrice = plan(2 * 25)  # the third time it is fetched for half of its frames
-    assert thrice.fetched_bytes == 3 * once.least_bytes
+    assert thrice.least_bytes == once.least_bytes
+    assert 2 * once.least_bytes < thrice.fetched_bytes < 3 * once.least_bytes
     assert thrice.requests == 6 * 2 + 2 + 2 * 2  # rows of an episode are told once
 
 
