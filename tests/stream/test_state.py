@@ -190,12 +190,17 @@ def test_states_that_are_not_one_of_each_rank_are_refused(
         merge_states(states(of))
 
 
+ANY_NODES = pytest.mark.xfail(strict=True, reason="a state may name any number of nodes, 0 and 2**63 - 1 among them")
+
+
 @pytest.mark.parametrize(
     ("damage", "figures"),
     [
         ({"epoch": 10**30}, f"epoch .* not {10**30}"),
         ({"total": 44}, "an epoch of 44 samples, and this one has 45"),
         ({"nodes": "2"}, "nodes .* not '2'"),
+        pytest.param({"nodes": 0}, "nodes", marks=ANY_NODES),
+        pytest.param({"nodes": 2**63 - 1}, "nodes", marks=ANY_NODES),
         ({"leg": {"world_size": 3}}, "1 of the 3 consumers"),
         ({"leg": {"pools": []}}, "legs"),
         ({"leg": {"pools": [2, 2]}}, "legs are of .* datasets"),
@@ -226,7 +231,8 @@ def test_junk_in_a_state_is_refused_or_gives_at_most_the_epoch(
     sources: list[tuple[Stream, State]], data: st.DataObject
 ) -> None:
     stream, state = data.draw(st.sampled_from(sources))
-    damaged = put(state, data.draw(st.sampled_from(list(paths_in(state)))), data.draw(JUNK))
+    paths = [path for path in paths_in(state) if path != ("nodes",)]  # see ANY_NODES
+    damaged = put(state, data.draw(st.sampled_from(paths)), data.draw(JUNK))
     size, workers = data.draw(st.sampled_from([(None, 1), (3, 1), (None, 2)]))
     placement = Placement(data.draw(st.integers(0, 1)), 2, workers - 1, workers, batch_size=size)
     load: Callable[[State], State] = data.draw(st.sampled_from([lambda one: one, lambda one: merge_states([one])]))
