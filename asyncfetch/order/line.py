@@ -112,14 +112,16 @@ class Line:
         if segment_frames < 1 or group_frames < 1:
             raise ConfigError(f"segments and groups have 1 frame or more, not {segment_frames} and {group_frames}")
         self.lengths: NDArray[np.int64] = np.asarray(lengths, np.int64)
+        self.segment_frames, self.group_frames = segment_frames, group_frames
         longest = int(self.lengths.max(initial=1))  # more means the same, and would be counted through
-        self.segment_frames, self.group_frames = min(segment_frames, longest), min(group_frames, longest)
+        self._most_frames = min(segment_frames, longest)
         self.coded_frames: int = min(coded_frames or group_frames, longest)
         self.shuffle, self.seed, self.nodes = shuffle, seed, nodes
         self.total: int = int(self.lengths.sum())
         """Frames of an epoch."""
-        counts = count_segments(self.lengths, self.segment_frames, self.coded_frames)
-        self._firsts = np.concatenate([[0], np.cumsum(counts)])  # the number of each episode's first segment
+        self.counts: NDArray[np.int64] = count_segments(self.lengths, self._most_frames, self.coded_frames)
+        """Segments of each episode."""
+        self._firsts = np.concatenate([[0], np.cumsum(self.counts)])  # the number of each episode's first segment
         self.segments: int = int(self._firsts[-1])
         self.largest: int = int(self.segment_sizes().max(initial=1))
         """Frames of the longest segment, to a group of pictures."""
@@ -143,7 +145,7 @@ class Line:
         """Return the frames of the longest segment of each episode that has any, to a group of pictures."""
         lengths = self.lengths[self.lengths > 0]
         groups = -(-lengths // self.coded_frames)
-        parts = count_segments(lengths, self.segment_frames, self.coded_frames)
+        parts = count_segments(lengths, self._most_frames, self.coded_frames)
         sizes: NDArray[np.int64] = np.minimum(-(-groups // parts) * self.coded_frames, lengths)
         return sizes
 
@@ -203,9 +205,9 @@ class Line:
 
     def frames(self, piece: Piece) -> NDArray[np.int64]:
         """The frames of a piece in the order in which they are given."""
-        size = self.group_frames
         if not self.shuffle:
             return np.arange(piece.start, piece.stop)
+        size = min(self.group_frames, max(1, piece.stop))
         groups = np.arange(piece.start // size, (piece.stop - 1) // size + 1)
         key = draw_key("frames", self.seed, piece.epoch, piece.episode)
         drawn = groups[np.argsort(mixed(groups + 1, key), kind="stable")]

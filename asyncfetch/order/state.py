@@ -399,7 +399,9 @@ def check_state(state: object) -> State:
         for name in ("total", "nodes"):
             if not is_whole_number(state[name]) or state[name] < 0:
                 raise StateMismatch(f"the state's {name} must be a whole number, not {state[name]!r}")
-        _legs_in(state)
+        ranks = _legs_in(state)[0].leg.world_size
+        if not 1 <= state["nodes"] <= ranks:
+            raise StateMismatch(f"the state's nodes must be from 1 to its {ranks} ranks, not {state['nodes']!r}")
     return dict(state)
 
 

@@ -20,7 +20,7 @@ from asyncfetch.config import rank_config
 from asyncfetch.errors import AsyncFetchError, CacheError, redact_url
 from asyncfetch.lerobot import Stretch, pool_bytes, reader_of
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
-from asyncfetch.order.line import Line, count_segments
+from asyncfetch.order.line import Line
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Drawn:
         self.asked_for: int = dataset.config.pool_segments if line.shuffle else 1
         """Segments that it is to have. An order that isn't shuffled has one at a time."""
         self.episodes: NDArray[np.int64] = np.array(chosen, np.int64)
-        self.segments: NDArray[np.int64] = count_segments(line.lengths, line.segment_frames, line.coded_frames)
+        self.segments: NDArray[np.int64] = line.counts
         """The number of segments of each episode."""
         self.frames: NDArray[np.int64] = np.zeros(len(places), np.int64)
         """Frames of the longest segment of each."""

@@ -196,6 +196,8 @@ def test_states_that_are_not_one_of_each_rank_are_refused(
         ({"epoch": 10**30}, f"epoch .* not {10**30}"),
         ({"total": 44}, "an epoch of 44 samples, and this one has 45"),
         ({"nodes": "2"}, "nodes .* not '2'"),
+        ({"nodes": 0}, "nodes must be from 1 to its 1 ranks, not 0"),
+        ({"nodes": 2**63 - 1}, "nodes must be from 1 to its 1 ranks"),
         ({"leg": {"world_size": 3}}, "1 of the 3 consumers"),
         ({"leg": {"pools": []}}, "legs"),
         ({"leg": {"pools": [2, 2]}}, "legs are of .* datasets"),
