@@ -20,7 +20,6 @@ from asyncfetch.config import rank_config
 from asyncfetch.errors import AsyncFetchError, CacheError, redact_url
 from asyncfetch.lerobot import Stretch, pool_bytes, reader_of
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
-from asyncfetch.order.line import Line
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot import LeRobotDataset, Reach
+    from asyncfetch.order.line import Line
 
 _log = logging.getLogger("asyncfetch")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from tests.order.test_runs import frames_of
 if TYPE_CHECKING:
     from asyncfetch.order.deal import RankOrder, Visit
     from asyncfetch.order.line import Piece
+    from asyncfetch.order.mixing import StopOn
 
 Frame = tuple[int, int, int, int]
 
@@ -32,7 +33,7 @@ def wholes(draw: st.DrawFn) -> Left:
     if len(members) == 1:
         return Left((Runs.whole(members[0], 0, lengths[0]),), np.array([lengths]))
     weights = st.tuples(*[st.sampled_from([0.1, 0.5, 1.0])] * len(members))
-    stop_on = draw(st.sampled_from(["first", "all", 1, 100]))
+    stop_on: StopOn = draw(st.sampled_from(["first", "all", 1, 100]))
     schedule = ((0, draw(weights)), (draw(st.integers(1, 60)), draw(weights)))
     epoch = Mixing(lengths, schedule, stop_on, draw(st.sampled_from([1, 4])), 0).epoch(draw(st.integers(0, 1)))
     cells = epoch.cells()
@@ -42,13 +43,13 @@ def wholes(draw: st.DrawFn) -> Left:
 
 @st.composite
 def legs(draw: st.DrawFn, members: int) -> Leg:
-    batches = draw(st.sampled_from(["any", "any", "one", "whole"])) if members > 1 else "any"
+    several: list[Literal["any", "one", "whole"]] = ["any", "any", "one", "whole"]
     return Leg(
         world_size=draw(st.sampled_from([1, 2, 3, 8])),
         pools=tuple(draw(st.sampled_from([1, 3, 64])) for _ in range(members)),
         ends=draw(st.sampled_from(["uneven", "drop", "pad"])),
         block_samples=draw(st.sampled_from([1, 4] if members > 1 else [1])),
-        batches=batches,
+        batches=draw(st.sampled_from(several)) if members > 1 else "any",
     )
 
 

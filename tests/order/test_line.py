@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def test_the_line_is_frozen_across_releases() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"segment_frames": 0}, {"segment_frames": 5, "group_frames": 0}])
-def test_segments_of_nothing_are_refused(settings: dict[str, int]) -> None:
+def test_segments_of_nothing_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="1 frame or more"):
         Line(np.array([5]), **settings)
 

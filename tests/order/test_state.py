@@ -94,7 +94,8 @@ def test_whoever_goes_on_from_states_gives_just_what_was_left(whole: Left, data:
     last = Leg(2, (5,) * len(whole.members))
     chain: list[Leg] = []
     for leg in data.draw(st.lists(legs(len(whole.members)), max_size=6)):
-        chain.append(chain[-1] if chain and data.draw(st.booleans()) else leg)
+        is_as_before: bool = data.draw(st.booleans())
+        chain.append(chain[-1] if chain and is_as_before else leg)
     for leg in [*chain, last]:
         states = []
         for placement in data.draw(layouts(leg)):
@@ -146,7 +147,7 @@ def test_a_state_of_many_ranks_and_moves_is_small(workers: int) -> None:
     """Of 1,024 ranks in step, after ten moves: a few kB, whichever numbers of ranks they were."""
     line = Line(np.full(2000, 150), segment_frames=600, group_frames=2)
     whole = Left((Runs.whole(line, 0, line.total),), np.array([[line.total]]))
-    state = None
+    state: State | None = None
     worlds = [1024, 12, 8, 96, 100, 64, 8, 64, 96, 1000, 1024]
     for ranks in worlds:
         progress = progress_of(whole, Leg(ranks, (64,)), Placement(0, ranks, 0, workers, 4))
@@ -158,6 +159,7 @@ def test_a_state_of_many_ranks_and_moves_is_small(workers: int) -> None:
             shares = [replace(progress, placement=one, share=1000, delivered=24 // workers).state() for one in each]
             states.append(merge_shares(shares))
         state = saved(merge_states(states))
+    assert state is not None
     assert len(state["legs"]) == 11
     assert len(json.dumps(state)) < 4000
     assert PassPlan(whole, progress.resumed(state), 0).deal.left.total == line.total - 24 * sum(worlds[:-1])
@@ -241,7 +243,7 @@ def test_an_epoch_is_over_where_nobody_is_given_more(given: list[int], leg: Leg,
 @pytest.mark.parametrize("version", [1, 2, 4, None])
 def test_a_state_of_another_version_is_refused_with_the_way_on(version: int | None) -> None:
     """0.1 wrote 1 and 2, of one order for all ranks, in which an epoch can't be gone on with."""
-    state = {"format": "asyncfetch stream state", "version": version, "epoch": 6, "rest": {}, "shares": {}}
+    state: State = {"format": "asyncfetch stream state", "version": version, "epoch": 6, "rest": {}, "shares": {}}
     for load in (check_state, lambda one: merge_states([one])):
         with pytest.raises(
             StateMismatch, match=f"version {version}, and .* reads version 3: .* epoch 6 .*set_epoch.7."
@@ -351,7 +353,7 @@ KINDS = [
 
 @settings(max_examples=400)
 @given(data=st.data())
-def test_a_state_with_junk_in_it_is_refused_or_gives_at_most_the_epoch(data: st.DataObject) -> None:
+def test_junk_in_a_state_is_refused_or_gives_at_most_the_epoch(data: st.DataObject) -> None:
     whole, leg, state = data.draw(st.sampled_from(KINDS))
     damaged = put(state, data.draw(st.sampled_from(list(paths_in(state)))), data.draw(JUNK))
     leg = replace(leg, world_size=data.draw(st.sampled_from([1, 2, 3])))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream.ranks import ENVIRONMENTS, find_rank, found_placement
+from asyncfetch.stream import Stream
+from asyncfetch.stream.ranks import ENVIRONMENTS, find_nodes, find_rank, found_placement
+from asyncfetch.testing import write_dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -60,3 +66,32 @@ def test_a_given_rank_is_taken_whatever_the_environment_says(monkeypatch: pytest
 def test_a_rank_that_can_not_be_meant_is_refused(rank: Any, world_size: Any, message: str) -> None:  # noqa: ANN401
     with pytest.raises(ConfigError, match=message):
         found_placement(rank, world_size)
+
+
+@pytest.mark.parametrize(
+    ("environ", "nodes"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "3"}, 2),
+        ({"LOCAL_WORLD_SIZE": "6"}, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 3),
+        ({"SLURM_NTASKS_PER_NODE": "1"}, 6),
+        ({"LOCAL_WORLD_SIZE": "4"}, 0),  # others have 2
+        ({"LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}, 2),
+        ({"SLURM_STEP_NUM_NODES": "3", "SLURM_NTASKS_PER_NODE": "1"}, 3),
+        ({"GROUP_WORLD_SIZE": "7", "LOCAL_WORLD_SIZE": "3"}, 2),  # of another run
+        ({"LOCAL_WORLD_SIZE": "0"}, 1),
+        ({"LOCAL_WORLD_SIZE": "2(x3)"}, 1),
+    ],
+)
+def test_nodes_are_those_on_which_all_ranks_agree(environ: dict[str, str], nodes: int) -> None:
+    assert find_nodes(6, environ) == nodes
+
+
+def test_shares_are_not_kept_where_machines_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = write_dataset(tmp_path / "data", cameras=())
+    for name, value in {"RANK": "0", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"keep_shares=None"):
+        next(iter(Stream(str(truth.root), config=StreamConfig(keep_shares="node"))))
+    assert len(list(Stream(str(truth.root)))) == truth.num_frames // 6 + (truth.num_frames % 6 > 0)

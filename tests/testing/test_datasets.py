@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from asyncfetch.errors import ConfigError, EpisodeNotFound, FrameMissing, MissingDependency, install_command
-from asyncfetch.testing.datasets import EXTRAS, DatasetTruth, Quirks, write_dataset
+from asyncfetch.testing.datasets import write_dataset
 from asyncfetch.testing.identity import read_identity
+from asyncfetch.testing.recorder import Quirks
+from asyncfetch.testing.truth import EXTRAS, DatasetTruth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncfetch.testing.datasets import DatasetTruth, Quirks, write_dataset
+from asyncfetch.testing.datasets import write_dataset
+from asyncfetch.testing.recorder import Quirks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow.parquet as pq
+
+    from asyncfetch.testing.truth import DatasetTruth
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 LENGTHS = (4, 0, 6, 5)
