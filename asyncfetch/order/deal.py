@@ -201,14 +201,6 @@ class RankOrder:
         """Lanes of each member."""
         return [self._deal.lanes(self._rank, member) for member in range(len(self.real))]
 
-    def empty_after(self, number: int) -> int:
-        """Return the first number from this one on that isn't empty."""
-        if number < self.whole or self._deal.leg.batches == "any":
-            return number
-        place = bisect_right(self.short, (number, len(self.real), 0)) - 1
-        start, _, samples = self.short[place]
-        return number if number < start + samples else start + self.block_samples
-
     def by_member(self, spans: Sequence[tuple[int, int]]) -> list[NDArray[np.int64]]:
         """Return for each member which of its samples these spans of numbers hold, as spans, (n, 2)."""
         if len(self.real) == 1:
