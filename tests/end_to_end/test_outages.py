@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -57,15 +59,25 @@ with RangeServer(root, port=port, tls=False, fault=fault) as server:
 """
 
 
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port that a server may listen at and that refuses others: while none does, no one else is given it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
 class RestartedServer:
     """A process that dies within the answer to a request for a video; another one takes its place, a while later."""
 
     def __init__(self, root: Path, *, last: int) -> None:
         self._root, self._last = root, last
         self._thread = threading.Thread(target=self._restart)
+        self._stack = ExitStack()
 
-    def _start(self, port: int, last: int) -> None:
-        command = [sys.executable, "-c", SERVER, str(self._root), str(port), str(last)]
+    def _start(self, last: int) -> None:
+        command = [sys.executable, "-c", SERVER, str(self._root), str(self._port), str(last)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
@@ -74,10 +86,11 @@ class RestartedServer:
         with self._process:
             self._process.wait()
         time.sleep(AWAY_SECONDS)
-        self._start(int(self.url.rpartition(":")[2]), 0)
+        self._start(0)
 
     def __enter__(self) -> Self:
-        self._start(0, self._last)
+        self._port = self._stack.enter_context(held_port())
+        self._start(self._last)
         self._thread.start()
         return self
 
@@ -85,7 +98,7 @@ class RestartedServer:
         if self._thread.is_alive():
             self._process.kill()
         self._thread.join()
-        with self._process:
+        with self._process, self._stack:
             self._process.kill()
 
 
@@ -127,12 +140,18 @@ def test_a_merge(truth: DatasetTruth, tmp_path: Path) -> None:
         assert (tmp_path / "out" / file.relative_to(tmp_path / "same")).read_bytes() == file.read_bytes()
 
 
-async def test_remote_tensors() -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as number:
+        yield number
+
+
+async def test_remote_tensors(port: int) -> None:
     storage = ShardStorage(max_bytes=2**20)
     tensors = [torch.full((1000,), float(number)) for number in range(8)]
-    server = TestServer(make_application(storage, None, None))
+    server = TestServer(make_application(storage, None, None), port=port)
     await server.start_server()
-    url, port = str(server.make_url("")).rstrip("/"), server.port
+    url = str(server.make_url("")).rstrip("/")
     async with TensorClient(fetch=CONFIG.fetch, shared_memory=False) as client, anyio.create_task_group() as group:
 
         async def restart() -> None:
