@@ -192,7 +192,10 @@ class Line:
         return episodes, firsts + places - self.segment(numbers)[0]
 
     def piece(self, first: int, stop: int, member: int = 0) -> Piece:
-        """Return what lies from a place on, up to another one or to the end of its segment."""
+        """Return what lies from a place on, up to another one or to the end of its segment.
+
+        What ``frames_at`` says of one place, without arrays: loops ask it for each piece.
+        """
         epoch, inside = divmod(first, self.total)
         drawn, ends = self._epoch(epoch)
         number = int(ends.searchsorted(inside, side="right"))

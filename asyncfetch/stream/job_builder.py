@@ -135,19 +135,19 @@ class JobBuilder:
         """
         begun_at = time.perf_counter()
         read: deque[Any] = deque([None] * len(steps))  # each is let go of as it is taken: see ``FailedSample``
-        places: dict[int, list[int]] = {}
+        asked: dict[int, dict[int, Asked]] = {}  # of each member, by place
         for place, step in enumerate(steps):
             episode = episodes[step.piece]
             if isinstance(episode, Exception):
                 read[place] = FailedSample(episode)
             else:
-                places.setdefault(step.piece.member, []).append(place)
-        for member, those in places.items():
-            asked: list[Asked] = [(episodes[steps[at].piece], steps[at].frame, steps[at].reader) for at in those]  # type: ignore[misc]
+                asked.setdefault(step.piece.member, {})[place] = (episode, step.frame, step.reader)
+        for member, those in asked.items():
             into = [] if rows is None else [self._own_row(member, rows[place]) for place in those]
-            for place, made in zip(those, self._read(self._readings[member].samples, asked, into), strict=True):
-                read[place] = made
-            del made
+            made = self._read(self._readings[member].samples, [*those.values()], into)
+            for place, each in zip(those, made, strict=True):
+                read[place] = each
+            del made, each
         read_at = time.perf_counter()
         results: list[Any] = []
         with self._transform_time.counted():

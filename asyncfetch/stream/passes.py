@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
-from decimal import ROUND_DOWN, Context
 from functools import partial
 from math import lcm
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
@@ -317,7 +317,7 @@ def _warn_of_few_segments(plan: PassPlan, opened: OpenDatasets) -> None:
         "of one recording: StreamConfig(segment_seconds=%g) cuts episodes into more, down to groups of pictures",
         segments,
         batch,
-        Context(prec=2, rounding=ROUND_DOWN).create_decimal_from_float(seconds),  # more would be too long
+        math.floor(1000 * seconds) / 1000,  # more would be too long
     )
 
 
