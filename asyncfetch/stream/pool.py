@@ -86,7 +86,7 @@ class Drawn:
 
     def largest(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what none, one, two ... of its largest segments take, by those of each episode."""
-        most = self.asked_for + 1
+        most = min(self.asked_for + 1, self.line.segments)  # also of a pool that is larger than any array
         order = np.argsort(sizes, kind="stable")[::-1][:most]
         found = np.repeat(sizes[order], np.minimum(self.segments[order], most))[:most]
         return np.concatenate([[0.0], np.cumsum(found)])

@@ -70,3 +70,8 @@ def test_a_mixture_counts_the_reach_of_each_members_windows(
         assert max(pools_of(mixture)) < 21
         assert len(list(mixture)) == 120
     assert len(caplog.messages) == 1
+
+
+def test_a_pool_larger_than_any_array_has_all_there_is(long: DatasetTruth) -> None:
+    with closing(af.Stream(str(long.root), features=[TOP], config=af.StreamConfig(pool_segments=2**80))) as stream:
+        assert len({int(sample["index"]) for sample in stream}) == long.num_frames
