@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -25,7 +26,7 @@ from asyncfetch.torch import StreamDataset
 from tests.end_to_end.conftest import Served, unbatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from asyncfetch.testing import DatasetTruth
@@ -149,24 +150,29 @@ def port() -> Iterator[int]:
 async def test_remote_tensors(port: int) -> None:
     storage = ShardStorage(max_bytes=2**20)
     tensors = [torch.full((1000,), float(number)) for number in range(8)]
-    server = TestServer(make_application(storage, None, None), port=port)
-    await server.start_server()
-    url = str(server.make_url("")).rstrip("/")
-    async with TensorClient(fetch=CONFIG.fetch, shared_memory=False) as client, anyio.create_task_group() as group:
+    async with AsyncExitStack() as stack, TensorClient(fetch=CONFIG.fetch, shared_memory=False) as client:
 
-        async def restart() -> None:
-            nonlocal server
-            await server.close()
-            await anyio.sleep(AWAY_SECONDS)
+        async def start() -> str:
             server = TestServer(make_application(storage, None, None), port=port)
             await server.start_server()
+            stack.push_async_callback(server.close)
+            return str(server.make_url("")).rstrip("/")
 
+        async def start_later() -> None:
+            await anyio.sleep(AWAY_SECONDS)
+            await start()
+
+        async def while_away(work: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
+            await stack.aclose()
+            began = time.monotonic()
+            async with anyio.create_task_group() as group:
+                group.start_soon(start_later)
+                found = await work()
+                assert time.monotonic() - began > AWAY_SECONDS / 2
+            return found
+
+        url = await start()
         stored: list[Any] = await client.remotize(tensors[:4], url)
-        await server.close()
-        group.start_soon(restart)
-        stored += await client.remotize(tensors[4:], url)
-        await server.close()
-        group.start_soon(restart)
-        for tensor, found in zip(tensors, await client.localize(stored), strict=True):
+        stored += await while_away(partial(client.remotize, tensors[4:], url))
+        for tensor, found in zip(tensors, await while_away(partial(client.localize, stored)), strict=True):
             assert torch.equal(tensor, found)
-    await server.close()
