@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import pytest
 import torch
-from aiohttp.test_utils import TestServer
+from aiohttp import web
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.merge import merge_datasets
+from asyncfetch.runtime.sockets import Sockets
 from asyncfetch.tensors import TensorClient
 from asyncfetch.tensors.server import make_application
 from asyncfetch.tensors.storage import ShardStorage
@@ -150,13 +151,17 @@ def port() -> Iterator[int]:
 async def test_remote_tensors(port: int) -> None:
     storage = ShardStorage(max_bytes=2**20)
     tensors = [torch.full((1000,), float(number)) for number in range(8)]
+    url = f"http://127.0.0.1:{port}"
     async with AsyncExitStack() as stack, TensorClient(fetch=CONFIG.fetch, shared_memory=False) as client:
 
-        async def start() -> str:
-            server = TestServer(make_application(storage, None, None), port=port)
-            await server.start_server()
-            stack.push_async_callback(server.close)
-            return str(server.make_url("")).rstrip("/")
+        async def start() -> None:
+            runner = web.AppRunner(make_application(storage, None, None))
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            assert runner.server is not None
+            sockets = Sockets()
+            stack.callback((await sockets.serve(runner.server, "127.0.0.1", port, None)).close)
+            stack.push_async_callback(sockets.aclose)
 
         async def start_later() -> None:
             await anyio.sleep(AWAY_SECONDS)
@@ -171,7 +176,7 @@ async def test_remote_tensors(port: int) -> None:
                 assert time.monotonic() - began > AWAY_SECONDS / 2
             return found
 
-        url = await start()
+        await start()
         stored: list[Any] = await client.remotize(tensors[:4], url)
         stored += await while_away(partial(client.remotize, tensors[4:], url))
         for tensor, found in zip(tensors, await while_away(partial(client.localize, stored)), strict=True):

@@ -347,8 +347,6 @@ async def test_a_surplus_does_not_reach_the_next_request(
 
 
 async def test_a_late_surplus_does_not_reach_the_next_request_either(fetcher: Fetcher) -> None:
-    if not fetcher.config.direct_bodies:
-        pytest.skip("aiohttp gives out a pooled connection on which unasked bytes lie")
     honest = b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-0/1\r\nContent-Length: 1\r\n\r\nx"
     first_is_done, surplus_is_sent = asyncio.Event(), asyncio.Event()
 

@@ -130,6 +130,7 @@ class AiohttpSessions:
         )
         return aiohttp.ClientSession(
             connector=connector,
+            request_class=_Request,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=COMMON_HEADERS,
             timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
@@ -169,6 +170,16 @@ class _QuietConnector(aiohttp.TCPConnector):
 
     def __del__(self, _: object = None, /) -> None:
         """Do nothing, in place of aiohttp's, which logs an error."""
+
+
+class _Request(aiohttp.ClientRequest):
+    """One that isn't sent where something unasked has come, which aiohttp would take for the answer to it."""
+
+    async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+        """As aiohttp's; ServerDisconnectedError on a connection that is of no use, and the session takes another."""
+        if conn.protocol is None or conn.protocol.should_close:
+            raise aiohttp.ServerDisconnectedError
+        return await super().send(conn)
 
 
 class Exchange:
