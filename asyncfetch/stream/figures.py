@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from asyncfetch.observe.figures import counts_of, sum_of
+from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import FIGURES, WaitAccount, Waits
 from asyncfetch.runtime.liveness import how_silent, vitals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DatasetStatistics
 
 PAGES = 128
@@ -252,13 +254,30 @@ class FiguresBoard:
     def together(self) -> tuple[Waits, DatasetStatistics | None]:
         """Return the time of all consumers, and the statistics of all workers, those that have ended included."""
         latest = {(page.worker, page.begun_at) for page in self.latest()}
-        waits, statistics = Waits(), None
+        waits, statistics = Waits(), []
         for page in self.pages():
             published = page.published()
             waits = sum_of(waits, published.all_waits)
             found = published.all_statistics
             if found is not None and (page.worker, page.begun_at) not in latest and not page.is_in_use:
                 found = counts_of(found)
-            if found is not None:
-                statistics = found if statistics is None else sum_of(statistics, found)
-        return waits, statistics
+            statistics.append(found)
+        return waits, sum_known(statistics)
+
+
+def sum_known(each: Iterable[DatasetStatistics | None]) -> DatasetStatistics | None:
+    """Return the sum of those that are known; None where none is."""
+    known = [statistics for statistics in each if statistics is not None]
+    return sum_of(*known) if known else None
+
+
+def report_of(pages: Sequence[FiguresPage], config: StreamConfig) -> Report:
+    """Return why the consumer of these workers, one at least, waits, in their latest pass."""
+    return Report.of(
+        Waits.together(page.waits() for page in pages),
+        sum_known(page.statistics() for page in pages),
+        config,
+        num_workers=pages[0].num_workers,
+        failure=next((failure for page in pages if (failure := page.published().failure)), ""),
+        silence=next((silence for page in pages if (silence := page.silence())), ""),
+    )

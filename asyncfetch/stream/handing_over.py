@@ -125,11 +125,11 @@ ForkingPickler.register(HandedOver, _reduce)
 
 
 class Stack:
-    """Tensors of one shape and dtype, to be written one after the other."""
+    """Tensors of one shape and dtype, to be stacked along a new first dimension."""
 
     __slots__ = ("dtype", "nbytes", "shape", "tensors")
 
-    def __init__(self, tensors: Sequence[torch.Tensor], shape: tuple[int, ...]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], shape: tuple[int, ...]) -> None:
         self.tensors = tensors
         self.shape = shape
         """Shape of what the reader gets."""
@@ -145,26 +145,24 @@ class Stack:
             torch.stack([tensor.detach() for tensor in self.tensors], out=out)
 
 
-def collate(samples: Sequence[Any]) -> Any:  # noqa: ANN401
-    """A batch as ``asyncfetch.torch.dataset`` makes it, with a ``Stack`` where that stacks.
+def stacks(samples: Sequence[Any]) -> Any:  # noqa: ANN401
+    """A batch of samples, by the first one's keys: tensors of one shape and dtype as a ``Stack``, others in a list.
 
-    By the first sample's keys: tensors of one shape and dtype together, other values in a list, with None for a sample
-    that lacks the key. Samples of a transform that aren't mappings become a list.
+    Where a sample lacks a key its value is None. Samples of a transform that aren't mappings become a list.
     """
     if not all(isinstance(sample, Mapping) for sample in samples):
         return list(samples)
-    return {key: _together([sample.get(key) for sample in samples]) for key in samples[0]}
+    return {key: _stacked([sample.get(key) for sample in samples]) for key in samples[0]}
 
 
-def _together(values: list[Any]) -> Stack | list[Any]:
+def _stacked(values: list[Any]) -> Stack | list[Any]:
     import torch
 
     first = values[0]
-    if not all(isinstance(value, torch.Tensor) and _is_plain(value) for value in values):
-        return values
-    if any((value.shape, value.dtype) != (first.shape, first.dtype) for value in values):
-        return values
-    return Stack(values, (len(values), *first.shape))
+    are_alike = isinstance(first, torch.Tensor) and all(
+        isinstance(value, torch.Tensor) and (value.shape, value.dtype) == (first.shape, first.dtype) for value in values
+    )
+    return Stack(values, (len(values), *first.shape)) if are_alike else values
 
 
 class Packed:
@@ -224,14 +222,15 @@ class _Pickler(ForkingPickler):
         if isinstance(value, self._tensor):
             if self._memory is not None:
                 return place_of(value, self._memory)
-            if not _is_plain(value):
-                raise ConfigError(
-                    f"a sample has a {value.layout} tensor on {value.device}, which shared memory can't hold: let the "
-                    "transform return dense tensors on the CPU, and move batches to their device in the trainer"
-                )
             value = Stack([value], tuple(value.shape))
         if not isinstance(value, Stack):
             return None
+        for tensor in value.tensors:
+            if not _is_plain(tensor):
+                raise ConfigError(
+                    f"a sample has a {tensor.layout} tensor on {tensor.device}, which shared memory can't hold: let "
+                    "the transform return dense tensors on the CPU, and move batches to their device in the trainer"
+                )
         start = -(-self.stop // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.stacks.append((start, value))
         self.stop = start + value.nbytes

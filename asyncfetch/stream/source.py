@@ -27,7 +27,6 @@ from asyncfetch.order.state import (
     State,
     beginning,
     check_state,
-    has_given_all,
     identity_of,
     is_beginning,
     is_finished,
@@ -361,10 +360,6 @@ class SampleSource:
         """An epoch was finished by its one consumer, here or in another process."""
         if turn.finish():
             self._loaded = {epoch: state for epoch, state in self._loaded.items() if epoch != turn.epoch}
-
-    def is_over(self, state: State, least_samples: int) -> bool:
-        """Return whether the pass that it was taken in gives nothing more; see ``Placement.least_samples``."""
-        return has_given_all(state, least_samples)
 
     def start_of(self, epoch: int) -> State:
         """Return where a pass that begins has to: where a loaded state of this epoch was taken, or at the beginning."""

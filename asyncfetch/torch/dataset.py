@@ -22,8 +22,6 @@ from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
 from asyncfetch.lerobot import DatasetStatistics, chosen_features, open_dataset
 from asyncfetch.observe.figures import sum_of
-from asyncfetch.observe.report import Report
-from asyncfetch.observe.waits import Waits
 from asyncfetch.order.state import MAX_WORKERS, State, check_state, merge_shares
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
@@ -33,7 +31,8 @@ from asyncfetch.stream import DatasetSession, Placement
 from asyncfetch.stream.batch import PinnedMemory, PooledMemory, batch_of, samples_of
 from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.epochs import child_number
-from asyncfetch.stream.handing_over import HandedOver, SlotMemory
+from asyncfetch.stream.figures import report_of, sum_known
+from asyncfetch.stream.handing_over import HandedOver, SlotMemory, Stack, stacks
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.stream import distinct_episodes
@@ -41,13 +40,14 @@ from asyncfetch.torch.memory import WorkersMemory
 from asyncfetch.torch.watching import Care, watch_loaders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from types import FrameType
 
     from torch.utils.data._utils.worker import WorkerInfo
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DepthUnit, ImageDtype, LeRobotDataset, Sample, Windows
+    from asyncfetch.observe.report import Report
     from asyncfetch.stream import SampleSource, StreamIterator
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.figures import FiguresBoard
@@ -66,18 +66,8 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 f"a batch is made of dicts, not of {type(sample).__name__}: let the transform return a dict, or take "
                 "single samples (batch_size=None here, and a collate_fn of your own)"
             )
-    return {key: _stacked([sample.get(key) for sample in samples]) for key in samples[0]} if samples else {}
-
-
-def _stacked(values: list[Any]) -> Any:  # noqa: ANN401
-    first = values[0]
-    if isinstance(first, torch.Tensor):
-        alike = all(
-            isinstance(value, torch.Tensor) and value.shape == first.shape and value.dtype == first.dtype
-            for value in values
-        )
-        return default_collate(values) if alike else values
-    return values
+    batch = stacks(samples) if samples else {}
+    return {key: default_collate(value.tensors) if isinstance(value, Stack) else value for key, value in batch.items()}
 
 
 class StreamDataset(IterableDataset[Any]):
@@ -336,7 +326,7 @@ class StreamDataset(IterableDataset[Any]):
         own = (self._workers_stream or self._source).statistics()
         if get_worker_info() is not None:
             return own
-        return _sum([own, self._board().together()[1]])
+        return sum_known([own, self._board().together()[1]])
 
     def report(self) -> Report:
         """Return why the trainer waits, and what to set, in the latest pass: of its workers, where it has some."""
@@ -347,17 +337,13 @@ class StreamDataset(IterableDataset[Any]):
         board = self._board()
         pages = board.latest()
         all_waits, all_statistics = board.together()
-        all_waits, all_statistics = sum_of(all_waits, report.all_waits), _sum([all_statistics, report.all_statistics])
+        all_waits, all_statistics = (
+            sum_of(all_waits, report.all_waits),
+            sum_known([all_statistics, report.all_statistics]),
+        )
         own_begun_at = own.figures.begun_at if own.figures is not None and report.waits.consumers else 0.0
         if pages and max(page.begun_at for page in pages) > own_begun_at:
-            report = Report.of(
-                Waits.together(page.waits() for page in pages),
-                _sum([page.statistics() for page in pages]),
-                self._source.config,
-                num_workers=pages[0].num_workers,
-                failure=next((failure for page in pages if (failure := page.published().failure)), ""),
-                silence=next((silence for page in pages if (silence := page.silence())), ""),
-            )
+            report = report_of(pages, self._source.config)
         return replace(report, all_waits=all_waits, all_statistics=all_statistics)
 
     def _care(self) -> Care:
@@ -378,11 +364,6 @@ class StreamDataset(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         return f"StreamDataset({self.stream!r})"
-
-
-def _sum(each: Iterable[DatasetStatistics | None]) -> DatasetStatistics | None:
-    found = [statistics for statistics in each if statistics is not None]
-    return sum_of(*found) if found else None
 
 
 def _batch_size(given: Any) -> int | None:  # noqa: ANN401 - what a user gave

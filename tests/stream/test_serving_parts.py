@@ -19,7 +19,7 @@ import torch
 import asyncfetch as af
 from asyncfetch.runtime.shared_memory import MemorySlots, SharedBytes, view_of
 from asyncfetch.stream import handing_over
-from asyncfetch.stream.handing_over import Packed, collate
+from asyncfetch.stream.handing_over import Packed, stacks
 from asyncfetch.stream.serving.messages import Channel, failure
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ SAMPLES: list[list[Any]] = [
 
 @pytest.mark.parametrize("samples", SAMPLES, ids=range(len(SAMPLES)))
 def test_a_batch_is_as_our_loader_collates_it(samples: list[Any]) -> None:
-    assert equal(there_and_back(collate(samples)), af.torch.collate(samples))
+    assert equal(there_and_back(stacks(samples)), af.torch.collate(samples))
 
 
 def test_samples_that_are_no_mappings_become_a_list() -> None:
-    assert equal(there_and_back(collate([torch.ones(2), None, "x"])), [torch.ones(2), None, "x"])
+    assert equal(there_and_back(stacks([torch.ones(2), None, "x"])), [torch.ones(2), None, "x"])
 
 
 DTYPES = [torch.bfloat16, torch.float16, torch.bool, torch.complex64, torch.uint16, torch.float8_e4m3fn]
@@ -83,7 +83,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.bool, torch.complex64, torch.uint
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_of_any_dtype_come_back_as_they_were(dtype: torch.dtype) -> None:
     tensors = [torch.arange(6).to(dtype).reshape(2, 3), torch.zeros(2, 3).to(dtype)]
-    back = there_and_back(collate([{"x": tensor} for tensor in tensors]))["x"]
+    back = there_and_back(stacks([{"x": tensor} for tensor in tensors]))["x"]
     assert (back.dtype, back.shape) == (dtype, (2, 2, 3))
     assert back.view(torch.uint8).tolist() == torch.stack(tensors).view(torch.uint8).tolist()
 
@@ -98,7 +98,7 @@ class Special:
 
 def test_tensors_within_other_values_arrive_too() -> None:
     special = Special(torch.arange(3), "a")
-    back = there_and_back(collate([{"y": special}, {"y": special}]))
+    back = there_and_back(stacks([{"y": special}, {"y": special}]))
     assert [one.name for one in back["y"]] == ["a", "a"]
     assert torch.equal(back["y"][1].tensor, special.tensor)
 
@@ -121,7 +121,7 @@ def test_a_single_sample_comes_back_as_it_is() -> None:
 def test_tensors_are_views_of_the_memory_and_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handing_over, "MAX_COPIED_BYTES", 0)
     slots = MemorySlots()
-    batch = sent(Packed(collate([{"x": torch.tensor([1.0])}, {"x": torch.tensor([2.0])}])), slots)
+    batch = sent(Packed(stacks([{"x": torch.tensor([1.0])}, {"x": torch.tensor([2.0])}])), slots)
     batch["x"][0] = 5  # it may be written to
     view = batch["x"][1:]
     del batch
@@ -143,7 +143,7 @@ def test_a_batch_without_large_tensors_frees_its_memory_at_once() -> None:
 @pytest.mark.parametrize("tensor", [torch.ones(2).to_sparse(), torch.ones(2, device="meta")], ids=["sparse", "meta"])
 def test_a_tensor_that_is_not_in_memory_is_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(af.ConfigError, match="dense tensors on the CPU"):
-        Packed(collate([{"x": tensor}, {"x": tensor}]))
+        Packed(stacks([{"x": tensor}, {"x": tensor}]))
 
 
 def test_a_value_that_can_not_be_handed_over_is_refused() -> None:

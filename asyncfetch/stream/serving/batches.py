@@ -16,7 +16,7 @@ from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, WorkerE
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
 from asyncfetch.order.placement import Placement
-from asyncfetch.order.state import identity_of
+from asyncfetch.order.state import has_given_all, identity_of
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.liveness import LOOK_SECONDS, Watch, how_it_ended
@@ -24,7 +24,7 @@ from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.shared_memory import SharedBytes
 from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.epoch_stream import EpochStream, source_of
-from asyncfetch.stream.figures import PAGE_BYTES, FiguresPage
+from asyncfetch.stream.figures import PAGE_BYTES, FiguresPage, report_of
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.samples import PassFigures
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, FailedBatch, Filled, Ready, Stop, Taken
@@ -301,7 +301,7 @@ class ServedBatches:
         self._entered()
         # As of a stream: a pass that has given all it had is finished, also if the consumer never asked for more.
         state = self._given()
-        if state is not None and self._stream.is_over(state, self._in_batches.least_samples):
+        if state is not None and has_given_all(state, self._in_batches.least_samples):
             assert self._latest is not None
             self._stream.end_epoch(self._latest[0])
         self._latest = None
@@ -383,16 +383,8 @@ class ServedBatches:
         if page is None:
             return Report.of(Waits(), None, self._stream.config)
         published = page.published()
-        return Report.of(
-            page.waits(),
-            published.statistics,
-            self._stream.config,
-            num_workers=page.num_workers,
-            all_waits=published.all_waits,
-            all_statistics=published.all_statistics,
-            failure=published.failure,
-            silence=page.silence(),
-        )
+        report = report_of([page], self._stream.config)
+        return replace(report, all_waits=published.all_waits, all_statistics=published.all_statistics)
 
     def memory_plan(self) -> MemoryPlan:
         """Return what this process and that one take at most; see ``Stream.memory_plan``. It may be asked before them.

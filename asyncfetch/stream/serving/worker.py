@@ -23,8 +23,9 @@ from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.shared_memory import MemorySlots, can_hand_over
 from asyncfetch.runtime.threads import call_on, run_sync
 from asyncfetch.stream.batch import batch_of, samples_of
+from asyncfetch.stream.datasets import OpenDatasets
 from asyncfetch.stream.figures import FiguresPage
-from asyncfetch.stream.handing_over import HandedOver, Packed, SlotMemory, collate
+from asyncfetch.stream.handing_over import HandedOver, Packed, SlotMemory, stacks
 from asyncfetch.stream.samples import running_pass
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, Filled, Ready, Stop, Taken, failure
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from asyncfetch.order.placement import Placement
     from asyncfetch.order.state import State
     from asyncfetch.runtime.shared_memory import SharedBytes
-    from asyncfetch.stream.datasets import OpenDatasets
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.samples import PassFigures, RunningPass
     from asyncfetch.stream.source import SampleSource
@@ -105,10 +105,8 @@ class _ServingWorker:
         self._everything = anyio.CancelScope()
         self._messages: asyncio.Queue[object] = asyncio.Queue()
         self._changed = anyio.Event()
-        self._dataset: OpenDatasets | None = None
-        self._failure: BaseException | None = None
-        """The error that opening it ended with."""
-        self._failure_is_sent = False
+        self._opened: OpenDatasets | BaseException | None = None
+        """The datasets, or the error of opening them, which one pass gets; the next one tries again."""
         self._figures: PassFigures | None = None
         """The figures of the next pass, whose consumer waits until the dataset is open."""
         self._wanted: Begin | None = None
@@ -131,21 +129,20 @@ class _ServingWorker:
                         await self._changed.wait()
                     begin, self._wanted = self._wanted, None
                     self._number = begin.number
-                    if self._failure_is_sent:
+                    if self._opened is None:
                         await self._open(stack)
                     with anyio.CancelScope() as self._pass:
                         await self._serve(begin)
 
     async def _open(self, stack: AsyncExitStack, begun_at: float | None = None) -> None:
-        """Open the dataset; an error is for those who ask for something that needs it."""
-        self._failure_is_sent = False
+        """Open the datasets, for the next pass."""
         self._figures = figures = self._stream.new_figures(begun_at=begun_at)
         try:
-            self._dataset = await stack.enter_async_context(self._stream.opener()())
+            self._opened = await stack.enter_async_context(self._stream.opener()())
         except BaseException as error:
             if was_cancelled():
                 raise
-            self._failure = error
+            self._opened = error
             figures.fail(error)
         finally:
             figures.opened()
@@ -164,18 +161,16 @@ class _ServingWorker:
                 raise
             await self._say(failure(begin.number, error))
 
-    def _opened(self) -> OpenDatasets:
-        if self._dataset is None:
-            assert self._failure is not None
-            self._failure_is_sent = True  # the next pass tries again
-            raise self._failure
-        return self._dataset
-
     def _samples(self, begin: Begin) -> Samples:
+        opened = self._opened
+        if not isinstance(opened, OpenDatasets):
+            assert opened is not None
+            self._opened = None
+            raise opened
         # The state's epoch, though nothing may be left of it: the other side has chosen.
         self._stream.go_on(begin.state, begin.state["epoch"])
         self._stream.known_identity = begin.known_identity
-        stream = self._stream.over(self._opened())  # it stays open from pass to pass
+        stream = self._stream.over(opened)  # it stays open from pass to pass
         memory = None if self._plan.placement.batch_size is None else self._memory
         figures, self._figures = self._figures, None
         return stream.samples_of(self._plan.placement, memory=memory, figures=figures)
@@ -226,7 +221,7 @@ class _ServingWorker:
             batch = HandedOver.of(*found, self._memory)
             return batch, batch.slot.memory.nbytes
         samples = samples_of(taken)
-        packed = Packed(samples[0] if is_single else collate(samples))
+        packed = Packed(samples[0] if is_single else stacks(samples))
         return packed, packed.nbytes
 
     def _send(self, number: int, batch: HandedOver | Packed, state: State) -> None:
