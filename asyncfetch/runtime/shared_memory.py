@@ -101,11 +101,6 @@ class SlotName(NamedTuple):
     token: bytes
     """Tells that process's slots from those of another one that had or will have its id."""
 
-    @property
-    def key(self) -> tuple[int, bytes, int]:
-        """A key that no other slot has."""
-        return self.pid, self.token, self.number
-
 
 class MemorySlot:
     """Memory in a file of its own, unmapped when the last view of it is gone.
@@ -214,10 +209,6 @@ def can_hand_over() -> bool:
     return os.access(f"/proc/{os.getppid()}/fd", os.R_OK | os.X_OK)
 
 
-_Key = tuple[int, bytes, int]
-"""See ``SlotName.key``."""
-
-
 class _Mappings:
     """Slots of others that this process has mapped. They stay mapped as long as it has a view of any of them.
 
@@ -226,13 +217,13 @@ class _Mappings:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.memory: dict[_Key, NDArray[np.uint8]] = {}
-        self.held: set[_Key] = set()
-        """Keys of the memory of which there is a view."""
+        self.memory: dict[SlotName, NDArray[np.uint8]] = {}
+        self.held: set[SlotName] = set()
+        """Slots of which there is a view."""
 
     def map(self, name: SlotName) -> NDArray[np.uint8]:
         """The slot's memory; OSError where its process has ended."""
-        found = self.memory.get(name.key)
+        found = self.memory.get(name)
         if found is None:
             self.drop_ended()
             descriptor = os.open(f"/proc/{name.pid}/fd/{name.descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -242,18 +233,15 @@ class _Mappings:
                 os.close(descriptor)
             if found[TOKEN_AT].tobytes() != name.token:
                 raise ProcessLookupError(f"process {name.pid} is another one by now")
-            self.memory[name.key] = found
+            self.memory[name] = found
         return found
 
     def drop_ended(self) -> None:
         """Forget slots of processes that have ended, and those that are filled no more."""
-        for key, memory in list(self.memory.items()):
-            if memory[0] == ABANDONED and key not in self.held:
-                self.memory.pop(key, None)
-        for pid in {pid for pid, _, _ in list(self.memory)}:
-            if not os.path.exists(f"/proc/{pid}"):
-                for key in [key for key in list(self.memory) if key[0] == pid]:
-                    self.memory.pop(key, None)
+        ended = {pid for pid in {name.pid for name in list(self.memory)} if not os.path.exists(f"/proc/{pid}")}
+        for name, memory in list(self.memory.items()):
+            if name.pid in ended or (memory[0] == ABANDONED and name not in self.held):
+                self.memory.pop(name, None)
 
 
 _lock = threading.Lock()
@@ -273,27 +261,27 @@ def _mappings() -> _Mappings:
 class _SlotView:
     """The object that every view of a slot refers to in its reader in the end."""
 
-    __slots__ = ("__array_interface__", "_fork_count", "_key", "_mappings", "_memory")
+    __slots__ = ("__array_interface__", "_fork_count", "_mappings", "_memory", "_name")
 
     def __init__(self, name: SlotName) -> None:
         with _lock:
             self._mappings = _mappings()
             self._memory = self._mappings.map(name)
-        self._key = name.key
+        self._name = name
         self._fork_count = fork_count()
-        self._mappings.held.add(self._key)
+        self._mappings.held.add(name)
         self.__array_interface__ = self._memory.__array_interface__
 
     @property
     def is_one_too_many(self) -> bool:
         """True where too many of the process's slots are held with this one."""
-        return sum(pid == self._key[0] for pid, _, _ in list(self._mappings.held)) > MAX_VIEWS
+        return sum(name.token == self._name.token for name in list(self._mappings.held)) > MAX_VIEWS
 
     def __del__(self) -> None:
         if hasattr(self, "__array_interface__") and self._mappings.pid == os.getpid():  # not in a forked child
-            self._mappings.held.discard(self._key)
+            self._mappings.held.discard(self._name)
             if was_forked_since(self._fork_count):
-                self._mappings.memory.pop(self._key, None)
+                self._mappings.memory.pop(self._name, None)
                 self._memory[0] = ABANDONED
             else:
                 self._memory[0] = FREE

@@ -217,9 +217,21 @@ def serve_samples(
     Raises:
         ConfigError: A number is out of range, or the stream can't follow into another process.
     """
-    return ServedBatches(
-        stream, batch_size=batch_size, drop_last=drop_last, max_ahead=max_ahead, max_ahead_bytes=max_ahead_bytes
-    )
+    if batch_size is not None:
+        batch_size = whole_number("batch_size", batch_size, least=1)
+    max_ahead = whole_number("max_ahead", max_ahead, least=1)
+    max_ahead_bytes = whole_number("max_ahead_bytes", max_ahead_bytes, least=1)
+    if not isinstance(stream, EpochStream):
+        raise ConfigError(
+            f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
+        )
+    source = source_of(stream)
+    if source.is_open:
+        raise ConfigError(
+            "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
+            "the stream of the dataset's URL"
+        )
+    return ServedBatches(source, Placement(batch_size=batch_size, drop_last=drop_last), max_ahead, max_ahead_bytes)
 
 
 class ServedBatches:
@@ -233,30 +245,9 @@ class ServedBatches:
     Belongs to one thread at a time. In a forked child it raises WrongLoop and leaves the parent's alone.
     """
 
-    def __init__(
-        self,
-        stream: EpochStream,
-        *,
-        batch_size: int | None,
-        drop_last: bool,
-        max_ahead: int,
-        max_ahead_bytes: int,
-    ) -> None:
-        if batch_size is not None:
-            batch_size = whole_number("batch_size", batch_size, least=1)
-        self._max_ahead = whole_number("max_ahead", max_ahead, least=1)
-        self._max_ahead_bytes = whole_number("max_ahead_bytes", max_ahead_bytes, least=1)
-        if not isinstance(stream, EpochStream):
-            raise ConfigError(
-                f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
-            )
-        self._stream = source_of(stream)
-        if self._stream.is_open:
-            raise ConfigError(
-                "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
-                "the stream of the dataset's URL"
-            )
-        self._in_batches = Placement(batch_size=batch_size, drop_last=drop_last)
+    def __init__(self, stream: SampleSource, in_batches: Placement, max_ahead: int, max_ahead_bytes: int) -> None:
+        self._stream, self._in_batches = stream, in_batches
+        self._max_ahead, self._max_ahead_bytes = max_ahead, max_ahead_bytes
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
         self._page: FiguresPage | None = None
@@ -323,8 +314,8 @@ class ServedBatches:
                 del message  # else this frame would hold the batch for as long as its consumer works on it
                 yield given.pop()
         except GeneratorExit:
-            if not self._guard.in_child:
-                worker.send(Stop(number))
+            if number == self._pass and not self._guard.in_child:
+                worker.send(Stop())
             raise
         if isinstance(message, FailedBatch):
             message.raise_it()

@@ -36,9 +36,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The consumer wants no more of this pass."""
-
-    number: int
+    """The consumer wants no more of the latest pass."""
 
 
 @dataclass(frozen=True, slots=True)

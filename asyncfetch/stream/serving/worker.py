@@ -110,7 +110,6 @@ class _ServingWorker:
         self._figures: PassFigures | None = None
         """The figures of the next pass, whose consumer waits until the dataset is open."""
         self._wanted: Begin | None = None
-        self._number = 0
         self._pass = anyio.CancelScope()
         self._ahead: deque[int] = deque()
         """Bytes of each batch that the consumer hasn't taken."""
@@ -128,7 +127,6 @@ class _ServingWorker:
                     while self._wanted is None:
                         await self._changed.wait()
                     begin, self._wanted = self._wanted, None
-                    self._number = begin.number
                     if self._opened is None:
                         await self._open(stack)
                     with anyio.CancelScope() as self._pass:
@@ -254,14 +252,9 @@ class _ServingWorker:
 
     def _heed(self, message: object) -> None:
         match message:
-            case Begin():
-                self._wanted = message
+            case Begin() | Stop():
+                self._wanted = message if isinstance(message, Begin) else None
                 self._pass.cancel()
-            case Stop(number):
-                if self._wanted is not None and self._wanted.number == number:
-                    self._wanted = None
-                elif self._number == number:
-                    self._pass.cancel()
             case Taken():
                 self._ahead.popleft()
             case Close():
