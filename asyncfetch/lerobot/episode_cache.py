@@ -293,6 +293,7 @@ class EpisodeCache:
         self._metadata = metadata
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._flights: SingleFlight[EpisodeEntry, None] = SingleFlight(engine.group)
+        self._memory = engine.memory
         self._room = engine.room
         self._planning, self._locating = engine.planning, engine.locating
         self._fetching_clips = engine.fetching_clips
@@ -549,12 +550,13 @@ class EpisodeCache:
 
     def _checked_bytes(self, stretch: Stretch, planned: Mapping[str, PlannedClip]) -> int:
         """Memory that the clips take, which must fit in the byte cache."""
-        needed_bytes, max_bytes = _clip_bytes(planned), self._clips.max_bytes
-        if needed_bytes > max_bytes:
+        needed_bytes, memory = _clip_bytes(planned), self._memory
+        if needed_bytes > memory.clips_bytes:
             name = stretch.name(self._episodes[stretch.episode].length)
             raise CacheError(
-                f"the clips of {name} take {needed_bytes} bytes, but max_bytes leaves {max_bytes} for clips: set "
-                f"StreamConfig(max_bytes=...) at least {needed_bytes / max_bytes:.2f} times as high"
+                f"the clips of {name} take {needed_bytes} bytes, but max_bytes={memory.max_bytes} leaves "
+                f"{memory.clips_bytes} for clips: set StreamConfig(max_bytes=...) to at least "
+                f"{memory.max_bytes_for_clips(needed_bytes)}"
             )
         return needed_bytes
 

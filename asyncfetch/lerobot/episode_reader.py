@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ from asyncfetch.errors import (
     redact_url,
 )
 from asyncfetch.fetch.limiter import Caller, calling
-from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
 from asyncfetch.lerobot.episode_cache import EpisodeCache, PlanChange
 from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
 from asyncfetch.lerobot.scan import scan
@@ -39,9 +37,9 @@ if TYPE_CHECKING:
     from asyncfetch.cache import CacheStatistics
     from asyncfetch.cache.disk import DiskStatistics
     from asyncfetch.config import StreamConfig
-    from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCacheStatistics
+    from asyncfetch.decode import DecodePoolStatistics, DecoderCacheStatistics
     from asyncfetch.fetch import FetchStatistics
-    from asyncfetch.lerobot.engine import Budget, DatasetEngine
+    from asyncfetch.lerobot.engine import DatasetEngine
     from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import DepthUnit
@@ -144,13 +142,12 @@ class EpisodeReader:
         depth_unit: DepthUnit,
         guard: LoopGuard,
     ) -> None:
-        self.config = config
+        self.config, self.engine = config, engine
         self.pass_report: Callable[[], Report] | None = None
         """Gives the report of the latest pass over it."""
         self.is_closed = False
         self._url = url
         self._metadata = metadata
-        self._engine = engine
         self._image_dtype: ImageDtype = image_dtype
         self._depth_unit: DepthUnit = depth_unit
         self._guard = guard
@@ -173,17 +170,7 @@ class EpisodeReader:
     @property
     def fetches(self) -> bool:
         """Whether it fetches by itself, as of loader workers that read as one just one does."""
-        return self._engine.rank is None or self._engine.rank.clips is not None
-
-    @property
-    def clip_budget(self) -> Budget:
-        """The budget that passes over this dataset, and over others of its engine, pay for clips from."""
-        return self._engine.clip_budget
-
-    @property
-    def decode_pool(self) -> DecodePool:
-        """The threads that this dataset decodes in."""
-        return self._engine.decode
+        return self.engine.rank is None or self.engine.rank.clips is not None
 
     def episode(self, episode: int) -> Episode:
         """Return where its rows and videos are."""
@@ -199,7 +186,7 @@ class EpisodeReader:
 
     def prefetch(self, wanted: Stretch | int) -> None:
         """Start fetching a stretch; see LeRobotDataset."""
-        self._prefetches.start(self._stretch(wanted), self._engine.group)
+        self._prefetches.start(self._stretch(wanted), self.engine.group)
 
     async def ready(self, wanted: Stretch | int) -> None:
         """Wait until a stretch is in memory; see LeRobotDataset."""
@@ -252,7 +239,7 @@ class EpisodeReader:
         """Return the size of one of its files; None where it isn't there."""
         self.check()
         try:
-            return (await self._engine.reader.stat(url)).size
+            return (await self.engine.reader.stat(url)).size
         except (AccessDenied, NotFound):  # S3 denies access to what isn't there to those who may not list
             return None
 
@@ -263,7 +250,7 @@ class EpisodeReader:
             keys: Columns that are there.
             positions: Those of the episodes in the dataset's table, in the order in which they are read.
         """
-        return scan(self._episodes.rows, self._engine.reader, keys, positions, run=self._engine.run)
+        return scan(self._episodes.rows, self.engine.reader, keys, positions, run=self.engine.run)
 
     def sample_builder(self, windows: Windows | None) -> SampleBuilder:
         """Return what makes samples with these windows, for the stream above. ConfigError where they don't fit."""
@@ -284,7 +271,7 @@ class EpisodeReader:
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""
-        engine = self._engine
+        engine = self.engine
         return DatasetStatistics(
             fetch=engine.fetcher.statistics(),
             clips=engine.clips_statistics(),
@@ -317,19 +304,19 @@ class EpisodeReader:
         )
         assert size_bytes is not None
         what = f"the clips of {stretch.name(self._metadata.episodes[stretch.episode].length)} take {size_bytes} bytes"
-        if size_bytes > self.clip_budget.max_bytes:
+        if size_bytes > self.engine.clip_budget.max_bytes:
             raise self._no_room(what, size_bytes)
         with anyio.CancelScope() as scope:
 
             def check() -> None:
-                if not (self.clip_budget.fits(size_bytes) or self._episodes.is_paid(stretch)):
+                if not (self.engine.clip_budget.fits(size_bytes) or self._episodes.is_paid(stretch)):
                     scope.cancel()
 
-            with self.clip_budget.watched(check):
+            with self.engine.clip_budget.watched(check):
                 check()
                 held = await self._episodes.hold(stretch)
         if held is None:
-            passes_bytes = self.clip_budget.used_bytes
+            passes_bytes = self.engine.clip_budget.used_bytes
             raise self._no_room(
                 f"{what} beside the {passes_bytes} that passes over this dataset hold",
                 size_bytes + passes_bytes,
@@ -337,9 +324,8 @@ class EpisodeReader:
         return held
 
     def _no_room(self, what: str, needed_bytes: int) -> CacheError:
-        max_bytes = self.config.max_bytes
-        least_bytes = math.ceil(needed_bytes / (1 - 1 / DECODERS_SHARE - 1 / TABLES_SHARE))
+        memory = self.engine.memory
         return CacheError(
-            f"{what}, but {max_bytes=} leaves {self.clip_budget.max_bytes} for clips: set StreamConfig(max_bytes=...) "
-            f"to at least {least_bytes}, times the number of loader workers"
+            f"{what}, but max_bytes={memory.max_bytes} leaves {memory.clips_bytes} for clips: set "
+            f"StreamConfig(max_bytes=...) to at least {memory.max_bytes_for_clips(needed_bytes)}"
         )

@@ -9,7 +9,6 @@ and no decoding reads it any more.
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -124,7 +123,7 @@ class Prefetcher:
         self.coming = 0
         """Pieces admitted that aren't here yet."""
         self._weighed = self._weighed_bytes = self._weighed_frames = self._largest_bytes = self._largest = 0
-        self._paid = opened.clip_budget.share(self._grant)
+        self._paid = opened.engine.clip_budget.share(self._grant)
         self._slots: dict[Piece, _Slot] = {}
         self._ahead = 0  # of these
         self._unpaid: deque[_Slot] = deque()
@@ -230,20 +229,20 @@ class Prefetcher:
         budget, in_use = self._paid.budget, sum(1 for slot in self._slots.values() if slot.held is not None)
         others_bytes = budget.used_bytes - self._paid.used_bytes
         needed_bytes = budget.used_bytes + size_bytes
-        max_bytes = self._opened.config.max_bytes
-        # Clips have a fixed part of max_bytes. The longest may have more bytes a frame than those weighed so far, and
+        memory = self._opened.engine.memory
+        # The longest clip may have more bytes a frame than those weighed so far, and
         # beside a full pool one may be needed before another is through: so a quarter more, and the largest again.
         pool_segments, pool_frames = self._pool()
         pool_bytes = pool_frames * self._weighed_bytes * 5 // (4 * self._weighed_frames) + self._largest_bytes
-        least_bytes = math.ceil(max(needed_bytes, others_bytes + pool_bytes) * max_bytes / budget.max_bytes)
+        least_bytes = memory.max_bytes_for_clips(max(needed_bytes, others_bytes + pool_bytes))
         return CacheError(
             f"the clips of {in_use} segments in the pool take {self._paid.used_bytes} bytes, "
             + (f"other passes over this dataset hold {others_bytes}, " if others_bytes else "")
             + f"and frames [{origin.stretch.start}, {origin.stretch.stop}) of episode {origin.episode} of "
             f"{redact_url(origin.dataset.url)} need {size_bytes} more: "
-            f"{needed_bytes} in all, but {max_bytes=} leaves {budget.max_bytes} for clips. By the {self._weighed} "
-            f"segments seen so far, a pool of {pool_segments} needs about StreamConfig(max_bytes={least_bytes}), "
-            "times the number of loader workers; or lower pool_segments or segment_seconds"
+            f"{needed_bytes} in all, but max_bytes={memory.max_bytes} leaves {budget.max_bytes} for clips. By the "
+            f"{self._weighed} segments seen so far, a pool of {pool_segments} needs about "
+            f"StreamConfig(max_bytes={least_bytes}); or lower pool_segments or segment_seconds"
         )
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ async def budget(truth: DatasetTruth, episodes: float) -> int:
     """``max_bytes`` that leaves room for the clips of so many episodes."""
     async with serve(truth) as served:
         sizes = [await reader_of(served.dataset).clip_bytes(episode) for episode in served.dataset.episodes.indices]
-        share = reader_of(served.dataset).clip_budget.max_bytes / served.dataset.config.max_bytes
+        share = reader_of(served.dataset).engine.clip_budget.max_bytes / served.dataset.config.max_bytes
     return int(max(sizes) * episodes / share) + 8
 
 
@@ -487,7 +487,7 @@ async def test_an_episode_larger_than_the_cache_is_refused_with_the_figures(trut
         dataset = served.dataset
         for episode in range(2):
             needed = await reader_of(dataset).clip_bytes(episode)
-            room = reader_of(dataset).clip_budget.max_bytes
+            room = reader_of(dataset).engine.clip_budget.max_bytes
             with pytest.raises(
                 CacheError, match=rf"episode {episode} take {needed} bytes, .* leaves {room} .*max_bytes"
             ):
