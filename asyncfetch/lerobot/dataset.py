@@ -246,7 +246,7 @@ class LeRobotDataset(AsyncOnly):
             builder = reader.sample_builder(windows)
         else:
             builder = self._builder = self._builder or reader.sample_builder(None)
-        with await reader.hold_beside_passes(self._segment(found, number, builder.reach)) as held:
+        with await reader.hold(self._segment(found, number, builder.reach)) as held:
             samples = await reader.engine.decode.run(builder.build, [(held, number, 0)])
         return samples[0]
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
-
-import anyio
 
 from asyncfetch.errors import (
     LEAVE_OUT_FEATURE,
@@ -19,12 +16,11 @@ from asyncfetch.errors import (
     redact_url,
 )
 from asyncfetch.fetch.limiter import Caller, calling
-from asyncfetch.lerobot.episode_cache import EpisodeCache, PlanChange
+from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
 from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.stretch import Stretch
 from asyncfetch.observe import Figures, Quantiles
-from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -192,24 +188,27 @@ class EpisodeReader:
         """Wait until a stretch is in memory; see LeRobotDataset."""
         await self._load(self._stretch(wanted))
 
-    async def hold_beside_passes(self, wanted: Stretch | int) -> HeldEpisode:
-        """The stretch, or CacheError as soon as its clips don't fit beside those that passes have paid for.
+    async def hold(self, wanted: Stretch | int) -> HeldEpisode:
+        """The stretch in memory until it is released, for a moment, fetched where needed.
 
         Where all of the episode is in memory, or on its way, it is that, and nothing is fetched twice.
+
+        Raises:
+            CacheError: Its clips don't fit beside what passes hold. It waits for room that calls like this one hold.
         """
         stretch = self._stretch(wanted)
         whole = self._stretch(stretch.episode)
         if whole in self._prefetches or self._episodes.is_held(whole):
             stretch = whole
-        return self._episodes.hold_nowait(whole) or await self._hold_beside_passes(stretch)
+        return self._episodes.hold_nowait(whole) or await self._hold(stretch)
 
-    async def hold(self, wanted: Stretch | int) -> HeldEpisode:
-        """The stretch in memory until it is released, fetched where needed; for a pass, which pays first.
+    def claim(self, wanted: Stretch | int, size_bytes: int) -> HeldEpisode | None:
+        """Take the room of a stretch, which takes so much; see EpisodeCache. For a pass."""
+        return self._episodes.claim(self._stretch(wanted), size_bytes)
 
-        Raises:
-            PlanChange: See EpisodeCache, as for other errors. It is to be weighed, and paid for, again.
-        """
-        return await self._episodes.hold(self._stretch(wanted), paid=True)
+    async def load(self, claimed: HeldEpisode) -> HeldEpisode:
+        """Fetch what isn't in memory of a stretch that was claimed; see EpisodeCache. For a pass."""
+        return await self._episodes.load(claimed)
 
     async def hold_common(self, wanted: Stretch | int) -> HeldEpisode | None:
         """The same in memory that all loader workers of the rank share; None where there is none, or no room in it."""
@@ -282,50 +281,18 @@ class EpisodeReader:
         )
 
     async def _load(self, stretch: Stretch) -> None:
-        (await self._hold_beside_passes(stretch)).release()
+        (await self._hold(stretch)).release()
 
-    async def _hold_beside_passes(self, stretch: Stretch) -> HeldEpisode:
-        """The stretch, or CacheError as soon as its clips don't fit beside those that passes have paid for.
-
-        For room that other calls like this one hold it waits: they give it back by themselves.
-        """
-        while True:
-            try:
-                return await self._hold_as_planned(stretch)
-            except PlanChange:
-                continue
-
-    async def _hold_as_planned(self, stretch: Stretch) -> HeldEpisode:
-        held = self._episodes.hold_nowait(stretch) or await self._episodes.hold_common(stretch)
-        if held is not None:
-            return held
-        size_bytes, _ = await gather(
-            partial(self._episodes.clip_bytes, stretch), partial(self._episodes.locate_rows, stretch)
-        )
-        assert size_bytes is not None
-        what = f"the clips of {stretch.name(self._metadata.episodes[stretch.episode].length)} take {size_bytes} bytes"
-        if size_bytes > self.engine.clip_budget.max_bytes:
-            raise self._no_room(what, size_bytes)
-        with anyio.CancelScope() as scope:
-
-            def check() -> None:
-                if not (self.engine.clip_budget.fits(size_bytes) or self._episodes.is_paid(stretch)):
-                    scope.cancel()
-
-            with self.engine.clip_budget.watched(check):
-                check()
-                held = await self._episodes.hold(stretch)
+    async def _hold(self, stretch: Stretch) -> HeldEpisode:
+        held = await self._episodes.hold(stretch)
         if held is None:
-            passes_bytes = self.engine.clip_budget.used_bytes
-            raise self._no_room(
-                f"{what} beside the {passes_bytes} that passes over this dataset hold",
-                size_bytes + passes_bytes,
+            room, memory = self.engine.room, self.engine.memory
+            size_bytes = await self._episodes.clip_bytes(stretch)
+            needed_bytes = room.pass_bytes + size_bytes
+            raise CacheError(
+                f"the clips of {stretch.name(self._metadata.episodes[stretch.episode].length)} take {size_bytes} bytes "
+                f"beside the {room.pass_bytes} that passes over this dataset hold, but max_bytes={memory.max_bytes} "
+                f"leaves {memory.clips_bytes} for clips: set StreamConfig(max_bytes=...) to at least "
+                f"{memory.max_bytes_for_clips(needed_bytes)}"
             )
         return held
-
-    def _no_room(self, what: str, needed_bytes: int) -> CacheError:
-        memory = self.engine.memory
-        return CacheError(
-            f"{what}, but max_bytes={memory.max_bytes} leaves {memory.clips_bytes} for clips: set "
-            f"StreamConfig(max_bytes=...) to at least {memory.max_bytes_for_clips(needed_bytes)}"
-        )

@@ -1,12 +1,12 @@
 """What the open datasets of one reader share: connections, caches, threads, and the bounds on all of them.
 
 engine      owns them
-budget      what passes pay for clips from
+room        the memory for clips of stretches in use
 """
 
 from __future__ import annotations
 
-from asyncfetch.resources.budget import Budget, Share
 from asyncfetch.resources.engine import Engine
+from asyncfetch.resources.room import ClipRoom, PassShare
 
-__all__ = ["Budget", "Engine", "Share"]
+__all__ = ["ClipRoom", "Engine", "PassShare"]

@@ -15,7 +15,6 @@ import anyio
 
 from asyncfetch.cache import ByteCache, DiskTier
 from asyncfetch.cache.disk import DiskReader
-from asyncfetch.cache.memory import ReservationQueue
 from asyncfetch.cache.rank_reader import RankReader
 from asyncfetch.config import MemoryPlan, WorkerConfig, usable_cpus
 from asyncfetch.decode import DecodePool, DecoderCache, FrameDecoder
@@ -23,9 +22,8 @@ from asyncfetch.decode.cache import SIZE_VARIABLE
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.engine import FILE_THREADS
 from asyncfetch.fetch.limiter import Limiter
-from asyncfetch.resources.budget import Budget
+from asyncfetch.resources.room import ClipRoom
 from asyncfetch.runtime.cancellation import end_tasks
-from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
@@ -92,11 +90,7 @@ class Engine:
         else:
             self.reader = await stack.enter_async_context(self._opened_reader(config))
         self.clips = await stack.enter_async_context(ByteCache(self.reader, max_bytes=memory.clips_bytes))
-        self.clip_budget = Budget(memory.clips_bytes)
-        """What passes have paid for clips."""
-        self.room: ReservationQueue[None, None] = ReservationQueue(LeasedLRU(memory.clips_bytes))
-        """In the byte cache: for all clips of a stretch, before the first is asked for. Its LRU stays empty: the byte
-        cache itself sets room aside clip by clip."""
+        self.room = ClipRoom(memory.clips_bytes)
         size, decoders_bytes = config.decoder_cache_size, memory.decoders_bytes
         self.decoders: DecoderCache[FrameDecoder] = (
             DecoderCache(max_bytes=decoders_bytes) if size is None else DecoderCache(size, max_bytes=decoders_bytes)
