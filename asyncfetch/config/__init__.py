@@ -10,7 +10,7 @@ checks      what a field may hold
 from __future__ import annotations
 
 from asyncfetch.config.fetch import FetchConfig, HedgeConfig, RetryConfig, RetryDetails, S3Config, TimeoutConfig
-from asyncfetch.config.memory import MemoryPlan
+from asyncfetch.config.memory import MemoryShares
 from asyncfetch.config.secrets import PrivateUrl, Secrets
 from asyncfetch.config.stream import (
     DecoderBackend,
@@ -27,7 +27,7 @@ __all__ = [
     "DecoderBackend",
     "FetchConfig",
     "HedgeConfig",
-    "MemoryPlan",
+    "MemoryShares",
     "OnError",
     "PrivateUrl",
     "RetryConfig",

@@ -1,4 +1,4 @@
-"""What ``max_bytes`` is split into, and how much of it a part that is too small asks for."""
+"""The parts of ``max_bytes``, and how much of it a part that is too small asks for."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _DECODERS, _TABLES = 4, 8
 """A quarter is for decoders and an eighth for rows and indexes; clips have the other five eighths. A decoder takes 2-3
 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
 _SMALL_TABLES = 6
-"""Of what is for rows and indexes, a sixth is for the indexes and one for the rows of single episodes. The rest is for
+"""A sixth of what is for rows and indexes is for the indexes, one for the rows of single episodes. The rest is for
 tables' footers and row groups that episodes share: one that isn't kept is fetched again for each of them."""
 _OWN = 4
-"""Of what is for clips, all but a quarter is for those that a rank's loader workers have in common. The rest, divided
+"""All but a quarter of what is for clips is for those that a rank's loader workers have in common. The rest, divided
 among them, is for what finds no room there. Of what is for rows and indexes, the quarter is common."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class MemoryShares:
     """The parts of a rank's ``max_bytes`` that one process has: the rank's only one, or a loader worker.
 
     Every part is at least one byte.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.config import MemoryPlan, usable_cpus
+from asyncfetch.config import MemoryShares, usable_cpus
 from asyncfetch.observe.waits import Cause, Waits
 
 if TYPE_CHECKING:
@@ -400,7 +400,7 @@ class _Judge:
     def _of_room(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         config, waits = self._config, self._waits
         needed = waits.mean_bytes * (config.pool_segments + config.prefetch_segments) * 1.25 + waits.largest_bytes
-        memory = MemoryPlan.of(config)
+        memory = MemoryShares.of(config)
         value = max(2 * memory.max_bytes, memory.max_bytes_for_pool(ceil(needed)))
         # What is fetched ahead is waited for no longer: neither its index nor its first byte.
         hidden = self._seconds.get(Cause.OPENING, 0.0) + self._seconds.get(Cause.FIRST_BYTE, 0.0)

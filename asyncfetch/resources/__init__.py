@@ -1,4 +1,4 @@
-"""What the open datasets of one reader share: connections, caches, threads, and the bounds on all of them.
+"""The resources that the open datasets of one reader share: connections, caches, threads, and their bounds.
 
 engine      owns them
 room        the memory for clips of stretches in use

@@ -16,7 +16,7 @@ import anyio
 from asyncfetch.cache import ByteCache, DiskTier
 from asyncfetch.cache.disk import DiskReader
 from asyncfetch.cache.rank_reader import RankReader
-from asyncfetch.config import MemoryPlan, WorkerConfig, usable_cpus
+from asyncfetch.config import MemoryShares, WorkerConfig, usable_cpus
 from asyncfetch.decode import DecodePool, DecoderCache, FrameDecoder
 from asyncfetch.decode.cache import SIZE_VARIABLE
 from asyncfetch.fetch import Fetcher
@@ -54,11 +54,11 @@ class Engine:
     disk: DiskReader | None = None
     clips: ByteCache
     rank: RankReader | None = None
-    """Of all loader workers of the rank, where this is one of them."""
+    """The reader that all loader workers of the rank share, where this is one of them."""
 
     def __init__(self, config: StreamConfig) -> None:
         self.config = config
-        self.memory = MemoryPlan.of(config)
+        self.memory = MemoryShares.of(config)
         self._stack = AsyncExitStack()
         self.run = partial(run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
         """Runs parsers off the loop."""
@@ -125,7 +125,7 @@ class Engine:
             self.decoders.discard(key)
 
     def clips_statistics(self) -> CacheStatistics:
-        """Of the clips in memory; in the loader worker that reads for the rank, of those of all its workers."""
+        """A snapshot of the clips in memory; of all its workers' in the loader worker that reads for the rank."""
         common = None if self.rank is None else self.rank.clips
         return (common or self.clips).statistics()
 

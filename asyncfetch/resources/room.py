@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class PassShare:
-    """What one pass holds. Made by ``ClipRoom.join``; close it."""
+    """The part that one pass holds. Made by ``ClipRoom.join``; close it."""
 
     def __init__(self, room: ClipRoom, on_freed: Callable[[], object]) -> None:
         self.room = room
         self.on_freed = on_freed
         self.used_bytes = 0
-        """Held by it, alone or with others."""
+        """Memory of what it holds, alone or with others."""
         self.wanted_bytes = 0
-        """Needed next, and waited for."""
+        """Memory that it needs next, and waits for."""
 
     def want(self, size_bytes: int) -> None:
         """Wait for so much, or for nothing: it is called back when bytes came back."""
@@ -44,7 +44,7 @@ class PassShare:
         self.room.leave(self)
 
 
-class _Waiter:
+class _BriefWaiter:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.decided = anyio.Event()
@@ -61,11 +61,11 @@ class ClipRoom:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.pass_bytes = 0
-        """Of stretches that at least one pass holds."""
+        """Memory of stretches that at least one pass holds."""
         self.brief_bytes = 0
-        """Of all other stretches in use."""
+        """Memory of all other stretches in use."""
         self._shares: list[PassShare] = []
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: deque[_BriefWaiter] = deque()
         self._is_serving = self._is_changed = False
 
     def join(self, on_freed: Callable[[], object]) -> PassShare:
@@ -95,7 +95,7 @@ class ClipRoom:
 
     async def take_briefly(self, size_bytes: int) -> bool:
         """Take so much for a moment, after those who asked before; False as soon as it doesn't fit beside passes."""
-        waiter = _Waiter(size_bytes)
+        waiter = _BriefWaiter(size_bytes)
         self._waiters.append(waiter)
         self.serve()
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from asyncfetch.config import MemoryPlan
+from asyncfetch.config import MemoryShares
 from asyncfetch.errors import AsyncFetchError, CacheError, redact_url
 from asyncfetch.lerobot import Stretch, reader_of
 from asyncfetch.runtime.concurrently import gather
@@ -102,7 +102,7 @@ async def fit(datasets: Sequence[tuple[LeRobotDataset, Sequence[int], Line, Reac
         CacheError: Not even one segment of each has room, whichever it is.
     """
     drawn = [Drawn(*each) for each in datasets]
-    memory = MemoryPlan.of(drawn[0].dataset.config)
+    memory = MemoryShares.of(drawn[0].dataset.config)
     max_bytes = memory.pool_bytes
     asked_for = [one.asked_for for one in drawn]
     sums = [one.largest(one.most_bytes()) for one in drawn]
@@ -161,7 +161,7 @@ class _Weighed(NamedTuple):
     """Its episode."""
 
 
-def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed], memory: MemoryPlan) -> None:
+def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed], memory: MemoryShares) -> None:
     most_bytes = max(memory.clips_bytes, memory.pool_bytes)
     needed_bytes = sum(one.largest_bytes for one in weighed)
     if needed_bytes <= most_bytes:
