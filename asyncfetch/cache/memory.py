@@ -388,8 +388,8 @@ class ByteCache(AsyncOnly):
 
     A fetch for which there is no room waits for its turn, first come, first served, so leases that nobody gives back
     make it wait for ever. Several that each hold leases while they ask for more, such as iterations over training and
-    validation at once, would wait for each other's: let each pay for what it is going to hold first, from a Budget, as
-    the passes over a LeRobotDataset do. A range larger than ``max_bytes`` bypasses the cache: fetched once for all who
+    validation at once, would wait for each other's: let each take the room of what it is going to hold first, as
+    passes over a LeRobotDataset do. A range larger than ``max_bytes`` bypasses the cache: fetched once for all who
     ask at the time, and not kept. When an object changed (ObjectChanged), all that is held of it is dropped.
 
     Bound to the loop that entered it, and to the process; only ``statistics`` may be called from any thread. A hit
