@@ -211,7 +211,7 @@ class TensorSession:
         return self._ray
 
     async def _fetch(self, batch: Sequence[RemoteTensor]) -> FetchedShards:
-        """A batch; with copies of large ones for who asked first: the bytes are still in the processor's caches."""
+        """A batch; with copies of large ones for the first caller: the bytes are still in the processor's caches."""
         shards = await self._store_of(batch[0].server).fetch(batch)
         self.fetched += len(shards)
         self.fetched_bytes += sum(len(shard.array) for shard in shards.values())
@@ -225,7 +225,7 @@ class TensorSession:
         """The shards that are kept or can be fetched; an error where a request for some failed."""
         found = self._buffer.find([remote.shard_id for remote in remotes])
         for shard_id in [shard_id for shard_id, shard in found.items() if shard.is_spoilt]:
-            _log.warning("somebody wrote to the shared tensor of shard %s; it is fetched anew", shard_id)
+            _log.warning("the shared tensor of shard %s was written to; it is fetched anew", shard_id)
             self._buffer.clear([shard_id])
             del found[shard_id]
         missing = [remote for remote in remotes if remote.shard_id not in found]
@@ -233,7 +233,7 @@ class TensorSession:
             return FetchedShards(found, {})
         fetched, errors = await self._flights.bring(missing)
         if errors:
-            raise copied(errors[0])  # its own: all who wait for the request have the same
+            raise copied(errors[0])  # its own: all waiters of the request have the same
         return FetchedShards(found | fetched.shards, fetched.copies)
 
     def _read_own(self, remotes: dict[str, RemoteTensor]) -> dict[str, Shard]:
@@ -375,8 +375,8 @@ class TensorClient:
         max_bytes: Bound on the buffer: what is kept, and what is on its way to be kept. The least recently used goes
             first. A shard that finds no room is fetched and delivered all the same.
         delivery: "copy": each caller gets tensors of its own. "view": all callers get tensors on the buffer's memory,
-            which costs nothing and is for reading only. torch can't enforce that: an edit is seen by all who hold the
-            tensor. One that torch knows of is noticed at the next ``localize``, logged, and the shard fetched anew.
+            which costs nothing and is for reading only. torch can't enforce that: an edit shows in all of them. One
+            that torch knows of is noticed at the next ``localize``, logged, and the shard fetched anew.
         token: What servers were given as ``token``; sent to every server that is named.
         backend: Where to store: "http", "ray", or "auto": in Ray where it is initialised.
         own: A server of this process, whose shards are stored and read without a request; running.
@@ -447,8 +447,8 @@ class TensorClient:
         """``obj`` with every tensor stored on ``server`` and a ``RemoteTensor`` in its place.
 
         Dicts, lists, tuples and dataclasses are walked; other leaves stay what they are. A tensor that is there several
-        times is stored once. Gradients aren't stored, nor is the device, which the remote tensor remembers. Nobody may
-        write to the tensors until this returns. Failed or cancelled, it deletes what it had stored.
+        times is stored once. Gradients aren't stored, nor is the device, which the remote tensor remembers. Don't write
+        to the tensors until this returns. Failed or cancelled, it deletes what it had stored.
 
         Args:
             obj: Any structure.
@@ -494,7 +494,7 @@ class TensorClient:
     async def clear(self, node: str, shard_ids: Iterable[str]) -> Cleared:
         """Drop shards of one server here, then delete them there. Ids that aren't there are no error.
 
-        What is fetched meanwhile goes to those who had asked, and isn't kept: who asks when this has returned is given
+        What is fetched meanwhile goes to the calls that had asked, and isn't kept: calls after this has returned get
         none of it. A deletion that had to be repeated may count fewer shards than it deleted.
 
         Args:
