@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from asyncfetch.cache.disk.reader import DiskReader
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import CacheError, ClosedError, ConfigError, ObjectChanged
 from asyncfetch.fetch.batch import each_on_its_own
 from asyncfetch.fetch.limiter import Caller, calling, current_caller
@@ -32,7 +33,7 @@ from asyncfetch.fetch.objects import difference, strong_etag
 from asyncfetch.fetch.reader import VersionedReader, byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.urls import object_name
 from asyncfetch.observe import Figures
-from asyncfetch.ranges import ByteRange, whole_number
+from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import AsyncOnly, LoopGuard

@@ -12,10 +12,9 @@ from asyncfetch.cache.staging.engine import StagingEngine
 from asyncfetch.cache.staging.lazy import DirectLazy, Lazy, StagedLazy, require_seconds
 from asyncfetch.cache.staging.stores import Method, StoreBinding, StoredFile, ValueBinding, add_source_info, dumps
 from asyncfetch.cache.staging.table import Quota
-from asyncfetch.config.checks import absolute_directory
+from asyncfetch.config.checks import absolute_directory, whole_number
 from asyncfetch.errors import CacheError, ConfigError
 from asyncfetch.observe import Figures
-from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     from typing import Self
