@@ -49,6 +49,10 @@ class Binding(Protocol):
         """The handle's own value of what any handle of this key read."""
         ...
 
+    def read_value(self) -> tuple[Any, SourceInfo | None]:
+        """The handle's own value, read here and now, and its source."""
+        ...
+
 
 class StoreBinding:
     """A file of a store. Raw bytes are shared by stores of one identity; decoded values by handles of one store."""
@@ -82,6 +86,10 @@ class StoreBinding:
         data = pickle.loads(stored.data) if stored.pickled else stored.data
         return data if self._method == "pickle" else split(self.store).decode(data, self.name)
 
+    def read_value(self) -> tuple[Any, SourceInfo]:
+        """What the store gives."""
+        return self.store[self.name]
+
 
 class ValueBinding:
     """A value given to ``to_cache``. It is there once: on disk, or here where the disk had no room."""
@@ -114,6 +122,10 @@ class ValueBinding:
         """A copy of what was given."""
         return pickle.loads(stored.data)
 
+    def read_value(self) -> tuple[Any, None]:
+        """A copy, where the pickle is here."""
+        return self.value(self.read()), None
+
 
 def dumps(value: object, name: str) -> bytes:
     """The value's pickle; CacheError, which names it, where it has none."""
@@ -125,7 +137,7 @@ def dumps(value: object, name: str) -> bytes:
 
 def _origin(store: FileStore[Any]) -> Hashable:
     """Return what tells the raw bytes of a store from another's; its bindings keep it alive, so its id is its own."""
-    while isinstance(store, DecodingStore | KeyedStore):
+    while isinstance(store, ForwardingStore):
         store = store.inner
     return getattr(store, "identity", store.path) if splits(store) else (store.path, id(store))
 
@@ -236,7 +248,15 @@ class SplitStore(ABC, Generic[T]):
         return f"<{type(self).__name__} {self.path}>"
 
 
-class DirectoryStore(SplitStore[bytes]):
+class BytesStore(SplitStore[bytes]):
+    """A SplitStore whose values are its files' bytes."""
+
+    def decode(self, raw: bytes, name: str) -> bytes:
+        """The bytes themselves."""
+        return raw
+
+
+class DirectoryStore(BytesStore):
     """The files of a directory, whole.
 
     Args:
@@ -264,10 +284,6 @@ class DirectoryStore(SplitStore[bytes]):
             raise _mapped(error, str(file)) from error
         return data, SourceInfo(self.path, name, None, (name,))
 
-    def decode(self, raw: bytes, name: str) -> bytes:
-        """The bytes themselves."""
-        return raw
-
     def size(self, name: str) -> int | None:
         """The file's length; None for what is no regular file."""
         file = self._file(name)
@@ -284,7 +300,43 @@ class DirectoryStore(SplitStore[bytes]):
         return self._root / name
 
 
-class DecodingStore(SplitStore[T]):
+class ForwardingStore(SplitStore[T]):
+    """Another store's files, under the same names. Its raw bytes are the other's, so handles of both share one read.
+
+    Args:
+        inner: Where the bytes come from.
+    """
+
+    def __init__(self, inner: FileStore[Any]) -> None:
+        self.inner = inner
+
+    @property
+    def path(self) -> str:
+        """The inner store's, as is all that follows."""
+        return self.inner.path
+
+    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """The file's bytes, and where they were read."""
+        return split(self.inner).read_raw(self._full(name))
+
+    def decode(self, raw: bytes, name: str) -> T:
+        """The value that the bytes stand for."""
+        value: T = split(self.inner).decode(raw, self._full(name))
+        return value
+
+    def size(self, name: str) -> int | None:
+        """Length of the raw bytes where it is known without reading them."""
+        return size_of(self.inner, self._full(name))
+
+    def resolve(self, name: str) -> str:
+        """The full name that ``name`` stands for."""
+        return resolved(self.inner, self._full(name))
+
+    def _full(self, name: str) -> str:
+        return name
+
+
+class DecodingStore(ForwardingStore[T]):
     """Another store's files, decoded. Its raw bytes are the other's, so handles of both share one read.
 
     Args:
@@ -293,32 +345,15 @@ class DecodingStore(SplitStore[T]):
     """
 
     def __init__(self, inner: FileStore[Any], decode: Callable[[Any, str], T]) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._decode = decode
-
-    @property
-    def path(self) -> str:
-        """The inner store's."""
-        return self.inner.path
-
-    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        """Return what the inner store reads."""
-        return split(self.inner).read_raw(name)
 
     def decode(self, raw: bytes, name: str) -> T:
         """Decoded by the inner store, then by this one."""
-        return self._decode(split(self.inner).decode(raw, name), name)
-
-    def size(self, name: str) -> int | None:
-        """The inner store's."""
-        return size_of(self.inner, name)
-
-    def resolve(self, name: str) -> str:
-        """The inner store's."""
-        return resolved(self.inner, name)
+        return self._decode(super().decode(raw, name), name)
 
 
-class KeyedStore(SplitStore[T]):
+class KeyedStore(ForwardingStore[T]):
     """Another store for one sample: names that begin with "." get the sample's key in front.
 
     Args:
@@ -327,47 +362,18 @@ class KeyedStore(SplitStore[T]):
     """
 
     def __init__(self, inner: FileStore[T], key: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.key = key
-
-    @property
-    def path(self) -> str:
-        """The inner store's."""
-        return self.inner.path
-
-    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        """Return what the inner store reads under the full name."""
-        return split(self.inner).read_raw(self._full(name))
-
-    def decode(self, raw: bytes, name: str) -> T:
-        """Decoded by the inner store."""
-        value: T = split(self.inner).decode(raw, self._full(name))
-        return value
-
-    def size(self, name: str) -> int | None:
-        """The inner store's."""
-        return size_of(self.inner, self._full(name))
-
-    def resolve(self, name: str) -> str:
-        """The name with the key, as the inner store resolves it."""
-        return resolved(self.inner, self._full(name))
 
     def _full(self, name: str) -> str:
         return self.key + name if name.startswith(".") else name
 
 
-class _Whole:
-    """A store that doesn't split: its values are its raw bytes, whatever their type."""
-
-    def __init__(self, store: FileStore[Any]) -> None:
-        self.path = store.path
-        self._store = store
-
-    def __getitem__(self, name: str) -> tuple[Any, SourceInfo]:
-        return self._store[name]
+class _WholeStore(ForwardingStore[Any]):
+    """A store that doesn't split, as one that does: its values are its raw bytes, whatever their type."""
 
     def read_raw(self, name: str) -> tuple[Any, SourceInfo]:
-        return self._store[name]
+        return self.inner[name]
 
     def decode(self, raw: Any, name: str) -> Any:  # noqa: ANN401
         return raw
@@ -380,7 +386,7 @@ def splits(store: FileStore[Any]) -> TypeGuard[RawFileStore[Any]]:
 
 def split(store: FileStore[Any]) -> RawFileStore[Any]:
     """The store as one that splits; where it doesn't, its values take the place of raw bytes."""
-    return store if splits(store) else _Whole(store)
+    return store if splits(store) else _WholeStore(store)
 
 
 def size_of(store: FileStore[Any], name: str) -> int | None:
