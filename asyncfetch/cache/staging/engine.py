@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
     from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
-    from asyncfetch.cache.staging.stores import Binding, StoredFile, ValueBinding
+    from asyncfetch.cache.staging.stores import Binding, StoredFile, ValueStore
 
     Step = Callable[[], "Step | None"]
 
@@ -279,10 +279,10 @@ class StagingEngine:
         with self._changing():
             return StagingClaim(self._entry(binding))
 
-    def adopt(self, binding: ValueBinding, stored: StoredFile) -> StagingClaim:
-        """Write a user's value, here and now; where there is no room for it, the binding keeps it."""
+    def adopt(self, binding: Binding, store: ValueStore) -> StagingClaim:
+        """Write a user's value, here and now; where there is no room for it, its store keeps it."""
         self._open()
-        entry = StagedEntry(binding)
+        entry, stored = StagedEntry(binding), binding.read()
         with self._changing():
             has_room = not self._is_paused and self._take_room(entry, len(stored.data))
         try:
@@ -293,7 +293,7 @@ class StagingEngine:
                 if entry.file is None:
                     self._give_back(entry)
         if entry.file is not None:
-            binding.data = None
+            store.data = None
         claim = StagingClaim(entry)
         with self._changing():
             entry.references = 1

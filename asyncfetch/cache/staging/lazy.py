@@ -206,8 +206,8 @@ class StagedLazy(Lazy[T]):
             if found is None or claim is None:
                 super()._advance()  # the pool was closed
             elif not isinstance(found, SharedFuture):
-                if (data := found.read()) is not None:
-                    self._decode(StoredFile(data, found.source, found.pickled))
+                if (stored := found.read()) is not None:
+                    self._decode(stored)
                 elif self._value is _ABSENT:
                     found = engine.distrust(claim, found)
             elif not found.done():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from asyncfetch.cache.staging.directory import StagingDirectory
 from asyncfetch.cache.staging.engine import Room, StagingEngine
 from asyncfetch.cache.staging.lazy import Lazy, StagedLazy, require_seconds
-from asyncfetch.cache.staging.stores import Method, StoreBinding, StoredFile, ValueBinding, add_source_info, dumps
+from asyncfetch.cache.staging.stores import Binding, Method, ValueStore, add_source_info
 from asyncfetch.config.checks import absolute_directory, whole_number
 from asyncfetch.errors import CacheError, ConfigError
 from asyncfetch.observe import Figures
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from asyncfetch.cache.staging.engine import StagingClaim
-    from asyncfetch.cache.staging.stores import Binding, FileStore, SourceInfo
+    from asyncfetch.cache.staging.stores import FileStore, SourceInfo
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ class CachePool(StagingPool):
         if timeout_seconds is not None and timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds must be positive, or None for no limit, not {timeout_seconds}")
         self._parent = None if parent_dir is None else str(absolute_directory(parent_dir))
-        self._settings = (parent_dir, workers, max_bytes, max_count, method, timeout_seconds)
+        self._settings: tuple[Any, ...] = (parent_dir, workers, max_bytes, max_count, method, timeout_seconds)
         self._workers = workers
         self._max_bytes = max_bytes
         self._max_count = max_count
@@ -184,7 +184,7 @@ class CachePool(StagingPool):
             CacheError: The pool is closed.
         """
         self._check_open()
-        binding = StoreBinding(store, name, self._method)
+        binding = Binding(store, name, self._method)
         return self._lazy(store, name, binding, self._engine().request(binding))
 
     def to_cache(self, value: T, name: str) -> Lazy[T]:
@@ -196,9 +196,9 @@ class CachePool(StagingPool):
             CacheError: The pool is closed, or the value can't be pickled.
         """
         self._check_open()
-        stored = StoredFile(dumps(value, name), None, pickled=True)
-        binding = ValueBinding(stored.data, name)
-        return self._lazy(None, name, binding, self._engine().adopt(binding, stored))
+        store = ValueStore(value, name)
+        binding = Binding(store, name, "raw")
+        return self._lazy(None, name, binding, self._engine().adopt(binding, store))
 
     def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
         """End the pool; idempotent.
@@ -266,7 +266,7 @@ class CachePool(StagingPool):
 
     def __reduce__(self) -> tuple[Any, ...]:
         *settings, timeout_seconds = self._settings
-        return _make, (type(self), settings, timeout_seconds)
+        return partial(type(self), *settings, timeout_seconds=timeout_seconds), ()
 
     def __repr__(self) -> str:
         now = self.statistics()
@@ -308,7 +308,3 @@ class NoCachePool(StagingPool):
 
     def __repr__(self) -> str:
         return f"<NoCachePool {self._reads} reads>"
-
-
-def _make(kind: type[CachePool], settings: list[Any], timeout_seconds: float | None) -> CachePool:
-    return kind(*settings, timeout_seconds=timeout_seconds)

@@ -23,7 +23,7 @@ from asyncfetch.cache.staging import DecodingStore, Lazy
 from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
 from asyncfetch.cache.staging.engine import Rank, Room, StagingEngine
 from asyncfetch.cache.staging.lazy import StagedLazy
-from asyncfetch.cache.staging.stores import StoreBinding, StoredFile, ValueBinding, dumps
+from asyncfetch.cache.staging.stores import Binding, StoredFile, ValueStore
 from asyncfetch.errors import CacheError
 from tests.cache.staging.conftest import GatedStore
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache.staging import FileStore
     from asyncfetch.cache.staging.engine import StagedEntry, StagingClaim
-    from asyncfetch.cache.staging.stores import Binding
 
 FILES = {"empty": b"", "small": b"s", "medium": b"m" * 4, "large": b"l" * 9, "full": b"f" * 16, "huge": b"h" * 17}
 NAMES = st.sampled_from(sorted(FILES))
@@ -92,13 +91,13 @@ class Interleavings(RuleBasedStateMachine):
     def request(self, names: list[str], count: int, decoded: bool) -> None:
         store: FileStore[Any] = self.decoding if decoded else self.store
         for name in names * count:
-            self.add(store, name, StoreBinding(store, name, "raw"))
+            self.add(store, name, Binding(store, name, "raw"))
 
     @rule(size=st.integers(0, 8))
     def put(self, size: int) -> None:
-        stored = StoredFile(dumps("v" * size, "value"), None, pickled=True)
-        binding = ValueBinding(stored.data, "v" * size)
-        self.add(None, "v" * size, binding, self.engine.adopt(binding, stored))
+        store = ValueStore("v" * size, "value")
+        binding = Binding(store, "v" * size, "raw")
+        self.add(None, "v" * size, binding, self.engine.adopt(binding, store))
 
     def add(self, store: FileStore[Any] | None, name: str, binding: Binding, claim: StagingClaim | None = None) -> None:
         claim = claim or self.engine.request(binding)
@@ -195,7 +194,7 @@ class Interleavings(RuleBasedStateMachine):
         """What was just read goes to the disk, unless nobody is left, it failed, or there is no room for it."""
         engine = self.engine
         if following is None and entry.references and not entry.has_failed and not engine.is_closed:
-            assert engine._is_paused or not engine._room.fits(len(FILES[str(entry.binding.name)]))  # type: ignore[attr-defined]
+            assert engine._is_paused or not engine._room.fits(len(FILES[entry.binding.name]))
 
     # The world.
 
