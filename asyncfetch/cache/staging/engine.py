@@ -63,7 +63,7 @@ PAUSE_SECONDS = 10.0
 read."""
 
 
-class Room:
+class StagingRoom:
     """A semaphore of bytes and files, which nobody waits in: what doesn't fit stays in the queue.
 
     Args:
@@ -100,10 +100,10 @@ class Room:
         self.count -= 1
 
 
-class Rank(Enum):
-    """The order of the queue, first things first."""
+class Urgency(Enum):
+    """The order of the queue."""
 
-    URGENT = "urgent"
+    NOW = "now"
     """Somebody waits for it."""
     NEXT = "next"
     """It waits for room."""
@@ -111,7 +111,7 @@ class Rank(Enum):
 
 
 class StagedEntry:
-    """One generation of one file. At rest where it has no rank and no thread is at it.
+    """One generation of one file. At rest where it stands in no queue and no thread is at it.
 
     Attributes:
         binding: How it is read: that of the first handle.
@@ -119,7 +119,7 @@ class StagedEntry:
         waiters: Handles that wait for the read.
         future: What they wait for, or the error that all who refer to it get.
         in_hand: The bytes of the last read, as long as somebody else holds on to them.
-        rank: Its rank in the queue; None where it stands in none.
+        urgency: When it is to be read; None where it isn't queued.
         is_taken: Whether a thread is at it.
         has_failed: Whether its read raised.
         size_bytes: Where it is known.
@@ -134,10 +134,10 @@ class StagedEntry:
         "has_failed",
         "in_hand",
         "is_taken",
-        "rank",
         "references",
         "room_bytes",
         "size_bytes",
+        "urgency",
         "waiters",
     )
 
@@ -146,7 +146,7 @@ class StagedEntry:
         self.references = self.waiters = 0
         self.future: SharedFuture[StoredFile] | None = None
         self.in_hand: Callable[[], StoredFile | None] = _nothing
-        self.rank: Rank | None = None
+        self.urgency: Urgency | None = None
         self.is_taken = self.has_failed = False
         self.size_bytes: int | None = None
         self.room_bytes: int | None = None
@@ -183,31 +183,31 @@ class StagingClaim:
 
 
 class StagingQueue:
-    """Entries by rank, and of each rank in the order of their coming."""
+    """Entries by urgency, and of each urgency in the order of their coming."""
 
     def __init__(self) -> None:
-        self._ranks: dict[Rank, OrderedDict[StagedEntry, None]] = {rank: OrderedDict() for rank in Rank}
+        self._entries: dict[Urgency, OrderedDict[StagedEntry, None]] = {urgency: OrderedDict() for urgency in Urgency}
 
-    def put(self, entry: StagedEntry, rank: Rank) -> None:
-        """Put it last of its rank, unless it has that already."""
-        if entry.rank is not rank:
+    def put(self, entry: StagedEntry, urgency: Urgency) -> None:
+        """Put it last of those of this urgency, unless it is one of them."""
+        if entry.urgency is not urgency:
             self.remove(entry)
-            entry.rank = rank
-            self._ranks[rank][entry] = None
+            entry.urgency = urgency
+            self._entries[urgency][entry] = None
 
     def remove(self, entry: StagedEntry) -> None:
         """Take it out, if it is there."""
-        if entry.rank is not None:
-            del self._ranks[entry.rank][entry]
-            entry.rank = None
+        if entry.urgency is not None:
+            del self._entries[entry.urgency][entry]
+            entry.urgency = None
 
-    def first(self, rank: Rank) -> StagedEntry | None:
-        """The first of a rank."""
-        return next(iter(self._ranks[rank]), None)
+    def first(self, urgency: Urgency) -> StagedEntry | None:
+        """The first of this urgency."""
+        return next(iter(self._entries[urgency]), None)
 
-    def count(self, rank: Rank) -> int:
-        """How many have the rank."""
-        return len(self._ranks[rank])
+    def count(self, urgency: Urgency) -> int:
+        """How many have this urgency."""
+        return len(self._entries[urgency])
 
 
 class StagingEngine:
@@ -224,7 +224,7 @@ class StagingEngine:
     def __init__(
         self,
         directory: StagingDirectory,
-        room: Room,
+        room: StagingRoom,
         workers: int,
         *,
         is_closed: bool = False,
@@ -263,8 +263,8 @@ class StagingEngine:
                 "bytes": self._room.bytes,
                 "count": self._room.count,
                 "entries": len(self._entries),
-                "queued": self._queue.count(Rank.LATER),
-                "waiting": self._queue.count(Rank.NEXT),
+                "queued": self._queue.count(Urgency.LATER),
+                "waiting": self._queue.count(Urgency.NEXT),
                 "reads": self._reads,
                 "direct_reads": self._direct_reads,
                 "write_failures": self._write_failures,
@@ -315,7 +315,7 @@ class StagingEngine:
                 return claim.future
             if entry.file is not None:
                 return entry.file
-            if self.is_closed and not entry.is_taken and entry.rank is not Rank.URGENT:
+            if self.is_closed and not entry.is_taken and entry.urgency is not Urgency.NOW:
                 return None
             self._serve(claim)
             return claim.future
@@ -360,7 +360,7 @@ class StagingEngine:
         """
         with self._changing():
             self.is_closed = True
-            at_rest = [each for each in self._entries.values() if not each.is_taken and each.rank is not Rank.URGENT]
+            at_rest = [each for each in self._entries.values() if not each.is_taken and each.urgency is not Urgency.NOW]
             leftovers = [self._end(each) for each in at_rest]
             self._changed.notify_all()
         self.drain()
@@ -424,7 +424,7 @@ class StagingEngine:
                     self._end(entry)
                     return None
                 if entry.room_bytes is None and not self._take_room(entry, self._needed_bytes(entry)):
-                    self._put_back(entry, Rank.NEXT)
+                    self._put_back(entry, Urgency.NEXT)
                     return None
             stored = entry.in_hand()
             if stored is None:
@@ -451,7 +451,7 @@ class StagingEngine:
             elif not self._is_paused and self._take_room(entry, size_bytes):
                 writes = True
             else:
-                self._put_back(entry, Rank.LATER)
+                self._put_back(entry, Urgency.LATER)
         if future is not None:
             future.set_result(stored)
         return partial(self._write, entry, stored) if writes else None
@@ -466,7 +466,7 @@ class StagingEngine:
             if not entry.references or self.is_closed:
                 leftover = self._end(entry)
             elif file is None:
-                self._put_back(entry, Rank.LATER)
+                self._put_back(entry, Urgency.LATER)
         self._discard(leftover)
 
     def _fail(self, entry: StagedEntry, error: BaseException) -> None:
@@ -518,7 +518,7 @@ class StagingEngine:
         entry = self._entries.get(binding.key)
         if entry is None:
             entry = self._entries[binding.key] = StagedEntry(binding)
-            self._queue.put(entry, Rank.LATER)
+            self._queue.put(entry, Urgency.LATER)
         entry.references += 1
         return entry
 
@@ -534,7 +534,7 @@ class StagingEngine:
         claim.future = entry.future = entry.future or SharedFuture()
         entry.waiters += 1
         if not entry.is_taken and not entry.has_failed:
-            self._queue.put(entry, Rank.URGENT)
+            self._queue.put(entry, Urgency.NOW)
 
     def _release(self, claim: StagingClaim) -> StagedFile | None:
         entry = claim.entry
@@ -548,12 +548,12 @@ class StagingEngine:
             return None
         return self._end(entry)
 
-    def _put_back(self, entry: StagedEntry, rank: Rank) -> None:
+    def _put_back(self, entry: StagedEntry, urgency: Urgency) -> None:
         """Queue it again, unless it is too large for any room."""
         self._give_back(entry)
         entry.is_taken = False
         if entry.size_bytes is None or entry.size_bytes <= self._room.max_bytes:
-            self._queue.put(entry, rank)
+            self._queue.put(entry, urgency)
 
     def _end(self, entry: StagedEntry) -> StagedFile | None:
         """Forget the entry; what it leaves on disk is returned, with its room."""
@@ -643,18 +643,18 @@ class StagingEngine:
 
     def _first(self, *, urgent_only: bool = False) -> StagedEntry | None:
         """Return what can be begun now: what somebody waits for, then what waits for room and fits, then the oldest."""
-        entry = self._queue.first(Rank.URGENT)
+        entry = self._queue.first(Urgency.NOW)
         if entry is not None or urgent_only or self.is_closed or self._is_paused:
             return entry
-        entry = self._queue.first(Rank.NEXT)
+        entry = self._queue.first(Urgency.NEXT)
         if entry is not None:
             return entry if self._room.fits(self._needed_bytes(entry)) else None
-        return self._queue.first(Rank.LATER) if self._room.fits(0) else None
+        return self._queue.first(Urgency.LATER) if self._room.fits(0) else None
 
     def _take(self, *, urgent_only: bool) -> StagedEntry | None:
         entry = self._first(urgent_only=urgent_only)
         if entry is not None:
-            if entry.rank is Rank.NEXT:
+            if entry.urgency is Urgency.NEXT:
                 self._take_room(entry, self._needed_bytes(entry))
             self._queue.remove(entry)
             entry.is_taken = True
@@ -664,7 +664,7 @@ class StagingEngine:
         """Wake a thread for the work there is; where none is idle, whether a new one is to be a helper, or None."""
         entry = self._first()
         # A worker that waits for the end of a pause.
-        waits = entry is None and self._is_paused and self._queue.count(Rank.LATER) > 0 and not self._workers
+        waits = entry is None and self._is_paused and self._queue.count(Urgency.LATER) > 0 and not self._workers
         if entry is None and not waits:
             return None
         if self._idle:
@@ -672,7 +672,7 @@ class StagingEngine:
         elif self._workers < self._max_workers and not self.is_closed:
             self._workers += 1
             return False
-        elif self._queue.first(Rank.URGENT) is not None and self._helpers < DIRECT_THREADS:
+        elif self._queue.first(Urgency.NOW) is not None and self._helpers < DIRECT_THREADS:
             self._helpers += 1
             return True
         return None

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from asyncfetch.cache.staging.directory import StagingDirectory
-from asyncfetch.cache.staging.engine import Room, StagingEngine
+from asyncfetch.cache.staging.engine import StagingEngine, StagingRoom
 from asyncfetch.cache.staging.lazy import Lazy, StagedLazy, require_seconds
 from asyncfetch.cache.staging.stores import Binding, Method, ValueStore, add_source_info
 from asyncfetch.config.checks import absolute_directory, whole_number
@@ -237,7 +237,7 @@ class CachePool(StagingPool):
         process = os.getpid()
         engine = self._engines.get(process)
         if engine is None:
-            room = Room(self._max_bytes, self._max_count)
+            room = StagingRoom(self._max_bytes, self._max_count)
             fresh = StagingEngine(StagingDirectory(self._parent), room, self._workers, is_closed=self._closed)
             engine = self._engines.setdefault(process, fresh)
             if engine is fresh:
