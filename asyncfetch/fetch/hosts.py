@@ -17,7 +17,7 @@ from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
 from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.fetch.outage import Outage
-from asyncfetch.fetch.retry import AWAY_STATUSES, AttemptFailed, Clock, FailureWatch, RetryBudget
+from asyncfetch.fetch.retry import AWAY_STATUSES, AttemptFailed, Clock, FailureWatch, RetryBudget, RetryToken
 from asyncfetch.fetch.urls import Route
 from asyncfetch.observe import Figures, Histogram
 from asyncfetch.observe.trace import running
@@ -652,7 +652,7 @@ class Permit:
             host._note_outage(failure)
         if self._meter is not None:
             self._meter.add(failure.cause, host.now() - self._metered_at)
-        failure.budget, failure.waited_seconds = host.budget, self.waited_seconds
+        failure.budget, failure.waited_seconds = RetryToken(host.budget), self.waited_seconds
         host._failed(failure)
         if failure.retry_after is not None:
             host.pause(failure.retry_after, is_quota=failure.cause is Cause.LIMIT)

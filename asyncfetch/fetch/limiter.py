@@ -15,11 +15,17 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet, WeakValueDictionary
+
+from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Hashable, Iterator
+
+    from anyio.abc import TaskGroup
+
+T = TypeVar("T")
 
 EVERY = 8
 """Read-ahead gets one turn of so many, and leaves one permit of so many free where some are reserved."""
@@ -273,3 +279,28 @@ class Limiter:
         waiter.urgent, waiter.queue = True, waiter.caller._queue
         self._urgent.add(waiter)
         self._grant()
+
+
+class SharedCalls(SingleFlight["Hashable", Any]):
+    """A SingleFlight whose calls wait at limiters in the line of the first caller, and are urgent once one of them is.
+
+    Args:
+        task_group: The owner of all flights, entered.
+    """
+
+    def __init__(self, task_group: TaskGroup) -> None:
+        super().__init__(task_group)
+        self._carriers: WeakValueDictionary[Hashable, Caller] = WeakValueDictionary()
+
+    async def run(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
+        """The value of ``work()``, or of the call for ``key`` that is already under way."""
+        asking = current_caller()
+        carrier = self._carriers.get(key) if key in self else None  # that of a call that is over may be about
+        if carrier is None:
+            carrier = self._carriers[key] = Caller(urgent=asking.urgent, behind=asking)
+        elif asking.urgent:
+            carrier.raise_priority()
+        asking.carried_by(carrier)
+        with calling(carrier):
+            result: T = await super().run(key, work)
+        return result

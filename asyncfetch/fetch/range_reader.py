@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
@@ -33,6 +32,7 @@ from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.ranges import ObjectInfo, choose_part_bytes, split_range
+from asyncfetch.runtime.concurrently import copied
 from asyncfetch.runtime.single_flight import SharedCall
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class RangeAssembler:
             buffer[:] = split.cut(wanted)
             return info, buffer.toreadonly()
         if not isinstance(outcome, FetchError):
-            raise copy(outcome)  # the traceback of each is its own
+            raise copied(outcome)  # a name for what is raised would be a cycle
         if len(request.serves) == 1 or not concerns_some(outcome):
             raise about_range(outcome, wanted.start, wanted.stop) from outcome.__cause__
         return await self.fetch_alone(wanted, buffer, group=ask.group)

@@ -157,8 +157,8 @@ class AttemptFailed(Exception):
     """Seconds that the server asked us to wait; None where it didn't."""
     host: str | None = None
     """``host:port`` that the attempt ended at, after redirects."""
-    budget: RetryBudget | None = None
-    """Budget of the host that it ended at; None where it got to none, or where somebody else sent the request."""
+    budget: RetryBudget | RetryToken | None = None
+    """Budget of the host that it ended at; None where it got to none."""
     is_over_budget: bool = False
     """True if that was empty when it should have been repeated."""
     has_answered: bool = False
@@ -257,6 +257,22 @@ class RetryBudget:
         """A request brought what was asked."""
         self.left = min(self.left + 1, self._size)
         self.is_drawn = self.left < self._size
+
+
+class RetryToken:
+    """The token for one failed attempt, taken once from its host's budget, however many tasks share the failure."""
+
+    __slots__ = ("_budget", "_was_there")
+
+    def __init__(self, budget: RetryBudget) -> None:
+        self._budget = budget
+        self._was_there: bool | None = None
+
+    def take(self) -> bool:
+        """Return whether there was a token to take."""
+        if self._was_there is None:
+            self._was_there = self._budget.take()
+        return self._was_there
 
 
 class FailureWatch:

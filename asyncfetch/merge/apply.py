@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from asyncfetch.config import FetchConfig
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.fetch.transports.file import local_path
 from asyncfetch.merge.info import differences
@@ -18,7 +19,6 @@ from asyncfetch.merge.local_folder import LocalFolder
 from asyncfetch.merge.plan import Limits
 from asyncfetch.merge.s3_prefix import S3Prefix
 from asyncfetch.merge.sources import Selection
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import running_loop
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import anyio
 import numpy as np
 
 from asyncfetch.config import PrivateUrl
+from asyncfetch.config.checks import index_of
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_array, to_column, to_integers
@@ -33,7 +34,6 @@ from asyncfetch.media import parse_moov
 from asyncfetch.media.clip import H264, recovery_pictures
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn
 from asyncfetch.merge.videos import EpisodeSpan, Pictures, Segment, cut_file, describe_pictures
-from asyncfetch.ranges import index_of
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:

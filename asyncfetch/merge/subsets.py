@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import numpy as np
 
 from asyncfetch.config import FetchConfig
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import ConfigError, MergeError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.merge.apply import destination_path, merge_datasets, merge_several
 from asyncfetch.merge.sources import Selection, read_indices, read_version
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:

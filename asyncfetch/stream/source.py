@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from asyncfetch.config import WorkerConfig
+from asyncfetch.config.checks import is_whole_number, whole_number
 from asyncfetch.config.secrets import goes_to_own_child
 from asyncfetch.decode.backends import choose_backend
 from asyncfetch.errors import AsyncFetchError, ConfigError, NotFound, UsageError
@@ -34,7 +35,6 @@ from asyncfetch.order.state import (
     is_beginning,
     is_finished,
 )
-from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.liveness import beat
 from asyncfetch.stream.batch import MemoryPlan

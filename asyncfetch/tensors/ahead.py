@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import AsyncFetchError, ConfigError
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.fork import running_loop
 from asyncfetch.tensors.remote import remotes_in

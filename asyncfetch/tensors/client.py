@@ -15,11 +15,10 @@ import anyio
 import numpy as np
 
 from asyncfetch.config import FetchConfig, Secrets
-from asyncfetch.config.checks import require_token
+from asyncfetch.config.checks import require_token, whole_number
 from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, FetchError, ShardNotFound, TensorError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import for_each
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import copied

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 from aiohttp import web
 
-from asyncfetch.config.checks import require_token
+from asyncfetch.config.checks import is_whole_number, require_token, whole_number
 from asyncfetch.errors import ClosedError, ConfigError, TensorError, redact_url
 from asyncfetch.fetch.urls import check_characters, read_url, userinfo
-from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks, outlast
 from asyncfetch.runtime.fork import running_loop

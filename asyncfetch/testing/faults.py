@@ -10,8 +10,7 @@ from collections.abc import Mapping  # noqa: TC003 - check_types reads the annot
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from asyncfetch.config.checks import check_types, require
-from asyncfetch.ranges import whole_number
+from asyncfetch.config.checks import check_types, require, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,8 +24,8 @@ import anyio.to_thread
 from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
+from asyncfetch.config.checks import is_whole_number, whole_number
 from asyncfetch.errors import ClosedError, ConfigError, MissingDependency, install_command
-from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.fork import running_loop, stand_still_at_forks
 from asyncfetch.runtime.sockets import Sockets, abort
 from asyncfetch.testing.contents import (
