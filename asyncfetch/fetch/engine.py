@@ -25,7 +25,7 @@ from asyncfetch.errors import (
 from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_asked, through
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import MIN_TELLING_BYTES, Hosts
-from asyncfetch.fetch.objects import ObjectMemory, difference
+from asyncfetch.fetch.objects import MAX_KNOWN_OBJECTS, ObjectMemory, difference
 from asyncfetch.fetch.range_reader import RangeAssembler, concerns_some
 from asyncfetch.fetch.reader import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.responses import Wanted
@@ -40,7 +40,7 @@ from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import AsyncOnly, running_loop
-from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.runtime.memory_pool import MAX_IDLE_BUFFER_BYTES, MemoryPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -90,9 +90,9 @@ class Transports:
         """The same as ``of`` for what is known to be a string."""
 
     @classmethod
-    async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> Self:
+    async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock, *, by_session: bool) -> Self:
         """All ways on the running loop; ConfigError where ``ca_file`` or the environment can't be read."""
-        return cls(config, hosts, clock, await HttpTransport.open(config, hosts, clock))
+        return cls(config, hosts, clock, await HttpTransport.open(config, hosts, clock, by_session=by_session))
 
     async def aclose(self) -> None:
         """Closes every connection, without waiting for any server. Nothing may be under way."""
@@ -171,7 +171,13 @@ class Fetcher(AsyncOnly):
     """
 
     def __init__(
-        self, config: FetchConfig | None = None, *, _clock: Clock | None = None, _memory: MemoryPool | None = None
+        self,
+        config: FetchConfig | None = None,
+        *,
+        _clock: Clock | None = None,
+        _memory: MemoryPool | None = None,
+        _max_known_objects: int = MAX_KNOWN_OBJECTS,
+        _by_session: bool = False,
     ) -> None:
         """``config`` None means FetchConfig(), the defaults."""
         self.config = FetchConfig() if config is None else config
@@ -179,9 +185,10 @@ class Fetcher(AsyncOnly):
             raise ConfigError(f"config must be a FetchConfig or None, not of type {type(config).__name__}")
         self._clock = _clock or Clock()
         self._hosts = Hosts(self.config, self._clock)
-        self._objects = ObjectMemory(self.config.max_known_objects)
-        self._memory = _memory or MemoryPool(self.config.max_idle_buffer_bytes)
+        self._objects = ObjectMemory(_max_known_objects)
+        self._memory = _memory or MemoryPool(MAX_IDLE_BUFFER_BYTES)
         self._assembly = RangeAssembler(self.config, self._objects, self._memory, self._read)
+        self._by_session = _by_session  # for tests: aiohttp's session asks for all
         self._calls: set[Interrupt] = set()
         self._state = "new"
         self._pid = -1
@@ -195,7 +202,7 @@ class Fetcher(AsyncOnly):
         self._pid = os.getpid()
         self._last_call_left = anyio.Event()
         try:
-            self._transports = await Transports.open(self.config, self._hosts, self._clock)
+            self._transports = await Transports.open(self.config, self._hosts, self._clock, by_session=self._by_session)
         except BaseException:
             self._state = "closed"
             raise
@@ -494,7 +501,7 @@ class Fetcher(AsyncOnly):
 def insist_on(fetcher: Fetcher, version: ObjectInfo) -> None:
     """Take what another fetcher has seen of an object for what this one saw of it first. Asks nobody.
 
-    After an ObjectChanged that is forgotten, too, and may be once ``max_known_objects`` others were read: who goes
+    After an ObjectChanged that is forgotten, too, and may be once ``MAX_KNOWN_OBJECTS`` others were read: who goes
     on with what somebody else has planned says it again for each read.
 
     Raises:

@@ -185,6 +185,11 @@ MIN_TELLING_BYTES = 256 * 1024
 """Shorter bodies say nothing of a rate: they come with the head, or at the pace of a connection that warms up."""
 REMEMBERED_BODIES = 16
 """Enough that a stalled one and one that had come while the loop was busy don't matter; few enough to see a change."""
+FIRST_REQUESTS = 64
+"""Requests in flight that a limit which is learned begins with: a stream that begins lower starts slowly."""
+LEAST_REQUESTS, LEAST_SHARE = 4, 16
+"""Fewest that such a limit falls to, or this part of the highest: the loader workers of a rank share that, and with it
+the fewest. Where 4 are too many a server asks for pauses, which are kept. xet-core goes down to 1, aws-c-s3 to 10."""
 PAUSE_SPREAD = 0.1
 """Share of a pause that is added to it at random, for each request anew: all ranks of a job are paused together."""
 
@@ -725,7 +730,5 @@ class Hosts:
 
 def _learned_limit(config: FetchConfig) -> LearnedLimit:
     highest = config.max_requests_per_host
-    lowest = min(config.min_requests_per_host, highest)
-    return LearnedLimit(
-        lowest=lowest, initial=max(lowest, min(config.initial_requests_per_host, highest)), highest=highest
-    )
+    lowest = max(1, min(LEAST_REQUESTS, highest // LEAST_SHARE))
+    return LearnedLimit(lowest=lowest, initial=min(FIRST_REQUESTS, highest), highest=highest)

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
 
 
+MAX_KNOWN_OBJECTS = 65_536
+"""Objects whose version and size a fetcher remembers, about 200 bytes each: 13 MB."""
+
+
 def strong_etag(info: ObjectInfo | None) -> str | None:
     """The entity tag that promises equal bytes; None where there is none, or only a weak one.
 

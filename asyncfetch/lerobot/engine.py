@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,6 +27,7 @@ from asyncfetch.lerobot.listing import list_tables
 from asyncfetch.lerobot.rows import RowCache
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.leased_lru import LeasedLRU
+from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.runtime.single_flight import SharedLRU
 from asyncfetch.runtime.threads import run_sync
 
@@ -222,7 +222,7 @@ class DatasetEngine:
     @asynccontextmanager
     async def _opened_reader(self, config: StreamConfig) -> AsyncIterator[RangeReader]:
         # Clips land in the cache's memory; what else is fetched is small, and no bound speaks of memory kept for it.
-        async with Fetcher(replace(config.fetch, max_idle_buffer_bytes=0)) as self.fetcher:
+        async with Fetcher(config.fetch, _memory=MemoryPool(0)) as self.fetcher:
             if config.disk_cache_dir is None:
                 yield self.fetcher
                 return

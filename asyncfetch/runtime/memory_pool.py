@@ -30,6 +30,9 @@ HUGE_BYTES = 1024 * 1024
 """Size from which on memory is asked for in huge pages: shorter mappings seldom make one, and a cache would have so
 many that Linux refuses more (65,530)."""
 _HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
+MAX_IDLE_BUFFER_BYTES = 128 * 1024 * 1024
+"""Memory of bodies that a fetcher keeps for the next ones: fresh pages cost more than all the rest of a fetch over
+plain HTTP. It comes beside the bound of a ByteCache over the fetcher; streams and datasets keep none."""
 STEPS = 8
 """Sizes of blocks between two powers of two, so that one is at most an eighth larger than what was asked for."""
 

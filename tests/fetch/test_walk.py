@@ -20,7 +20,7 @@ def test_a_warm_range_enters_few_functions() -> None:
     async def count() -> None:
         async with LyingServer() as server:
             url = server.put("/x", bytes(8 * RANGE_BYTES))
-            steps = await steps_of(FetchConfig(trust_env=False, direct_bodies=True), url, RANGE_BYTES)
+            steps = await steps_of(FetchConfig(trust_env=False), url, RANGE_BYTES)
         assert steps.functions <= MAX_FUNCTIONS, steps
         assert steps.files <= MAX_FILES, steps
         assert steps.calls <= MAX_CALLS, steps

@@ -175,6 +175,8 @@ class HttpTransport:
         connector: Connector,
         session: AiohttpSessions,
         environment: Environment,
+        *,
+        by_session: bool = False,
     ) -> None:
         """Takes over ``connector`` and ``session``; use ``open`` to get one that is set up right."""
         self._config = config
@@ -184,18 +186,20 @@ class HttpTransport:
         self._session = session
         weakref.finalize(self, session.let_go).atexit = False
         self._environment = environment
+        self._by_session = by_session
         self._bandwidth = Bandwidth.of(config.max_bytes_per_second)
         self._moved: OrderedDict[str, URL] = OrderedDict()
         self._request_heads: OrderedDict[tuple[str, str | None], tuple[Address, Host, URL, bytes]] = OrderedDict()
 
     @classmethod
-    async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> HttpTransport:
+    async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock, *, by_session: bool) -> HttpTransport:
         """Return a transport on the running loop; ConfigError where a file that is named can't be read."""
         environment = Environment()
         if config.trust_env:
             environment = await run_sync(read_environment, dict(os.environ))
         connector = await Connector.open(config)
-        return cls(config, hosts, clock, connector, AiohttpSessions(config, connector), environment)
+        session = AiohttpSessions(config, connector)
+        return cls(config, hosts, clock, connector, session, environment, by_session=by_session)
 
     async def aclose(self) -> None:
         """Close every connection, without waiting for any server. No attempt may be under way."""
@@ -278,7 +282,7 @@ class HttpTransport:
 
     async def _get(self, request: HttpRequest, *, needs_new_connection: bool) -> Redirect | None:
         """Sends one request, within its host's limit, and takes its bytes; or tells where it is redirected to."""
-        host, config = request.host, self._config
+        host = request.host
         permit = Permit(host)
         if not permit.enter_nowait():
             await permit.enter()
@@ -291,7 +295,7 @@ class HttpTransport:
             if allowance is not None:
                 await self._clock.sleep(allowance.begin(request.download.expected_bytes))
                 permit.held_back()
-            by_session = not (config.direct_bodies and host.answers_plainly and host.route.proxy is None)
+            by_session = self._by_session or not host.answers_plainly or host.route.proxy is not None
             if by_session:
                 try:
                     redirect = await self._get_by_session(request, permit, allowance, needs_new_connection)
@@ -419,7 +423,7 @@ class HttpTransport:
             status, answered = exchange.status, exchange.headers
             if status in REDIRECTS or status >= 400:
                 answered = request.book.explain(status, answered, await exchange.drain())
-            elif self._config.direct_bodies and host.route.proxy is None:
+            elif not self._by_session and host.route.proxy is None:
                 host.answers_plainly = exchange.is_plain
             delivery = self._judge(request, status, answered)
             if isinstance(delivery, Redirect):
