@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
     from pathlib import Path
 
+    from asyncfetch.fetch.buffers import Views
     from asyncfetch.testing import S3Server
 
 End = Literal["keep", "close", "reset", "stall", "half-close", "deaf"]
@@ -317,18 +318,24 @@ def cancel_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, scope: anyio.Canc
         if missing <= 0:
             loop.call_soon_threadsafe(scope.cancel)
 
-    landed, noted = Answer._landed, Permit.landed
+    receive, take, noted = Answer.came, Answer.take, Permit.landed
 
     def land(self: Answer, count: int) -> bool:
-        is_news = landed(self, count)
-        came(count)
+        before = self.received_bytes
+        is_news = receive(self, count)
+        came(self.received_bytes - before)
         return is_news
+
+    def land_held(self: Answer, view: Views) -> None:
+        take(self, view)
+        came(self.received_bytes)
 
     def note(self: Permit, count: int) -> None:
         noted(self, count)
         came(count)
 
-    monkeypatch.setattr(Answer, "_landed", land)
+    monkeypatch.setattr(Answer, "came", land)
+    monkeypatch.setattr(Answer, "take", land_held)
     monkeypatch.setattr(Permit, "landed", note)
 
 
