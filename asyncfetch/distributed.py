@@ -3,8 +3,8 @@
 Both ways, Ray's tasks and steps of datatrove's pipelines, need a destination on S3 or on a file system that all nodes
 share, and sources that all nodes can read.
 
-datatrove gives each task a rank and starts tasks where and when it likes, so nobody is there to hand out pieces. The
-plan is made beforehand and travels with the steps. Task r of n writes files r, r + n, r + 2n ... and notes each in the
+datatrove gives each task a rank and starts tasks where and when it likes, so no process can hand out pieces. The plan
+is made beforehand and travels with the steps. Task r of n writes files r, r + n, r + 2n ... and notes each in the
 journal; a task behind all of them finds the files there, as a merge does that goes on after an interruption. The steps
 have what datatrove asks of one, and don't import it.
 """
@@ -39,18 +39,18 @@ from asyncfetch.merge.apply import (
     report_on,
     selections_of,
 )
+from asyncfetch.merge.executor import WorkerSetup
 from asyncfetch.merge.job import ProgressCounter, carry_out, carry_out_share, check_free, plan_job
 from asyncfetch.merge.local_executor import InProcess
 from asyncfetch.merge.plan import Limits
-from asyncfetch.merge.scheduler import WorkerSetup
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from asyncfetch.merge.executor import Piece, WorkerPool
     from asyncfetch.merge.job import MergeJob
-    from asyncfetch.merge.scheduler import TaskPiece, TaskPool
     from asyncfetch.merge.sources import Selection
 
 __all__ = ["RayExecutor", "merge_steps"]
@@ -89,7 +89,7 @@ class RayExecutor:
 
 
 class _RayPool:
-    """A Pool whose values are references."""
+    """A WorkerPool with references for values."""
 
     def __init__(self, ray: Any, fetch: FetchConfig, workers: int, fetcher: Fetcher) -> None:  # noqa: ANN401 - a module
         self.workers = workers
@@ -101,7 +101,7 @@ class _RayPool:
     def expect(self, seconds: float) -> None:
         """Ray's processes are there already."""
 
-    async def run(self, piece: TaskPiece, *arguments: Any) -> Any:  # noqa: ANN401
+    async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
         start = partial(self._task.remote, self._fetch, piece, *arguments)
         ended, value = await run_sync(start)
         try:
@@ -130,20 +130,20 @@ class _RayPool:
         await run_sync(partial(self._ray.cancel, reference, force=True))
         with anyio.move_on_after(_END_SECONDS):
             (ended,), _ = await asyncio.wait([asyncio.wrap_future(reference.future())])
-            ended.exception()  # else asyncio logs that nobody asked
+            ended.exception()  # else asyncio logs that it was never retrieved
 
 
-def _perform(fetch: FetchConfig, piece: TaskPiece, *arguments: Any) -> tuple[None, Any]:  # noqa: ANN401
-    """The task: nothing, which tells that it has ended, and the value, which stays where it is."""
+def _perform(fetch: FetchConfig, piece: Piece, *arguments: Any) -> tuple[None, Any]:  # noqa: ANN401
+    """Run the piece. Return None, which says that it has ended, and its value, which stays where it is."""
 
     async def work() -> Any:  # noqa: ANN401
         async with Fetcher(fetch) as fetcher:
-            return await piece(WorkerSetup(fetcher, _tell_nobody), *arguments)
+            return await piece(WorkerSetup(fetcher, _ignore), *arguments)
 
     return None, anyio.run(work)
 
 
-def _tell_nobody(_path: str, _nbytes: int) -> None:
+def _ignore(_path: str, _nbytes: int) -> None:
     pass
 
 
@@ -157,7 +157,7 @@ def _import_ray() -> Any:  # noqa: ANN401 - a module
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-_JOB_FORMAT = 2
+_JOB_FORMAT = 3
 """Counted up with what a job holds."""
 
 
@@ -242,7 +242,7 @@ class _MergeStep(ABC):
 
     __call__ = run
 
-    async def _check_free(self, pool: TaskPool) -> None:
+    async def _check_free(self, pool: WorkerPool) -> None:
         await check_free(pool, self.job.destination, self.job.plan.sources, overwrite=self.job.overwrite)
 
     @abstractmethod
@@ -269,8 +269,8 @@ class FinishStep(_MergeStep):
     async def _run(self, rank: int, world_size: int) -> None:
         if rank:
             return  # of several tasks only the first does anything
-        started, told = time.monotonic(), ProgressCounter(None)
-        async with InProcess().open(self.fetch, None, told.wrote) as pool:
+        started, counter = time.monotonic(), ProgressCounter(None)
+        async with InProcess().open(self.fetch, None, counter.wrote) as pool:
             await self._check_free(pool)
-            [(files, nbytes)] = await carry_out([self.job], pool, told)
+            [(files, nbytes)] = await carry_out([self.job], pool, counter)
         report_on(self.job, files, nbytes, time.monotonic() - started)

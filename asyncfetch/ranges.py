@@ -9,14 +9,12 @@ take, each request less saves a turn; then larger gaps are read over, as long as
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from itertools import pairwise
-from numbers import Integral
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from asyncfetch.config.checks import size_hint
+from asyncfetch.config.checks import is_whole_number
 from asyncfetch.errors import ConfigError, redact_url
 
 if TYPE_CHECKING:
@@ -28,13 +26,10 @@ __all__ = [
     "ObjectInfo",
     "Request",
     "choose_part_bytes",
-    "index_of",
-    "is_whole_number",
     "lie_apart",
     "own_request",
     "plan_requests",
     "split_range",
-    "whole_number",
 ]
 
 HEADERS_BYTES = 512
@@ -48,25 +43,6 @@ process's CPU, and not by their own rates. One loop takes in 0.6-1.1 GB/s of TLS
 SOON_SECONDS = 0.02
 """Later than the fastest way by this: still as soon as can be. A request's CPU, and the wait for its turn on the loop,
 are of that order where many are made."""
-
-
-def is_whole_number(value: object) -> bool:
-    """Return whether it is one, of Python or numpy; a boolean isn't."""
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
-
-
-def index_of(value: Any) -> int:  # noqa: ANN401 - what a user gave
-    """Return what ``operator.index`` does, which takes a tensor too; TypeError for a boolean: masks are no indices."""
-    if isinstance(value, bool):
-        raise TypeError(f"{value} is no index")
-    return operator.index(value)
-
-
-def whole_number(name: str, value: Any, *, least: int) -> int:  # noqa: ANN401 - what a user gave
-    """It as Python's, of which no sum or product overflows; ConfigError where it is none, or less than ``least``."""
-    if not is_whole_number(value) or value < least:
-        raise ConfigError(f"{name} must be a whole number, at least {least}, not {value!r}{size_hint(value)}")
-    return int(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from asyncfetch.testing import RangeServer, write_dataset
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncfetch.merge.scheduler import Executor
+    from asyncfetch.merge.executor import Executor
 
 MIB = 1024**2
 RATE_BYTES = 4 * MIB

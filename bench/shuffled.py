@@ -101,7 +101,7 @@ async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Ro
                 for episode in episodes
                 for length in [dataset.episodes[episode].length]
             ]
-            bare = partial(decode_bare, clips, whole, reader_of(dataset).decode_pool.threads)
+            bare = partial(decode_bare, clips, whole, reader_of(dataset).engine.decode.threads)
             for _ in range(repeats):
                 sequential.append(await anyio.to_thread.run_sync(bare))
                 unshuffled.append(await time_epoch(path, config, episodes, len(order), shuffle=False))

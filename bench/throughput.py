@@ -165,7 +165,7 @@ async def read_resident(setting: Setting, samples: int) -> Resident:
                 for episode in sorted({step.piece.episode for step in steps})
             }
             clips = {episode: {key: one.clip(key) for key in dataset.cameras} for episode, one in held.items()}
-            threads = reader_of(dataset).decode_pool.statistics().threads
+            threads = reader_of(dataset).engine.decode.statistics().threads
             runs = runs_of(steps, dataset.group_frames)
             bare_cpu_seconds = time.process_time()
             bare = await anyio.to_thread.run_sync(decode_bare, clips, runs, threads)

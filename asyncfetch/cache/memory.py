@@ -19,32 +19,29 @@ from bisect import bisect_left, bisect_right, insort
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, TypeVarTuple
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, TypeVarTuple
 
 import anyio
 
 from asyncfetch.cache.disk.reader import DiskReader
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import CacheError, ClosedError, ConfigError, ObjectChanged
 from asyncfetch.fetch.batch import each_on_its_own
-from asyncfetch.fetch.limiter import Caller, calling, current_caller
+from asyncfetch.fetch.limiter import SharedCalls
 from asyncfetch.fetch.objects import difference, strong_etag
 from asyncfetch.fetch.reader import VersionedReader, byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.urls import object_name
 from asyncfetch.observe import Figures
-from asyncfetch.ranges import ByteRange, whole_number
+from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import AsyncOnly, LoopGuard
 from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.memory_pool import allocate
-from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator
     from typing import Self
-
-    from anyio.abc import TaskGroup
 
     from asyncfetch.cache.disk.layout import DiskTier
     from asyncfetch.cache.disk.store import DiskStatistics
@@ -232,37 +229,6 @@ def _place(span: _EntrySpan) -> tuple[int, int]:
 
 
 T = TypeVar("T")
-
-
-class SharedCalls:
-    """Concurrent calls of one key share one execution, as SingleFlight says, which ends with the task group.
-
-    It waits at limiters in the line of the first who called, and is urgent as soon as one of them is: of limiters
-    SingleFlight, in the runtime, knows nothing.
-    """
-
-    def __init__(self, task_group: TaskGroup) -> None:
-        self._flights: SingleFlight[Hashable, Any] = SingleFlight(task_group)
-        self._carriers: WeakValueDictionary[Hashable, Caller] = WeakValueDictionary()
-
-    def __contains__(self, key: Hashable) -> bool:
-        """Return whether a call of this key would share one that is under way."""
-        return key in self._flights
-
-    async def run(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
-        """The value of ``work()``, or of the call for ``key`` that is already under way."""
-        asking = current_caller()
-        carrier = self._carriers.get(key) if key in self._flights else None  # that of a call that is over may be about
-        if carrier is None:
-            carrier = self._carriers[key] = Caller(urgent=asking.urgent, behind=asking)
-        elif asking.urgent:
-            carrier.raise_priority()
-        asking.carried_by(carrier)
-        with calling(carrier):
-            result: T = await self._flights.run(key, work)
-        return result
-
-
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
 
@@ -388,8 +354,8 @@ class ByteCache(AsyncOnly):
 
     A fetch for which there is no room waits for its turn, first come, first served, so leases that nobody gives back
     make it wait for ever. Several that each hold leases while they ask for more, such as iterations over training and
-    validation at once, would wait for each other's: let each pay for what it is going to hold first, from a Budget, as
-    the passes over a LeRobotDataset do. A range larger than ``max_bytes`` bypasses the cache: fetched once for all who
+    validation at once, would wait for each other's: let each take the room of what it is going to hold first, as
+    passes over a LeRobotDataset do. A range larger than ``max_bytes`` bypasses the cache: fetched once for all who
     ask at the time, and not kept. When an object changed (ObjectChanged), all that is held of it is dropped.
 
     Bound to the loop that entered it, and to the process; only ``statistics`` may be called from any thread. A hit

@@ -2,6 +2,7 @@
 
 fetch       how objects are asked for: FetchConfig and its parts
 stream      how a dataset is streamed: StreamConfig
+memory      what its max_bytes is split into
 secrets     settings whose values no repr shows and no pickle carries, urls whose secrets none does
 checks      what a field may hold
 """
@@ -9,6 +10,7 @@ checks      what a field may hold
 from __future__ import annotations
 
 from asyncfetch.config.fetch import FetchConfig, HedgeConfig, RetryConfig, RetryDetails, S3Config, TimeoutConfig
+from asyncfetch.config.memory import MemoryShares
 from asyncfetch.config.secrets import PrivateUrl, Secrets
 from asyncfetch.config.stream import (
     DecoderBackend,
@@ -25,6 +27,7 @@ __all__ = [
     "DecoderBackend",
     "FetchConfig",
     "HedgeConfig",
+    "MemoryShares",
     "OnError",
     "PrivateUrl",
     "RetryConfig",

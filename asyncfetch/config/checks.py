@@ -1,7 +1,8 @@
-"""Checks of a configuration's fields: what their annotations say, and what their owners require beside that."""
+"""Checks of arguments, and of a configuration's fields: what annotations say, and what owners require beside that."""
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -156,6 +157,25 @@ def size_hint(value: object) -> str:
         return f": write {number}"
     power = "KMGT".index(prefix.upper()) + 1
     return f": write {number} * {f'2**{10 * power}' if binary else f'10**{3 * power}'}"
+
+
+def is_whole_number(value: object) -> bool:
+    """Return whether it is one, of Python or numpy; a boolean isn't."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def index_of(value: Any) -> int:  # noqa: ANN401 - what a user gave
+    """Return what ``operator.index`` does, which takes a tensor too; TypeError for a boolean: masks are no indices."""
+    if isinstance(value, bool):
+        raise TypeError(f"{value} is no index")
+    return operator.index(value)
+
+
+def whole_number(name: str, value: Any, *, least: int) -> int:  # noqa: ANN401 - what a user gave
+    """It as Python's, of which no sum or product overflows; ConfigError where it is none, or less than ``least``."""
+    if not is_whole_number(value) or value < least:
+        raise ConfigError(f"{name} must be a whole number, at least {least}, not {value!r}{size_hint(value)}")
+    return int(value)
 
 
 def absolute_directory(directory: str | os.PathLike[str]) -> Path:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.observe import Figures
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.memory_pool import trim_heap
 from asyncfetch.runtime.single_flight import SharedFuture
 

@@ -15,11 +15,17 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet, WeakValueDictionary
+
+from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Hashable, Iterator
+
+    from anyio.abc import TaskGroup
+
+T = TypeVar("T")
 
 EVERY = 8
 """Read-ahead gets one turn of so many, and leaves one permit of so many free where some are reserved."""
@@ -158,7 +164,7 @@ class Limiter:
         reserves: Whether one permit of EVERY is for what is urgent alone.
     """
 
-    __slots__ = ("_ahead", "_ahead_in_use", "_limit", "_reserves", "_urgent", "_urgent_turns", "in_use")
+    __slots__ = ("_ahead", "_ahead_in_use", "_limit", "_reserves", "_urgent", "_urgent_turns", "in_use", "waiting")
 
     def __init__(self, limit: int, *, reserves: bool = False) -> None:
         self._limit = limit
@@ -167,6 +173,8 @@ class Limiter:
         self._ahead = _Queues()
         self._urgent_turns = 0  # in a row, while read-ahead waited for one
         self.in_use = 0
+        self.waiting = 0
+        """Number of those who wait for their turn."""
         self._ahead_in_use = 0
 
     def __repr__(self) -> str:
@@ -181,11 +189,6 @@ class Limiter:
     def limit(self, limit: int) -> None:
         self._limit = limit
         self._grant()
-
-    @property
-    def waiting(self) -> int:
-        """Number of those who wait for their turn."""
-        return self._urgent.count + self._ahead.count
 
     @property
     def free(self) -> int:
@@ -207,6 +210,7 @@ class Limiter:
             return urgent
         waiter = _Waiter(self, caller or Caller())
         (self._urgent if urgent else self._ahead).add(waiter)
+        self.waiting += 1
         waiter.caller._waiting[waiter] = None
         try:
             await waiter.granted.wait()
@@ -215,6 +219,7 @@ class Limiter:
                 self.leave(urgent=waiter.urgent)
             else:
                 (self._urgent if waiter.urgent else self._ahead).remove(waiter)
+                self.waiting -= 1
             raise
         finally:
             waiter.caller._waiting.pop(waiter, None)
@@ -224,7 +229,7 @@ class Limiter:
         """Lets the current caller in where there is room. What ``enter`` returns, or None where it would wait."""
         caller = _current.get(None)
         urgent = caller is None or caller.urgent
-        if self._room(urgent=urgent) <= 0:
+        if (self._limit - self.in_use if urgent else self._room(urgent=False)) <= 0:
             return None
         self.in_use += 1
         self._ahead_in_use += not urgent
@@ -234,7 +239,7 @@ class Limiter:
         """Gives the permit to the next one."""
         self.in_use -= 1
         self._ahead_in_use -= not urgent
-        if self._urgent.count or self._ahead.count:
+        if self.waiting:
             self._grant()
 
     def permit(self) -> LimiterPermit:
@@ -252,6 +257,7 @@ class Limiter:
     def _grant(self) -> None:
         while (queues := self._next_queues()) is not None:
             waiter = queues.take()
+            self.waiting -= 1
             del waiter.caller._waiting[waiter]
             self.in_use += 1
             self._ahead_in_use += not waiter.urgent
@@ -273,3 +279,28 @@ class Limiter:
         waiter.urgent, waiter.queue = True, waiter.caller._queue
         self._urgent.add(waiter)
         self._grant()
+
+
+class SharedCalls(SingleFlight["Hashable", Any]):
+    """A SingleFlight whose calls wait at limiters in the line of the first caller, and are urgent once one of them is.
+
+    Args:
+        task_group: The owner of all flights, entered.
+    """
+
+    def __init__(self, task_group: TaskGroup) -> None:
+        super().__init__(task_group)
+        self._carriers: WeakValueDictionary[Hashable, Caller] = WeakValueDictionary()
+
+    async def run(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
+        """The value of ``work()``, or of the call for ``key`` that is already under way."""
+        asking = current_caller()
+        carrier = self._carriers.get(key) if key in self else None  # that of a call that is over may be about
+        if carrier is None:
+            carrier = self._carriers[key] = Caller(urgent=asking.urgent, behind=asking)
+        elif asking.urgent:
+            carrier.raise_priority()
+        asking.carried_by(carrier)
+        with calling(carrier):
+            result: T = await super().run(key, work)
+        return result

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from asyncfetch.config.checks import is_whole_number
 from asyncfetch.errors import ConfigError
-from asyncfetch.ranges import ByteRange, is_whole_number
+from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

@@ -24,8 +24,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from asyncfetch.errors import FetchError
 from asyncfetch.fetch.retry import AttemptFailed
-from asyncfetch.fetch.url_resolution import AsyncCache, Found
 from asyncfetch.runtime.concurrently import copied, kept
+from asyncfetch.runtime.single_flight import AsyncCache, Found
 from asyncfetch.runtime.threads import in_daemon, no_thread
 
 if TYPE_CHECKING:

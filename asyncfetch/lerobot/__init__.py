@@ -17,13 +17,13 @@ samples             which frames a sample is made of; making it
 summary             a dataset in one value, with the sizes of its files
 episode_reader      an open dataset's episodes: fetched ahead, held while they are read, and how some failed
 dataset             LeRobotDataset, open for reading
-engine              what several datasets share
+engine              what several datasets share, beside `resources`
 """
 
 from __future__ import annotations
 
 from asyncfetch.lerobot.dataset import LeRobotDataset, chosen_features, open_dataset, reader_of
-from asyncfetch.lerobot.engine import DatasetEngine, pool_bytes
+from asyncfetch.lerobot.engine import DatasetEngine
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode, PlanChange
 from asyncfetch.lerobot.episode_reader import DatasetStatistics, EpisodeReader
 from asyncfetch.lerobot.info import DepthUnit
@@ -69,7 +69,6 @@ __all__ = [
     "dataset_info",
     "frames",
     "open_dataset",
-    "pool_bytes",
     "reach_of",
     "reader_of",
     "summarise",

@@ -246,8 +246,8 @@ class LeRobotDataset(AsyncOnly):
             builder = reader.sample_builder(windows)
         else:
             builder = self._builder = self._builder or reader.sample_builder(None)
-        with await reader.hold_beside_passes(self._segment(found, number, builder.reach)) as held:
-            samples = await reader.decode_pool.run(builder.build, [(held, number, 0)])
+        with await reader.hold(self._segment(found, number, builder.reach)) as held:
+            samples = await reader.engine.decode.run(builder.build, [(held, number, 0)])
         return samples[0]
 
     def _frame(self, episode: Episode, frame: int) -> int:

@@ -15,7 +15,7 @@ cache has room: the next read is then a hit without a request, whether the decod
 Four things could go wrong where many ask at once, and don't:
 
 - Stretches that each hold one camera's clip could wait for ever for the room of the other one. So room for all clips of
-  a stretch is set aside before the first is asked for.
+  a stretch is taken before the first is asked for: see ``resources/room.py``.
 - What somebody waits for could come after all that was prefetched. So a stretch has one caller at all limiters, however
   many want it, whose priority is raised as soon as one of them doesn't only read ahead.
 - Plans and rows, which are small but for pictures, could come after clips. So they are urgent at the host, even
@@ -77,7 +77,10 @@ class EpisodeEntry:
     episode: Episode
     stretch: Stretch
     holders: int = 0
-    paid_holders: int = 0
+    passes: int = 0
+    """Holders that are passes."""
+    size_bytes: int | None = None
+    """Room that is taken for its clips; None before, and where they are in common memory."""
     is_common: bool = False
     """True where its clips are in memory of all loader workers of the rank."""
     generation: int = 0
@@ -94,13 +97,18 @@ class HeldEpisode:
     are numbered in the episode.
     """
 
-    def __init__(self, cache: EpisodeCache, entry: EpisodeEntry, *, paid: bool) -> None:
+    def __init__(self, cache: EpisodeCache, entry: EpisodeEntry, *, by_pass: bool = False) -> None:
         self._cache = cache
         self._entry = entry
-        self._paid = paid
+        self._by_pass = by_pass
         self._released = False
         entry.holders += 1
-        entry.paid_holders += paid
+        entry.passes += by_pass
+
+    @property
+    def entry(self) -> EpisodeEntry:
+        """What it holds; for the cache."""
+        return self._entry
 
     @property
     def episode(self) -> Episode:
@@ -176,8 +184,7 @@ class HeldEpisode:
         """Let go of its bytes. Call it on the loop."""
         if not self._released:
             self._released = True
-            self._entry.paid_holders -= self._paid
-            self._cache.release(self._entry)
+            self._cache.release(self._entry, by_pass=self._by_pass)
 
     def _check(self) -> None:
         if self._released:
@@ -293,6 +300,7 @@ class EpisodeCache:
         self._metadata = metadata
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._flights: SingleFlight[EpisodeEntry, None] = SingleFlight(engine.group)
+        self._memory = engine.memory
         self._room = engine.room
         self._planning, self._locating = engine.planning, engine.locating
         self._fetching_clips = engine.fetching_clips
@@ -338,10 +346,10 @@ class EpisodeCache:
             caller.raise_priority()
 
     def is_held(self, stretch: Stretch) -> bool:
-        """Return whether somebody reads the stretch, or waits for it."""
+        """Return whether the stretch is in use, or on its way to who is going to use it."""
         return stretch in self._held
 
-    def hold_nowait(self, stretch: Stretch, *, paid: bool = False) -> HeldEpisode | None:
+    def hold_nowait(self, stretch: Stretch) -> HeldEpisode | None:
         """The stretch, if every byte of it is in memory."""
         entry = self._held.get(stretch)
         if entry is None:
@@ -349,50 +357,99 @@ class EpisodeCache:
         if entry is None or entry.rows is None:
             return None
         self._hits += 1
-        return HeldEpisode(self, entry, paid=paid)
+        return HeldEpisode(self, entry)
 
-    def is_paid(self, stretch: Stretch) -> bool:
-        """Return whether somebody holds it, or waits for it, who has paid for its room."""
+    def claim(self, stretch: Stretch, size_bytes: int) -> HeldEpisode | None:
+        """Take room for a stretch, for a pass; None where there is none. ``load`` it, and release it in any case.
+
+        A stretch that is in use has its room, whoever took it.
+        """
         entry = self._held.get(stretch)
-        return entry is not None and entry.paid_holders > 0
+        if entry is not None and entry.is_common and entry.rows is not None:
+            return HeldEpisode(self, entry)
+        taken_bytes = 0 if entry is None else entry.size_bytes or 0
+        if not self._room.fits(size_bytes - taken_bytes):
+            return None
+        entry = entry or self._revive(stretch) or self._new_entry(stretch)
+        taken_bytes, entry.size_bytes = entry.size_bytes or 0, size_bytes
+        held = HeldEpisode(self, entry, by_pass=True)
+        if entry.passes > 1:
+            self._room.change(pass_bytes=size_bytes - taken_bytes)
+        else:
+            self._room.change(pass_bytes=size_bytes, brief_bytes=-taken_bytes)
+        return held
 
-    async def hold(self, stretch: Stretch, *, paid: bool = False) -> HeldEpisode:
-        """The stretch, fetched where needed: all cameras and the rows at once, nothing twice.
+    async def load(self, held: HeldEpisode) -> HeldEpisode:
+        """Fetch what isn't in memory of a stretch that has its room: all cameras and the rows at once, nothing twice.
 
-        Waits for room in the byte cache. Cancelled, it lets go of what it had got. It is as urgent as the caller that
-        asks. ``paid`` says that the room was set aside among those who hold stretches for long.
+        Fails, or cancelled, it is released. It is as urgent as the caller that asks.
 
         Raises:
             FetchError, FormatError, DatasetError: Its files can't be read.
-            CacheError: Its clips are larger than the byte cache.
-            PlanChange: They aren't those that ``clip_bytes`` weighed.
+            PlanChange: Its clips aren't those that ``clip_bytes`` weighed.
             ClosedError: The cache's owner ended.
         """
-        return self.hold_nowait(stretch, paid=paid) or await self._loaded(stretch, paid=paid)
+        return await self._loaded(held, is_common=False)
+
+    async def hold(self, stretch: Stretch) -> HeldEpisode | None:
+        """The stretch for a moment, fetched where needed; None once its clips don't fit beside what passes hold.
+
+        See ``load``. Waits for room that others hold for a moment.
+
+        Raises:
+            CacheError: Its clips are larger than the byte cache.
+        """
+        while True:
+            held = self.hold_nowait(stretch) or await self.hold_common(stretch)
+            if held is not None:
+                return held
+            size_bytes, _ = await gather(partial(self.clip_bytes, stretch), partial(self.locate_rows, stretch))
+            assert size_bytes is not None
+            self._check_size(stretch, size_bytes)
+            entry = self._held.get(stretch)
+            if entry is None or entry.size_bytes is None:
+                if not await self._room.take_briefly(size_bytes):
+                    return None
+                entry = self._held.get(stretch) or self._new_entry(stretch)
+                if entry.size_bytes is None:
+                    entry.size_bytes = size_bytes
+                else:  # it has got its room meanwhile
+                    self._room.change(brief_bytes=-size_bytes)
+            try:
+                return await self.load(HeldEpisode(self, entry))
+            except PlanChange:
+                continue
 
     async def hold_common(self, stretch: Stretch) -> HeldEpisode | None:
         """The stretch in memory of all loader workers of the rank; None where there is none, or no room in it.
 
-        See ``hold``. Here nobody pays for it, nor waits for room.
+        See ``load``. It takes no room here, and waits for none.
         """
         if self._rank is None:
             return None
-        held = self.hold_nowait(stretch) or await self._loaded(stretch, is_common=True)
+        held = self.hold_nowait(stretch)
+        if held is None:
+            entry = self._held.get(stretch) or self._new_entry(stretch)
+            held = await self._loaded(HeldEpisode(self, entry), is_common=True)
         if held.is_common:
             return held
         held.release()
         return None
 
-    async def _loaded(self, stretch: Stretch, *, paid: bool = False, is_common: bool = False) -> HeldEpisode:
-        """Hold a stretch that isn't in memory and load it; where ``is_common`` it may lack its rows still."""
-        self._misses += 1
-        entry = self._held.get(stretch)
-        if entry is None:
-            entry = self._held[stretch] = EpisodeEntry(self._episodes[stretch.episode], stretch)
+    def _new_entry(self, stretch: Stretch) -> EpisodeEntry:
+        entry = self._held[stretch] = EpisodeEntry(self._episodes[stretch.episode], stretch)
+        return entry
+
+    async def _loaded(self, held: HeldEpisode, *, is_common: bool) -> HeldEpisode:
+        """The stretch when it is loaded; where ``is_common`` it may lack its rows still."""
         # Held while it is being fetched, so that it can't be evicted before those who wait run again.
-        held = HeldEpisode(self, entry, paid=paid)
+        entry = held.entry
+        if entry.rows is not None:
+            self._hits += 1
+            return held
+        self._misses += 1
         try:
-            with calling(self._caller(stretch)):
+            with calling(self._caller(entry.stretch)):
                 while entry.rows is None:  # as it is behind a flight of ``hold_common`` without room
                     await self._flights.run(entry, partial(self._load, entry, is_common=is_common))
                     if is_common:
@@ -402,10 +459,14 @@ class EpisodeCache:
             raise
         return held
 
-    def release(self, entry: EpisodeEntry) -> None:
+    def release(self, entry: EpisodeEntry, *, by_pass: bool) -> None:
         """One holder less. The last one gives the clips back to the byte cache's own order of eviction."""
         entry.holders -= 1
+        entry.passes -= by_pass
+        size_bytes = entry.size_bytes or 0
         if entry.holders:
+            if by_pass and not entry.passes:
+                self._room.change(pass_bytes=-size_bytes, brief_bytes=size_bytes)
             return
         if self._held.get(entry.stretch) is entry:
             del self._held[entry.stretch]
@@ -413,7 +474,11 @@ class EpisodeCache:
             if entry.is_common:
                 self._drop_decoders(lease.key)
             lease.release()
-        entry.leases, entry.clips = {}, {}
+        entry.leases, entry.clips, entry.size_bytes = {}, {}, None
+        if by_pass:
+            self._room.change(pass_bytes=-size_bytes)
+        else:
+            self._room.change(brief_bytes=-size_bytes)
 
     def _caller(self, stretch: Stretch) -> Caller:
         """Return who asks for the stretch at all limiters: the first who did, as long as that one is about."""
@@ -436,7 +501,9 @@ class EpisodeCache:
                 _release(leases)
                 return None
             leases[camera] = lease
-        entry = self._held[stretch] = EpisodeEntry(self._episodes[stretch.episode], stretch)
+        entry = self._new_entry(stretch)
+        entry.size_bytes = _clip_bytes(plan.value)
+        self._room.change(brief_bytes=entry.size_bytes)
         self._fill(entry, rows, plan.value, leases)
         return entry
 
@@ -470,6 +537,7 @@ class EpisodeCache:
 
     async def _fetch(self, stretch: Stretch) -> _Fetched:
         """Return where everything lies, and then all of it at once."""
+        meter = running_meter()
 
         async def lease(clip: PlannedClip) -> Lease:
             plan = clip.plan
@@ -479,18 +547,7 @@ class EpisodeCache:
                     meter.add(Cause.LIMIT, time.perf_counter() - since)
                 return await self._clips.acquire(clip.url, plan.start, plan.stop, header=plan.header)
 
-        planned = await self._plan(stretch)
-        meter, since = running_meter(), time.perf_counter()
-        if meter is not None:
-            meter.begin(Cause.ROOM, since)
-        reservation = await self._room.reserve(self._checked_bytes(stretch, planned))
-        if meter is not None:
-            meter.add(Cause.ROOM, time.perf_counter() - since)
-        try:
-            return await self._all_of(stretch, planned, lease)
-        finally:
-            reservation.release()
-            self._room.grant()
+        return await self._all_of(stretch, await self._plan(stretch), lease)
 
     async def _fetch_common(self, stretch: Stretch) -> _Fetched | None:
         """See ``_fetch`` and ``hold_common``."""
@@ -547,16 +604,16 @@ class EpisodeCache:
             raise PlanChange
         return planned
 
-    def _checked_bytes(self, stretch: Stretch, planned: Mapping[str, PlannedClip]) -> int:
-        """Memory that the clips take, which must fit in the byte cache."""
-        needed_bytes, max_bytes = _clip_bytes(planned), self._clips.max_bytes
-        if needed_bytes > max_bytes:
+    def _check_size(self, stretch: Stretch, needed_bytes: int) -> None:
+        """CacheError where clips don't fit in the byte cache."""
+        memory = self._memory
+        if needed_bytes > memory.clips_bytes:
             name = stretch.name(self._episodes[stretch.episode].length)
             raise CacheError(
-                f"the clips of {name} take {needed_bytes} bytes, but max_bytes leaves {max_bytes} for clips: set "
-                f"StreamConfig(max_bytes=...) at least {needed_bytes / max_bytes:.2f} times as high"
+                f"the clips of {name} take {needed_bytes} bytes, but max_bytes={memory.max_bytes} leaves "
+                f"{memory.clips_bytes} for clips: set StreamConfig(max_bytes=...) to at least "
+                f"{memory.max_bytes_for_clips(needed_bytes)}"
             )
-        return needed_bytes
 
     async def _plan(self, stretch: Stretch) -> Mapping[str, PlannedClip]:
         return (await self._plans.get(stretch, partial(self._make_plan, stretch))).value

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
-
-import anyio
 
 from asyncfetch.errors import (
     LEAVE_OUT_FEATURE,
@@ -20,13 +16,11 @@ from asyncfetch.errors import (
     redact_url,
 )
 from asyncfetch.fetch.limiter import Caller, calling
-from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
-from asyncfetch.lerobot.episode_cache import EpisodeCache, PlanChange
+from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
 from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.stretch import Stretch
 from asyncfetch.observe import Figures, Quantiles
-from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -39,9 +33,9 @@ if TYPE_CHECKING:
     from asyncfetch.cache import CacheStatistics
     from asyncfetch.cache.disk import DiskStatistics
     from asyncfetch.config import StreamConfig
-    from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCacheStatistics
+    from asyncfetch.decode import DecodePoolStatistics, DecoderCacheStatistics
     from asyncfetch.fetch import FetchStatistics
-    from asyncfetch.lerobot.engine import Budget, DatasetEngine
+    from asyncfetch.lerobot.engine import DatasetEngine
     from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import DepthUnit
@@ -144,13 +138,12 @@ class EpisodeReader:
         depth_unit: DepthUnit,
         guard: LoopGuard,
     ) -> None:
-        self.config = config
+        self.config, self.engine = config, engine
         self.pass_report: Callable[[], Report] | None = None
         """Gives the report of the latest pass over it."""
         self.is_closed = False
         self._url = url
         self._metadata = metadata
-        self._engine = engine
         self._image_dtype: ImageDtype = image_dtype
         self._depth_unit: DepthUnit = depth_unit
         self._guard = guard
@@ -173,17 +166,7 @@ class EpisodeReader:
     @property
     def fetches(self) -> bool:
         """Whether it fetches by itself, as of loader workers that read as one just one does."""
-        return self._engine.rank is None or self._engine.rank.clips is not None
-
-    @property
-    def clip_budget(self) -> Budget:
-        """The budget that passes over this dataset, and over others of its engine, pay for clips from."""
-        return self._engine.clip_budget
-
-    @property
-    def decode_pool(self) -> DecodePool:
-        """The threads that this dataset decodes in."""
-        return self._engine.decode
+        return self.engine.rank is None or self.engine.rank.clips is not None
 
     def episode(self, episode: int) -> Episode:
         """Return where its rows and videos are."""
@@ -199,30 +182,33 @@ class EpisodeReader:
 
     def prefetch(self, wanted: Stretch | int) -> None:
         """Start fetching a stretch; see LeRobotDataset."""
-        self._prefetches.start(self._stretch(wanted), self._engine.group)
+        self._prefetches.start(self._stretch(wanted), self.engine.group)
 
     async def ready(self, wanted: Stretch | int) -> None:
         """Wait until a stretch is in memory; see LeRobotDataset."""
         await self._load(self._stretch(wanted))
 
-    async def hold_beside_passes(self, wanted: Stretch | int) -> HeldEpisode:
-        """The stretch, or CacheError as soon as its clips don't fit beside those that passes have paid for.
+    async def hold(self, wanted: Stretch | int) -> HeldEpisode:
+        """The stretch in memory until it is released, for a moment, fetched where needed.
 
         Where all of the episode is in memory, or on its way, it is that, and nothing is fetched twice.
+
+        Raises:
+            CacheError: Its clips don't fit beside what passes hold. It waits for room that calls like this one hold.
         """
         stretch = self._stretch(wanted)
         whole = self._stretch(stretch.episode)
         if whole in self._prefetches or self._episodes.is_held(whole):
             stretch = whole
-        return self._episodes.hold_nowait(whole) or await self._hold_beside_passes(stretch)
+        return self._episodes.hold_nowait(whole) or await self._hold(stretch)
 
-    async def hold(self, wanted: Stretch | int) -> HeldEpisode:
-        """The stretch in memory until it is released, fetched where needed; for a pass, which pays first.
+    def claim(self, wanted: Stretch | int, size_bytes: int) -> HeldEpisode | None:
+        """Take the room of a stretch, which takes so much; see EpisodeCache. For a pass."""
+        return self._episodes.claim(self._stretch(wanted), size_bytes)
 
-        Raises:
-            PlanChange: See EpisodeCache, as for other errors. It is to be weighed, and paid for, again.
-        """
-        return await self._episodes.hold(self._stretch(wanted), paid=True)
+    async def load(self, claimed: HeldEpisode) -> HeldEpisode:
+        """Fetch what isn't in memory of a stretch that was claimed; see EpisodeCache. For a pass."""
+        return await self._episodes.load(claimed)
 
     async def hold_common(self, wanted: Stretch | int) -> HeldEpisode | None:
         """The same in memory that all loader workers of the rank share; None where there is none, or no room in it."""
@@ -252,7 +238,7 @@ class EpisodeReader:
         """Return the size of one of its files; None where it isn't there."""
         self.check()
         try:
-            return (await self._engine.reader.stat(url)).size
+            return (await self.engine.reader.stat(url)).size
         except (AccessDenied, NotFound):  # S3 denies access to what isn't there to those who may not list
             return None
 
@@ -263,7 +249,7 @@ class EpisodeReader:
             keys: Columns that are there.
             positions: Those of the episodes in the dataset's table, in the order in which they are read.
         """
-        return scan(self._episodes.rows, self._engine.reader, keys, positions, run=self._engine.run)
+        return scan(self._episodes.rows, self.engine.reader, keys, positions, run=self.engine.run)
 
     def sample_builder(self, windows: Windows | None) -> SampleBuilder:
         """Return what makes samples with these windows, for the stream above. ConfigError where they don't fit."""
@@ -284,7 +270,7 @@ class EpisodeReader:
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""
-        engine = self._engine
+        engine = self.engine
         return DatasetStatistics(
             fetch=engine.fetcher.statistics(),
             clips=engine.clips_statistics(),
@@ -295,51 +281,18 @@ class EpisodeReader:
         )
 
     async def _load(self, stretch: Stretch) -> None:
-        (await self._hold_beside_passes(stretch)).release()
+        (await self._hold(stretch)).release()
 
-    async def _hold_beside_passes(self, stretch: Stretch) -> HeldEpisode:
-        """The stretch, or CacheError as soon as its clips don't fit beside those that passes have paid for.
-
-        For room that other calls like this one hold it waits: they give it back by themselves.
-        """
-        while True:
-            try:
-                return await self._hold_as_planned(stretch)
-            except PlanChange:
-                continue
-
-    async def _hold_as_planned(self, stretch: Stretch) -> HeldEpisode:
-        held = self._episodes.hold_nowait(stretch) or await self._episodes.hold_common(stretch)
-        if held is not None:
-            return held
-        size_bytes, _ = await gather(
-            partial(self._episodes.clip_bytes, stretch), partial(self._episodes.locate_rows, stretch)
-        )
-        assert size_bytes is not None
-        what = f"the clips of {stretch.name(self._metadata.episodes[stretch.episode].length)} take {size_bytes} bytes"
-        if size_bytes > self.clip_budget.max_bytes:
-            raise self._no_room(what, size_bytes)
-        with anyio.CancelScope() as scope:
-
-            def check() -> None:
-                if not (self.clip_budget.fits(size_bytes) or self._episodes.is_paid(stretch)):
-                    scope.cancel()
-
-            with self.clip_budget.watched(check):
-                check()
-                held = await self._episodes.hold(stretch)
+    async def _hold(self, stretch: Stretch) -> HeldEpisode:
+        held = await self._episodes.hold(stretch)
         if held is None:
-            passes_bytes = self.clip_budget.used_bytes
-            raise self._no_room(
-                f"{what} beside the {passes_bytes} that passes over this dataset hold",
-                size_bytes + passes_bytes,
+            room, memory = self.engine.room, self.engine.memory
+            size_bytes = await self._episodes.clip_bytes(stretch)
+            needed_bytes = room.pass_bytes + size_bytes
+            raise CacheError(
+                f"the clips of {stretch.name(self._metadata.episodes[stretch.episode].length)} take {size_bytes} bytes "
+                f"beside the {room.pass_bytes} that passes over this dataset hold, but max_bytes={memory.max_bytes} "
+                f"leaves {memory.clips_bytes} for clips: set StreamConfig(max_bytes=...) to at least "
+                f"{memory.max_bytes_for_clips(needed_bytes)}"
             )
         return held
-
-    def _no_room(self, what: str, needed_bytes: int) -> CacheError:
-        max_bytes = self.config.max_bytes
-        least_bytes = math.ceil(needed_bytes / (1 - 1 / DECODERS_SHARE - 1 / TABLES_SHARE))
-        return CacheError(
-            f"{what}, but {max_bytes=} leaves {self.clip_budget.max_bytes} for clips: set StreamConfig(max_bytes=...) "
-            f"to at least {least_bytes}, times the number of loader workers"
-        )

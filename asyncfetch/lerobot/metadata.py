@@ -29,7 +29,8 @@ from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_e
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.oddities import Oddities
 from asyncfetch.lerobot.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
-from asyncfetch.runtime.concurrently import Eventual, ungrouped
+from asyncfetch.runtime.concurrently import ungrouped
+from asyncfetch.runtime.single_flight import SharedCall
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
@@ -179,10 +180,10 @@ async def load_metadata(
     rest: tuple[EpisodeTable, dict[int, str], str] | None = None
     with ungrouped():
         async with anyio.create_task_group() as tasks:
-            info_file = Eventual(tasks, partial(reader.fetch, join_url(url, _INFO)))
-            first_tasks = Eventual(tasks, partial(fetch_end, reader, join_url(url, _TASKS)))
-            stats = Eventual(tasks, partial(_load_stats, reader, join_url(url, _STATS)))
-            first = Eventual(tasks, partial(fetch_end, reader, episodes_url(url, 0, 1)))
+            info_file = SharedCall(partial(reader.fetch, join_url(url, _INFO))).begun_in(tasks)
+            first_tasks = SharedCall(partial(fetch_end, reader, join_url(url, _TASKS))).begun_in(tasks)
+            stats = SharedCall(partial(_load_stats, reader, join_url(url, _STATS))).begun_in(tasks)
+            first = SharedCall(partial(fetch_end, reader, episodes_url(url, 0, 1))).begun_in(tasks)
             # info.json first, since it explains what else is wrong: a v2 dataset, say, has no tasks.parquet.
             data = await _root_file(info_file, url)
             info = await run(partial(_parse_unless_v2, data, join_url(url, _INFO), refuses=version2 is None))
@@ -191,12 +192,12 @@ async def load_metadata(
             else:
                 chosen = choose_features(info, features, url)
                 cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
-                end = await first.arrived()
-                tasks_end = await first_tasks.arrived() if end is not None and end.is_whole else None
+                end = await _arrived(first)
+                tasks_end = await _arrived(first_tasks) if end is not None and end.is_whole else None
                 if end is not None and tasks_end is not None and tasks_end.is_whole:
                     rest = await run(partial(_parse_small, url, info, chosen, cameras, end, tasks_end))
                 if rest is None:
-                    task_strings = Eventual(tasks, partial(_load_tasks, reader, first_tasks.get, run))
+                    task_strings = SharedCall(partial(_load_tasks, reader, first_tasks.get, run)).begun_in(tasks)
                     episodes = await load_episodes(
                         reader, url, info, cameras, first_end=first.get, list_tables=list_tables, run=run
                     )
@@ -254,7 +255,13 @@ def _parse_unless_v2(data: memoryview, url: str, *, refuses: bool) -> DatasetInf
     return parse_info(data, url) if refuses or not is_v2(parse_json(data, url)) else None
 
 
-async def _root_file(info_file: Eventual[memoryview], url: str) -> memoryview:
+async def _arrived(file: SharedCall[TableEnd]) -> TableEnd | None:
+    """The file's end, as soon as it is there; None where it can't be had."""
+    outcome = await file.outcome()
+    return None if isinstance(outcome, Exception) else outcome
+
+
+async def _root_file(info_file: SharedCall[memoryview], url: str) -> memoryview:
     try:
         return await info_file.get()
     except NotFound as error:

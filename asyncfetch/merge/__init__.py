@@ -5,19 +5,21 @@
     sources       what is read of each dataset beforehand
     plan          what datasets must have in common; which file, frame and task everything gets; its tables,
                   and types that differ in nulls only
-    job           a merge that is planned and can be carried out: its pieces, what waits for what, what is reduced
+    job           a merge that is planned and can be carried out: which pieces run when, and what is added up
     tasks         the pieces that write: each file, and the metadata at the end
     summaries     statistics, and the pieces that read back what they need of the rows
     quantiles     how quantiles are found without all rows in memory
-    scheduler     each piece as soon as what it needs is there; where it runs is an executor's to say
-    local_executor   the executor of this machine: processes of its own, when they pay, and what runs in one
+    pairwise      a sum of values that come in any order
+    executor      what an executor has to do, and what a piece finds where it runs
+    local_executor   the executor of this machine: threads, or processes when they pay
+    worker_process   one of these processes
     destination   what a destination has to do
     local_folder  one of them: built beside, gone on with after an interruption
     s3_prefix     the other: put file by file, likewise
     videos        where a video can be cut, and one video of many segments, times in whole ticks
     info          what info.json says
 
-Sources are read with the engine, so they may lie wherever it reads from.
+Sources are read with the engine, so they may be anywhere it reads from.
 """
 
 from asyncfetch.merge.apply import MergeReport, PlannedFile, merge_datasets

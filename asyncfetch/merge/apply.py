@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from asyncfetch.config import FetchConfig
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.fetch.transports.file import local_path
 from asyncfetch.merge.info import differences
@@ -18,7 +19,6 @@ from asyncfetch.merge.local_folder import LocalFolder
 from asyncfetch.merge.plan import Limits
 from asyncfetch.merge.s3_prefix import S3Prefix
 from asyncfetch.merge.sources import Selection
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import running_loop
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.merge.destination import Destination
+    from asyncfetch.merge.executor import Executor
     from asyncfetch.merge.job import MergeJob, MergeProgress
-    from asyncfetch.merge.scheduler import Executor
 
 
 def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -> list[Selection]:
@@ -136,7 +136,7 @@ async def merge_datasets(
     datasets gives what merging all at once does.
 
     A fetch that fails, a cancellation or a kill leaves that folder where a file in it is finished. The same call goes
-    on from there, and where the destination is all there already, it tells of it as if it had just been written; one
+    on from there, and where the destination is all there already, it reports it as if it had just been written; one
     for the same destination with other sources or limits removes the folder.
 
     On S3 nothing is renamed. A file is written in a temporary folder (``TMPDIR``), put when it is whole, and removed
@@ -163,7 +163,7 @@ async def merge_datasets(
 
     Raises:
         ConfigError: An argument can't be meant.
-        MergeError: The destination is taken, too small, being built by somebody else or may not be written, or the
+        MergeError: The destination is taken, too small, being built by another merge or may not be written, or the
             sources can't be read or disagree; lists every reason.
         FetchError: A source could not be read while it was being copied, or the destination not be written;
             ObjectChanged where the source was replaced after it was read and checked.
@@ -171,7 +171,8 @@ async def merge_datasets(
         WorkerError: A process that worked for it has died.
         MissingDependency: pyarrow isn't installed.
     """
-    options = Options(
+    [report] = await merge_several(
+        [(sources, destination)],
         workers=workers,
         overwrite=overwrite,
         dry_run=dry_run,
@@ -182,64 +183,38 @@ async def merge_datasets(
         executor=executor,
         progress=progress,
     )
-    [report] = await merge_several([(sources, destination)], options)
     return report
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options that ``merge_datasets`` takes, but for where from and where to.
-
-    Raises:
-        ConfigError: One of them can't be meant.
-    """
-
-    workers: int | None = None
-    overwrite: bool = False
-    dry_run: bool = False
-    data_file_max_bytes: int = DATA_FILE_MAX_BYTES
-    video_file_max_bytes: int = VIDEO_FILE_MAX_BYTES
-    files_per_chunk: int = FILES_PER_CHUNK
-    fetch: FetchConfig | None = None
-    executor: Executor | None = None
-    progress: Callable[[MergeProgress], object] | None = None
-
-    def __post_init__(self) -> None:
-        if self.workers is not None:
-            workers = whole_number("workers, which may be None for one a processor,", self.workers, least=1)
-            object.__setattr__(self, "workers", workers)
-        _ = self.limits  # refuses what can't be meant
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of the files."""
-        return Limits(self.data_file_max_bytes, self.video_file_max_bytes, self.files_per_chunk)
 
 
 async def merge_several(
     merges: Sequence[tuple[Sequence[str | os.PathLike[str] | Selection], str | os.PathLike[str]]],
-    options: Options,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    data_file_max_bytes: int = DATA_FILE_MAX_BYTES,
+    video_file_max_bytes: int = VIDEO_FILE_MAX_BYTES,
+    files_per_chunk: int = FILES_PER_CHUNK,
+    fetch: FetchConfig | None = None,
+    executor: Executor | None = None,
+    progress: Callable[[MergeProgress], object] | None = None,
 ) -> list[MergeReport]:
     """Sources and a destination each: all are planned, then all are written, then all take their places.
 
-    Errors are those of ``merge_datasets``.
+    The other arguments and all errors are those of ``merge_datasets``.
     """
     running_loop("a merge")
+    limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
+    if workers is not None:
+        workers = whole_number("workers, which may be None for one a processor,", workers, least=1)
     named = [(selections_of(sources), destination_of(destination)) for sources, destination in merges]
-    told = ProgressCounter(options.progress)
-    executor, fetch = options.executor or OnThisMachine(), options.fetch or FetchConfig()
+    counter = ProgressCounter(progress)
     started = time.monotonic()
-    async with executor.open(fetch, options.workers, told.wrote) as pool:
-        jobs = [
-            await plan_job(pool, selections, target, options.limits, overwrite=options.overwrite)
-            for selections, target in named
-        ]
-        if options.dry_run:
-            written = [(len(job.units), job.nbytes) for job in jobs]
-        else:
-            written = await carry_out(jobs, pool, told)
+    async with (executor or OnThisMachine()).open(fetch or FetchConfig(), workers, counter.wrote) as pool:
+        jobs = [await plan_job(pool, selections, target, limits, overwrite=overwrite) for selections, target in named]
+        written = [(len(job.units), job.nbytes) for job in jobs] if dry_run else await carry_out(jobs, pool, counter)
     seconds = time.monotonic() - started
-    return [report_on(job, *one, seconds, is_dry_run=options.dry_run) for job, one in zip(jobs, written, strict=True)]
+    return [report_on(job, *one, seconds, is_dry_run=dry_run) for job, one in zip(jobs, written, strict=True)]
 
 
 def report_on(job: MergeJob, files: int, nbytes: int, seconds: float, *, is_dry_run: bool = False) -> MergeReport:

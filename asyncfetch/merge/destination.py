@@ -1,4 +1,4 @@
-"""The place where a merged dataset is built and comes to lie: a local folder, or a prefix of S3.
+"""The place where a merged dataset is built, and stays: a local folder, or a prefix of S3.
 
     local_folder    built in a folder beside, which takes the destination's place in one step
     s3_prefix       each file is put as soon as it is whole; ``meta/info.json``, without which there is no dataset, last
@@ -35,7 +35,7 @@ class WrittenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class SpaceNeed:
     """Bytes that a merge needs, about."""
 
     dataset: int
@@ -45,7 +45,7 @@ class Needed:
 
 
 class Destination(Protocol):
-    """The place where the dataset comes to lie."""
+    """The place for the dataset."""
 
     @property
     def name(self) -> Path | str:
@@ -69,16 +69,16 @@ class Destination(Protocol):
 class Build(Protocol):
     """A dataset that is being built for its destination, in any number of attempts."""
 
-    def open(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AbstractAsyncContextManager[None]:
-        """Have it for oneself. On an error it stays for the next attempt, if that can have anything of it.
+    def open(
+        self, fetcher: Fetcher, needed: SpaceNeed, *, overwrite: bool, shared: bool = False
+    ) -> AbstractAsyncContextManager[None]:
+        """Hold it: alone, or ``shared`` with others of the same plan, who have divided the files among them.
+
+        On an error, what was held alone stays for the next attempt, if that can have anything of it.
 
         Raises:
-            MergeError: There is no room, or somebody else is at it or has filled the destination.
+            MergeError: There is no room, or another merge holds it or has filled the destination.
         """
-        ...
-
-    def share(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AbstractAsyncContextManager[None]:
-        """Write beside others of the same plan, who agree on who writes what; errors as of ``open``."""
         ...
 
     async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
@@ -121,7 +121,7 @@ class Build(Protocol):
             overwrite: Replace what is there.
 
         Raises:
-            MergeError: The destination was made, or filled, by somebody else.
+            MergeError: The destination was made, or filled, by another process.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A merge that is planned and can be carried out, by whom, and in how many attempts, is open; and carrying it out.
+"""A planned merge, and carrying it out, by any number of processes and in any number of attempts.
 
 Every file is written once, and what is known of the rows reduced. What is reduced in a tree is what grows with the
 rows: statistics, and the tasks of each episode. Two passes aren't, the plan and ``write_metadata``: in which file an
@@ -7,6 +7,7 @@ episode lies depends on all before it. They take 0.1 ms an episode (one camera).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +16,15 @@ from typing import TYPE_CHECKING
 import anyio
 
 from asyncfetch.errors import DatasetError, FetchError
-from asyncfetch.merge.destination import Needed, system_errors
+from asyncfetch.fetch.batch import for_each
+from asyncfetch.merge.destination import SpaceNeed, system_errors
+from asyncfetch.merge.pairwise import PairwiseSum
 from asyncfetch.merge.plan import disagreements, plan_merge, refuse
 from asyncfetch.merge.quantiles import QuantileSearch
-from asyncfetch.merge.scheduler import Schedule
 from asyncfetch.merge.sources import MergeSource, load_source
 from asyncfetch.merge.summaries import Summary, add, count_prefixes_again, quantile_ranks, summarise
-from asyncfetch.merge.tasks import RowsTask, file_units, write, write_metadata
-from asyncfetch.runtime.concurrently import gather, ungrouped
+from asyncfetch.merge.tasks import file_units, write, write_metadata
+from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
@@ -30,10 +32,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.merge.destination import Build, Destination, WrittenFile
+    from asyncfetch.merge.executor import Piece, WorkerPool, WorkerSetup
     from asyncfetch.merge.plan import Limits, MergePlan
-    from asyncfetch.merge.scheduler import PendingTask, TaskPool, WorkerSetup
     from asyncfetch.merge.sources import Selection
-    from asyncfetch.merge.summaries import Statistics, SummaryTask
+    from asyncfetch.merge.summaries import Statistics
     from asyncfetch.merge.tasks import FileUnit
 
 
@@ -49,14 +51,14 @@ class MergeProgress:
 
 
 class ProgressCounter:
-    """Adds up what was written, and tells.
+    """Adds up what was written.
 
     Args:
-        tell: Called with each change; None: nobody.
+        report: Called with each change, if there is one.
     """
 
-    def __init__(self, tell: Callable[[MergeProgress], object] | None) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[MergeProgress], object] | None) -> None:
+        self._report = report
         self._bytes: dict[str, int] = {}
         self._bytes_done = self._bytes_total = self._files_done = self._files_total = 0
 
@@ -68,9 +70,9 @@ class ProgressCounter:
         """The file has this many bytes so far."""
         self._bytes_done += nbytes - self._bytes.get(url, 0)
         self._bytes[url] = nbytes
-        if self._tell is not None:
+        if self._report is not None:
             total = max(self._bytes_total, self._bytes_done)
-            self._tell(MergeProgress(self._bytes_done, total, self._files_done, self._files_total))
+            self._report(MergeProgress(self._bytes_done, total, self._files_done, self._files_total))
 
     def finished(self, url: str, nbytes: int) -> None:
         """The file is whole."""
@@ -78,84 +80,86 @@ class ProgressCounter:
         self.wrote(url, nbytes)
 
 
-async def write_files(pool: TaskPool, units: Sequence[FileUnit], build: Build) -> None:
-    """Write some of a plan's files, and nothing else. What is finished stays.
-
-    Raises:
-        FetchError: A source could not be read, or the destination not be written.
-        DatasetError: A source isn't what its metadata say.
-    """
-    with ungrouped():
-        async with anyio.create_task_group() as tasks:
-            schedule = Schedule(tasks, pool)
-            for unit in units:
-                schedule.submit(write, build, unit)
-
-
-async def write_and_summarise(
-    pool: TaskPool, units: Sequence[FileUnit], build: Build, progress: ProgressCounter
-) -> tuple[list[WrittenFile], Summary, dict[str, Statistics]]:
-    """Write all of a plan's files. What is finished stays.
+class FileWork:
+    """Writes all of a plan's files and summarises their rows, as many pieces at a time as the pool has workers.
 
     Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``quantiles``.
 
     Args:
         pool: Does the work.
-        units: The files; those of rows first, since more waits for them.
-        build: Which nobody else writes to.
-        progress: Told of each file.
-
-    Returns:
-        Which files they are, what is known of the rows, and the statistics of numeric features over all of them.
-
-    Raises:
-        FetchError, DatasetError: See ``write_files``.
+        build: This merge holds it alone.
+        units: The files.
+        progress: Counts each of them.
     """
-    files: list[WrittenFile] = []
 
-    async def finished(file: WrittenFile) -> None:
-        files.append(file)
-        progress.finished(build.url(file.path), file.nbytes)
+    def __init__(self, pool: WorkerPool, build: Build, units: Sequence[FileUnit], progress: ProgressCounter) -> None:
+        self.files: list[WrittenFile] = []
+        """Files that are finished."""
+        self.summary = Summary()
+        """All that is known of the rows."""
+        self.numbers: dict[str, Statistics] = {}
+        """Statistics of numeric features over all rows."""
+        self._pool = pool
+        self._build = build
+        self._units = units
+        self._parts = [part for unit in units for part in unit.parts()]
+        self._progress = progress
+        self._workers = anyio.CapacityLimiter(pool.workers)
 
-    with ungrouped():
-        async with anyio.create_task_group() as tasks:
-            schedule = Schedule(tasks, pool)
-            parts: list[tuple[PendingTask, SummaryTask]] = []
-            for unit in units:
-                written = schedule.submit(write, build, unit)
-                schedule.then(written, finished)
-                if isinstance(unit, RowsTask):
-                    parts += [(written, part) for part in unit.parts()]
-            summary, numbers = await _summarise(schedule, build, parts)
-    return files, summary, numbers
+    async def do(self) -> None:
+        """Do all of it. What is finished stays, whatever happens.
+
+        Raises:
+            FetchError: A source could not be read, or the destination not be written.
+            DatasetError: A source isn't what its metadata say.
+        """
+        others = [unit for unit in self._units if not unit.parts()]
+        await gather(self._write_and_summarise, partial(_for_each, others, self._write, self._pool.workers))
+
+    async def _write(self, unit: FileUnit) -> None:
+        async with self._workers:
+            file = await self._pool.get(await self._pool.run(write, self._build, unit))
+        self.files.append(file)
+        self._progress.finished(self._build.url(file.path), file.nbytes)
+
+    async def _write_and_summarise(self) -> None:
+        """Write the files of rows, and look at each again while it is in memory; then as quantiles need it."""
+        if not self._parts:
+            return
+        count = sum(sum(part.lengths) for part in self._parts)
+        search = QuantileSearch(count, quantile_ranks(count))
+        sums = self._begin_sum()
+        numbers = defaultdict[str, list[int]](list)
+        for number, part in enumerate(self._parts):
+            numbers[part.path].append(number)
+
+        async def write_one(unit: FileUnit) -> None:
+            await self._write(unit)
+            await gather(*(partial(self._add, sums, one, summarise, (search.shift,)) for one in numbers[unit.path]))
+
+        await _for_each([unit for unit in self._units if unit.parts()], write_one, self._pool.workers)
+        self.summary = await self._pool.get(sums.total)
+        search.learn(self.summary.counted)
+        while search.wanted:
+            sums = self._begin_sum()
+            look = partial(self._add, sums, piece=count_prefixes_again, more=(search.wanted, search.shift))
+            await gather(*(partial(look, number) for number in range(len(self._parts))))
+            search.learn(await self._pool.get(sums.total))
+        for key, moments in self.summary.moments.items():
+            ordered = search.values(key).reshape(*moments.mean.shape, -1)
+            self.numbers[key] = moments.statistics(ordered)
+
+    def _begin_sum(self) -> PairwiseSum:
+        return PairwiseSum(len(self._parts), partial(self._pool.run, add))
+
+    async def _add(self, sums: PairwiseSum, number: int, piece: Piece, more: tuple[object, ...]) -> None:
+        """Have a part looked at, and add what is found."""
+        async with self._workers:  # until it is added, so that few sums wait
+            await sums.put(number, await self._pool.run(piece, self._build, self._parts[number], *more))
 
 
-async def _summarise(
-    schedule: Schedule, build: Build, parts: Sequence[tuple[PendingTask, SummaryTask]]
-) -> tuple[Summary, dict[str, Statistics]]:
-    """Return what is known of the rows of all parts, and their statistics."""
-    count = sum(sum(part.lengths) for _, part in parts)
-    if not count:
-        return Summary(), {}
-    search = QuantileSearch(count, quantile_ranks(count))
-    leaves = [schedule.submit(summarise, build, written, part, search.shift) for written, part in parts]
-    root = schedule.reduce(add, leaves)
-    leaves.clear()  # who still needs one has it
-    summary: Summary = await schedule.get(root)
-    search.learn(summary.counted)
-    while search.wanted:
-        leaves += [
-            schedule.submit(count_prefixes_again, build, written, part, search.wanted, search.shift)
-            for written, part in parts
-        ]
-        root = schedule.reduce(add, leaves)
-        leaves.clear()
-        search.learn(await schedule.get(root))
-    numbers = {}
-    for key, moments in summary.moments.items():
-        ordered = search.values(key).reshape(*moments.mean.shape, -1)
-        numbers[key] = moments.statistics(ordered)
-    return summary, numbers
+async def _for_each(units: Sequence[FileUnit], work: Callable[[FileUnit], Awaitable[None]], workers: int) -> None:
+    await for_each(units, work, key=lambda _: "", workers=workers)
 
 
 _SOURCES_AT_ONCE = 16
@@ -194,13 +198,13 @@ class MergeJob:
         """Seconds that a processor takes to write the files and to summarise them, about; 0 for this process alone."""
         return sum(unit.seconds for unit in self.units) if _are_anywhere(self.plan.sources) else 0
 
-    def needed(self, workers: int) -> Needed:
+    def needed(self, workers: int) -> SpaceNeed:
         """Return the bytes that so many workers need."""
-        return Needed(self.nbytes, sum(sorted(unit.nbytes for unit in self.units)[-workers:]))
+        return SpaceNeed(self.nbytes, sum(sorted(unit.nbytes for unit in self.units)[-workers:]))
 
 
 async def plan_job(
-    pool: TaskPool, selections: Sequence[Selection], destination: Destination, limits: Limits, *, overwrite: bool
+    pool: WorkerPool, selections: Sequence[Selection], destination: Destination, limits: Limits, *, overwrite: bool
 ) -> MergeJob:
     """Look whether the destination is free, read and check the sources, and plan.
 
@@ -211,13 +215,10 @@ async def plan_job(
     different = list(dict.fromkeys(selections))
     shares = [different[number :: pool.workers] for number in range(min(pool.workers, len(different)))]
     pool.expect(_SOURCE_SECONDS * len(different) if _are_anywhere(different) else 0)
-    with ungrouped():
-        async with anyio.create_task_group() as tasks:
-            schedule = Schedule(tasks, pool)
-            pending = [schedule.submit(load_sources, share) for share in shares]
-            loaded: dict[Selection, MergeSource | DatasetError | FetchError] = {}
-            for share, one in zip(shares, pending, strict=True):
-                loaded |= zip(share, await schedule.get(one), strict=True)
+    loaded: dict[Selection, MergeSource | DatasetError | FetchError] = {}
+    values = await gather(*(partial(pool.run, load_sources, share) for share in shares))
+    for share, value in zip(shares, values, strict=True):
+        loaded |= zip(share, await pool.get(value), strict=True)
     sources = [source for one in selections if isinstance(source := loaded[one], MergeSource)]
     if errors := [error for one in different if not isinstance(error := loaded[one], MergeSource)]:
         others = await run_sync(disagreements, sources) if sources else []
@@ -228,7 +229,7 @@ async def plan_job(
 
 
 async def check_free(
-    pool: TaskPool, destination: Destination, sources: Sequence[Selection | MergeSource], *, overwrite: bool
+    pool: WorkerPool, destination: Destination, sources: Sequence[Selection | MergeSource], *, overwrite: bool
 ) -> None:
     """MergeError unless a dataset of these can be written there."""
     with system_errors([destination.name]):
@@ -236,7 +237,7 @@ async def check_free(
 
 
 async def load_sources(
-    place: WorkerSetup, selections: Sequence[Selection]
+    setup: WorkerSetup, selections: Sequence[Selection]
 ) -> list[MergeSource | DatasetError | FetchError]:
     """Each, or why it can't be read."""
     limiter = anyio.CapacityLimiter(_SOURCES_AT_ONCE)
@@ -244,22 +245,22 @@ async def load_sources(
     async def load(selection: Selection) -> MergeSource | DatasetError | FetchError:
         async with limiter:
             try:
-                return await load_source(place.fetcher, selection, run=run_sync)
+                return await load_source(setup.fetcher, selection, run=run_sync)
             except (DatasetError, FetchError) as error:
                 return error
 
     return await gather(*(partial(load, selection) for selection in selections))
 
 
-async def carry_out(jobs: Sequence[MergeJob], pool: TaskPool, progress: ProgressCounter) -> list[tuple[int, int]]:
+async def carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: ProgressCounter) -> list[tuple[int, int]]:
     """Write what isn't written yet: number of files and their bytes, by job.
 
     When all of it is written, the datasets take their places one right after the other: what ends earlier leaves none,
-    and all of it is gone on with. What was killed after that is told like what is written now.
+    and all of it is gone on with. What a merge had finished before it was killed is counted like what is written now.
 
     Raises:
-        MergeError: There is no room or no leave to write, or the destination is being built or was filled by somebody
-            else.
+        MergeError: There is no room or no permission to write, or another merge is building the destination, or it was
+            filled meanwhile.
         FetchError: A source could not be read, or the destination not be written.
         DatasetError: A source isn't what its metadata say.
     """
@@ -268,29 +269,25 @@ async def carry_out(jobs: Sequence[MergeJob], pool: TaskPool, progress: Progress
         return await _carry_out(jobs, pool, progress)
 
 
-async def _carry_out(jobs: Sequence[MergeJob], pool: TaskPool, progress: ProgressCounter) -> list[tuple[int, int]]:
+async def _carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: ProgressCounter) -> list[tuple[int, int]]:
     finished = [await job.build.finished(pool.fetcher) for job in jobs]
+    pool.expect(sum(job.seconds for job, files in zip(jobs, finished, strict=True) if files is None))
     async with AsyncExitStack() as stack:
         for job, files in zip(jobs, finished, strict=True):
             if files is None:
                 needed = job.needed(pool.workers)
                 await stack.enter_async_context(job.build.open(pool.fetcher, needed, overwrite=job.overwrite))
-        publications: list[Callable[[], Awaitable[None]]] = []
-        written = []
-        pool.expect(sum(job.seconds for job, files in zip(jobs, finished, strict=True) if files is None))
-        for job, there in zip(jobs, finished, strict=True):
-            if there is not None:
-                _tell_of(job, there, progress)
-                written.append((len(there), sum(file.nbytes for file in there)))
-                continue
-            files, summary, numbers = await write_and_summarise(pool, job.units, job.build, progress)
-            room = await stack.enter_async_context(job.build.room())
-            metadata = await run_sync(write_metadata, job.plan, summary, numbers, room)
-            nbytes = await run_sync(_measure, room, metadata)
-            publications.append(
-                partial(job.build.publish, pool.fetcher, room, files, metadata, overwrite=job.overwrite)
-            )
-            written.append((len(files) + len(metadata), sum(file.nbytes for file in files) + nbytes))
+        written, publications = [], []
+        for job, files in zip(jobs, finished, strict=True):
+            if files is not None:
+                _count_finished(job, files, progress)
+                written.append((len(files), sum(file.nbytes for file in files)))
+            else:
+                room = await stack.enter_async_context(job.build.room())
+                own, metadata, nbytes = await _write(job, pool, progress, room)
+                written.append((len(own) + len(metadata), nbytes))
+                publish = partial(job.build.publish, pool.fetcher, room, own, metadata)
+                publications.append(partial(publish, overwrite=job.overwrite))
         for publish in publications:
             await publish()
         for job in jobs:
@@ -298,25 +295,41 @@ async def _carry_out(jobs: Sequence[MergeJob], pool: TaskPool, progress: Progres
     return written
 
 
-def _tell_of(job: MergeJob, files: Sequence[WrittenFile], progress: ProgressCounter) -> None:
+async def _write(
+    job: MergeJob, pool: WorkerPool, progress: ProgressCounter, room: Path
+) -> tuple[list[WrittenFile], list[str], int]:
+    """The files of rows and videos, the paths of those of metadata, which are in the room, and the bytes of all."""
+    work = FileWork(pool, job.build, job.units, progress)
+    await work.do()
+    metadata = await run_sync(write_metadata, job.plan, work.summary, work.numbers, room)
+    nbytes = await run_sync(_measure, room, metadata)
+    return work.files, metadata, sum(file.nbytes for file in work.files) + nbytes
+
+
+def _count_finished(job: MergeJob, files: Sequence[WrittenFile], progress: ProgressCounter) -> None:
     paths = {unit.path for unit in job.units}
     for file in files:
         if file.path in paths:
             progress.finished(job.build.url(file.path), file.nbytes)
 
 
-async def carry_out_share(job: MergeJob, pool: TaskPool, rank: int, world_size: int) -> None:
-    """Write every ``world_size``-th file, from the one numbered ``rank`` on, for somebody's ``carry_out`` to find.
+async def carry_out_share(job: MergeJob, pool: WorkerPool, rank: int, world_size: int) -> None:
+    """Write every ``world_size``-th file, from the one numbered ``rank`` on; ``carry_out`` finds them.
 
     Raises:
-        MergeError: Somebody has the build for himself, or there is no room.
+        MergeError: Another merge holds the build alone, or there is no room.
         FetchError, DatasetError: See ``carry_out``.
     """
+
+    async def write_file(unit: FileUnit) -> None:
+        await pool.run(write, job.build, unit)
+
     with system_errors([job.destination.name]):
         if await job.build.finished(pool.fetcher) is not None:
             return
-        async with job.build.share(pool.fetcher, job.needed(pool.workers), overwrite=job.overwrite):
-            await write_files(pool, job.units[rank::world_size], job.build)
+        needed = job.needed(pool.workers)
+        async with job.build.open(pool.fetcher, needed, overwrite=job.overwrite, shared=True):
+            await _for_each(job.units[rank::world_size], write_file, pool.workers)
 
 
 def _are_anywhere(sources: Sequence[MergeSource | Selection]) -> bool:

@@ -3,7 +3,7 @@
 A merged dataset is built in a folder beside the destination, which a killed merge leaves and the next one finds.
 
     .NAME.merging-FINGERPRINT/
-        lock        locked as long as somebody builds here
+        lock        locked as long as a merge builds here
         dataset/    what becomes the destination, by renaming
         journal/    a small file for each that is finished, with its size and checksum
         replaced    what was at the destination, between two renames
@@ -14,10 +14,10 @@ again. A file that isn't in the journal, or isn't what the journal says, is writ
 
 Files that are put elsewhere as soon as they are whole are written in a temporary folder.
 
-    TMPDIR/asyncfetch-merging-RANDOM/lock     locked as long as somebody writes there
+    TMPDIR/asyncfetch-merging-RANDOM/lock     locked as long as a merge writes there
 
-A killed merge leaves its folders with locks that anybody can take; the next merge here removes those. Where the file
-system has no locks nobody knows, and they stay.
+A killed merge leaves its folders with locks that are free; the next merge here removes those. Where the file system has
+no locks, they stay.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
     from asyncfetch.fetch import Fetcher
-    from asyncfetch.merge.destination import Needed
+    from asyncfetch.merge.destination import SpaceNeed
 
 _PREFIX = "asyncfetch-merging-"
 
@@ -94,7 +94,7 @@ class BuildFolder:
 
     @property
     def lock(self) -> Path:
-        """Locked as long as somebody builds here."""
+        """Locked as long as a merge builds here."""
         return self.root / "lock"
 
     @property
@@ -149,7 +149,7 @@ class BuildFolder:
         """Move the dataset to the target, and what is there out of its way. Until ``remove`` that is known.
 
         Raises:
-            MergeError: It was made, or filled, by somebody else.
+            MergeError: It was made, or filled, by another process.
         """
         moves = overwrite and target.exists()
         whole = [*files, *(_measure(self.dataset / path, path) for path in metadata)]
@@ -163,7 +163,7 @@ class BuildFolder:
             self.finished.unlink()
             if moves:
                 self.replaced.rename(target)
-            raise MergeError(f"{target} was written to by somebody else during the merge: {error}") from error
+            raise MergeError(f"{target} was written to by another process during the merge: {error}") from error
         self._remove_all_but_the_note()
 
     def remove(self) -> None:
@@ -194,27 +194,29 @@ def build_folder(target: Path, fingerprint: str) -> BuildFolder:
 
 
 @contextmanager
-def open_folder(folder: BuildFolder, target: Path) -> Iterator[None]:
-    """Have the folder for oneself. Those of other plans for the same destination, which dead merges left, are removed.
+def open_folder(folder: BuildFolder, target: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold the folder: alone, or with others of the same plan, who have divided the files among them.
+
+    Held alone, those of other plans for the same destination, which dead merges left, are removed.
 
     Raises:
-        MergeError: Somebody is building for this destination.
+        MergeError: Another merge builds for this destination.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     for other in _folders(target):
-        if other != folder:
+        if other != folder and not shared:
             with locked(other.root) as is_mine:
                 if is_mine:
                     other.remove()
                 elif is_mine is False:
                     raise _busy(target, other)
     folder.dataset.mkdir(parents=True, exist_ok=True)
-    with locked(folder.root) as is_mine:
+    with locked(folder.root, shared=shared) as is_mine:
         if is_mine is False:
             raise _busy(target, folder)
-        folder.finished.unlink(missing_ok=True)  # of what isn't there any more
-        if target.exists():  # a merge was killed when it had taken its place, before it had tidied up
-            shutil.rmtree(folder.replaced, ignore_errors=True)
+        if not shared:
+            folder.finished.unlink(missing_ok=True)  # of what isn't there any more
+            if target.exists():  # a merge was killed when it had taken its place, before it had tidied up
+                shutil.rmtree(folder.replaced, ignore_errors=True)
         yield
 
 
@@ -252,25 +254,11 @@ def _busy(target: Path, folder: BuildFolder) -> MergeError:
 
 
 @contextmanager
-def share_folder(folder: BuildFolder, target: Path) -> Iterator[None]:
-    """Build there beside others of the same plan, who agree on who writes what; nobody has it for oneself meanwhile.
-
-    Raises:
-        MergeError: Somebody has.
-    """
-    folder.dataset.mkdir(parents=True, exist_ok=True)
-    with locked(folder.root, shared=True) as is_ours:
-        if is_ours is False:
-            raise _busy(target, folder)
-        yield
-
-
-@contextmanager
 def locked(root: Path, *, shared: bool = False) -> Iterator[bool | None]:
     """Yield whether the folder is ours until the block is left; None where a file system without locks can't tell."""
     try:
         descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except FileNotFoundError:  # somebody is just removing it
+    except FileNotFoundError:  # another merge is removing it
         yield False
         return
     try:
@@ -303,9 +291,9 @@ class LocalFolder:
         """See Destination."""
         await run_sync(self._check, sources, overwrite)
 
-    def build(self, fingerprint: str) -> LocalBuild:
+    def build(self, fingerprint: str) -> _LocalBuild:
         """See Destination."""
-        return LocalBuild(self.name, build_folder(self.name, fingerprint))
+        return _LocalBuild(self.name, build_folder(self.name, fingerprint))
 
     def _check(self, sources: Sequence[str], overwrite: bool) -> None:
         target = self.name
@@ -322,83 +310,63 @@ class LocalFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalBuild:
+class _LocalBuild:
     """A Build in a folder beside the target, on the same file system."""
 
     target: Path
     folder: BuildFolder
 
     @asynccontextmanager
-    async def open(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
-        """See Build."""
-        folder = self.folder
+    async def open(
+        self, fetcher: Fetcher, needed: SpaceNeed, *, overwrite: bool, shared: bool = False
+    ) -> AsyncIterator[None]:
         if not overwrite:
             await run_sync(_check_free, self.target)
         with ExitStack() as stack:
-            await run_sync(stack.enter_context, open_folder(folder, self.target))
+            await run_sync(stack.enter_context, open_folder(self.folder, self.target, shared=shared))
             try:
                 await run_sync(self._check_space, needed)
                 yield
             except BaseException as error:
-                with anyio.CancelScope(shield=True):
-                    if isinstance(error, DatasetError):  # the next attempt would meet it too
-                        await run_sync(folder.remove)
-                    elif kept := await run_sync(folder.keep_finished):
-                        logger.warning(
-                            "%d finished files stay in %s: the same merge goes on from there", kept, folder.root
-                        )
+                if not shared:
+                    with anyio.CancelScope(shield=True):
+                        await run_sync(self._leave, error)
                 raise
 
-    @asynccontextmanager
-    async def share(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
-        """See Build."""
-        if not overwrite:
-            await run_sync(_check_free, self.target)
-        with ExitStack() as stack:
-            await run_sync(stack.enter_context, share_folder(self.folder, self.target))
-            await run_sync(self._check_space, needed)
-            yield
-
     async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
-        """See Build. Reads all of it."""
         return await run_sync(self.folder.finished_at, self.target)
 
     async def forget(self, fetcher: Fetcher) -> None:
-        """See Build."""
         await run_sync(self.folder.remove)
 
     async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
-        """See Build. Reads all of it."""
         return await run_sync(self.folder.find, path)
 
     @asynccontextmanager
     async def room(self) -> AsyncIterator[Path]:
-        """See Build. Where the files stay."""
+        """Where the files stay."""
         yield self.folder.dataset
 
     async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
-        """See Build."""
         return await run_sync(self.folder.finish, path)
 
     def url(self, path: str) -> str:
-        """See Build."""
         return str(self.folder.dataset / path)
 
     async def publish(
-        self,
-        fetcher: Fetcher,
-        room: Path,
-        files: Sequence[WrittenFile],
-        metadata: Sequence[str],
-        *,
-        overwrite: bool,
+        self, fetcher: Fetcher, room: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool
     ) -> None:
-        """See Build."""
-        publish = partial(self.folder.publish, self.target, files, metadata, overwrite=overwrite)
-        await run_sync(publish)
+        await run_sync(partial(self.folder.publish, self.target, files, metadata, overwrite=overwrite))
 
-    def _check_space(self, needed: Needed) -> None:
+    def _check_space(self, needed: SpaceNeed) -> None:
         check_space(self.folder.root, needed.dataset - self.folder.measure())
+
+    def _leave(self, error: BaseException) -> None:
+        """Keep what the next attempt can go on with."""
+        if isinstance(error, DatasetError):  # which it would meet, too
+            self.folder.remove()
+        elif kept := self.folder.keep_finished():
+            logger.warning("%d finished files stay in %s: the same merge goes on from there", kept, self.folder.root)
 
 
 def _check_free(target: Path) -> None:
@@ -407,7 +375,7 @@ def _check_free(target: Path) -> None:
 
 
 def _place_of(source: str) -> Path | None:
-    """Return where on this machine a source lies, links followed; None where its url doesn't tell."""
+    """Return where on this machine a source lies, links followed; None where its url doesn't say."""
     scheme, separator, rest = source.partition("://")
     match scheme.lower() if separator else "file":
         case "file":

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import ConfigError, FormatError, MergeError, redact_url
 from asyncfetch.fetch.objects import difference
 from asyncfetch.lerobot.columns import Array, ArrowType, as_lists, is_list, plain, plain_type, take_rows, to_integers
 from asyncfetch.lerobot.parquet import require_pyarrow
 from asyncfetch.merge.summaries import EpisodeColumn
-from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -323,13 +323,46 @@ def disagreements(sources: Sequence[MergeSource]) -> list[str]:
     Encoder settings, per-feature ``fps`` and the probed numbers of ``info`` may differ: the files themselves are
     compared.
     """
-    first = sources[0]
-    problems = [problem for other in sources[1:] for problem in _differences(first, other)]
-    problems += _different_columns(sources)
-    problems += [problem for camera in first.metadata.cameras for problem in _different_pictures(sources, camera)]
-    problems += _different_statistics(sources)
-    problems += _different_versions(sources)
-    return problems
+    statements = _Statements()
+    for source in sources:
+        _compare_metadata(statements, source)
+    statements.disagreements += _different_columns(sources)
+    for camera in sources[0].metadata.cameras:
+        for source in sources:
+            for url, pictures in source.pictures.get(camera, {}).items():
+                for name, value in pictures._asdict().items():
+                    statements.add(f"{name} of {camera}", value, url)
+    for source in sources:
+        for key, columns in source.picture_statistics.items():  # those of numbers are taken anew
+            for name, column in columns.items():
+                statements.add(f"the shape of stats/{key}/{name}", column.values.shape[1:], source.url)
+    return [*statements.disagreements, *_different_versions(sources)]
+
+
+class _Statements:
+    """What sources say, and where one says otherwise than the first."""
+
+    def __init__(self) -> None:
+        self.disagreements: list[str] = []
+        self._first: dict[str, tuple[object, str]] = {}
+
+    def add(self, what: str, value: object, url: str) -> None:
+        """Take what is said at this url."""
+        first, where = self._first.setdefault(what, (value, url))
+        if value != first:
+            self.disagreements.append(
+                f"{what} is {first!r:.200} in {redact_url(where)}, but {value!r:.200} in {redact_url(url)}"
+            )
+
+
+def _compare_metadata(statements: _Statements, source: MergeSource) -> None:
+    info, features = source.metadata.info, source.metadata.features
+    statements.add("fps", info.fps, source.url)
+    statements.add("robot_type", info.robot_type, source.url)
+    statements.add("the set of features", sorted(features), source.url)
+    for key, feature in features.items():
+        for name, value in _meaning(feature).items():
+            statements.add(f"{name} of feature {key}", value, source.url)
 
 
 def refuse(problems: Sequence[str], cause: BaseException | None = None) -> None:
@@ -337,23 +370,6 @@ def refuse(problems: Sequence[str], cause: BaseException | None = None) -> None:
     if problems:
         count = f"{len(problems)} reason{'s' if len(problems) > 1 else ''}"
         raise MergeError(f"can't merge, for {count}:\n" + "\n".join(f"- {problem}" for problem in problems)) from cause
-
-
-def _differences(first: MergeSource, other: MergeSource) -> Iterator[str]:
-    def compare(what: str, one: object, another: object) -> Iterator[str]:
-        if one != another:
-            yield (
-                f"{what} is {one!r:.200} in {redact_url(first.url)}, but {another!r:.200} in {redact_url(other.url)}"
-            )
-
-    one, another = first.metadata, other.metadata
-    yield from compare("fps", one.info.fps, another.info.fps)
-    yield from compare("robot_type", one.info.robot_type, another.info.robot_type)
-    yield from compare("the set of features", sorted(one.features), sorted(another.features))
-    for key, feature in one.features.items():
-        if key in another.features:
-            for name, value in _meaning(feature).items():
-                yield from compare(f"{name} of feature {key}", value, _meaning(another.features[key])[name])
 
 
 def _meaning(feature: Feature) -> dict[str, Any]:
@@ -382,27 +398,6 @@ def _different_columns(sources: Sequence[MergeSource]) -> Iterator[str]:
                             f"{where}"
                         )
                     types[feature.key] = (first if common is None else common, first_where)
-
-
-def _different_pictures(sources: Sequence[MergeSource], camera: str) -> Iterator[str]:
-    files = [file for source in sources for file in source.pictures.get(camera, {}).items()]
-    for url, pictures in files[1:]:
-        first_url, first = files[0]
-        for name, one, another in zip(first._fields, first, pictures, strict=True):
-            if one != another:
-                yield f"{name} of {camera} is {one!r} in {redact_url(first_url)}, but {another!r} in {redact_url(url)}"
-
-
-def _different_statistics(sources: Sequence[MergeSource]) -> Iterator[str]:
-    """Yield the differences of pictures: they become a column. Those of numbers are taken anew."""
-    shapes: dict[str, tuple[tuple[int, ...], str]] = {}
-    for source in sources:
-        for key, columns in source.picture_statistics.items():
-            for name, column in columns.items():
-                shape, where = column.values.shape[1:], redact_url(source.url)
-                first_shape, first_where = shapes.setdefault(f"stats/{key}/{name}", (shape, where))
-                if shape != first_shape:
-                    yield (f"the shape of stats/{key}/{name} is {first_shape} in {first_where}, but {shape} in {where}")
 
 
 def _different_versions(sources: Sequence[MergeSource]) -> Iterator[str]:
@@ -474,15 +469,6 @@ class PlannedEpisode:
 
 
 @dataclass(frozen=True, slots=True)
-class VideoPlan:
-    """A video file to be written."""
-
-    camera: str
-    file: int
-    segments: tuple[Segment, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class MergePlan:
     """All that will be written."""
 
@@ -493,7 +479,8 @@ class MergePlan:
     task_maps: tuple[Mapping[int, int], ...]
     """Maps from a source's task_index to the new one, by source."""
     episodes: tuple[PlannedEpisode, ...]
-    videos: tuple[VideoPlan, ...]
+    videos: Mapping[str, Sequence[Sequence[Segment]]]
+    """Segments of each video file, by camera and the file's number."""
 
     @property
     def num_frames(self) -> int:
@@ -534,13 +521,12 @@ def plan_merge(sources: Sequence[MergeSource], limits: Limits) -> MergePlan:
         {index: tasks.setdefault(word, len(tasks)) for index, word in sorted(source.metadata.tasks.items())}
         for source in sources
     ]
-    videos: list[VideoPlan] = []
+    videos: dict[str, list[list[Segment]]] = {}
     places: dict[str, dict[tuple[int, int], FilePlace]] = {}
     for camera in sources[0].metadata.cameras:
-        files, places[camera] = _pack_videos(sources, camera, limits.video_file_max_bytes)
-        videos += [VideoPlan(camera, number, tuple(segments)) for number, segments in enumerate(files)]
+        videos[camera], places[camera] = _pack_videos(sources, camera, limits.video_file_max_bytes)
     episodes = _place_episodes(sources, limits.data_file_max_bytes, places)
-    return MergePlan(tuple(sources), limits, tuple(tasks), tuple(task_maps), tuple(episodes), tuple(videos))
+    return MergePlan(tuple(sources), limits, tuple(tasks), tuple(task_maps), tuple(episodes), videos)
 
 
 def _pack_videos(

@@ -5,8 +5,8 @@
     PREFIX/.merging-FINGERPRINT/finished    what the dataset is, put right before info.json, and the last to go
     PREFIX/.merging-FINGERPRINT/PATH        the note that the dataset's file PATH is finished, with its size and tag
 
-``meta/info.json`` is removed first and put last, so nobody takes a mixture for a dataset; the notes go after it. They
-lie on S3, so a killed merge is gone on with from any machine, and by machines that share nothing else. Two merges for
+``meta/info.json`` is removed first and put last, so no mixture looks like a dataset; the notes go after it. They
+are on S3, so a killed merge is gone on with from any machine, and by machines that share nothing else. Two merges for
 one prefix at a time aren't seen: S3 has no locks.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
     from asyncfetch.fetch import Fetcher
-    from asyncfetch.merge.destination import Needed
+    from asyncfetch.merge.destination import SpaceNeed
 
 _DELETED_AT_ONCE = 16
 _MARK = ".merging-"
@@ -79,13 +79,13 @@ class S3Prefix:
                     return
         raise is_taken(self.name)
 
-    def build(self, fingerprint: str) -> S3Build:
+    def build(self, fingerprint: str) -> _S3Build:
         """See Destination."""
-        return S3Build(self, f"{_MARK}{fingerprint}")
+        return _S3Build(self, f"{_MARK}{fingerprint}")
 
 
 @dataclass(frozen=True, slots=True)
-class S3Build:
+class _S3Build:
     """A Build: files go from a temporary folder to their places."""
 
     prefix: S3Prefix
@@ -93,32 +93,24 @@ class S3Build:
     """Below the prefix."""
 
     @asynccontextmanager
-    async def open(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
-        """See Build."""
-        async with self.share(fetcher, needed, overwrite=overwrite):
-            try:
-                yield
-            except DatasetError:  # the next attempt would meet it too
-                with anyio.CancelScope(shield=True), suppress(FetchError):
-                    await self._remove(fetcher)
-                raise
-            except BaseException:
-                logger.warning("what is finished stays at %s: the same merge goes on from there", self.prefix.name)
-                raise
-
-    @asynccontextmanager
-    async def share(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
-        """See Build. From here on what was there is no dataset any more."""
+    async def open(
+        self, fetcher: Fetcher, needed: SpaceNeed, *, overwrite: bool, shared: bool = False
+    ) -> AsyncIterator[None]:
+        """From here on what was there is no dataset any more."""
         await run_sync(sweep_rooms)
         await run_sync(check_space, Path(tempfile.gettempdir()), needed.at_once)
         if not overwrite:
             await self.prefix.check_free(fetcher)
         await fetcher.delete(self.url(INFO_PATH))
         await fetcher.put(self._note("begun"), b"")
-        yield
+        try:
+            yield
+        except BaseException as error:
+            if not shared:
+                await self._leave(fetcher, error)
+            raise
 
     async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
-        """See Build."""
         try:
             noted = json.loads(bytes(await fetcher.fetch(self._note(_FINISHED))))
             *files, info = [WrittenFile(**one) for one in noted]
@@ -130,12 +122,11 @@ class S3Build:
         return [*files, info] if [*now, _described(info.path, content)] == [*files, info] else None
 
     async def forget(self, fetcher: Fetcher) -> None:
-        """See Build."""
-        await _delete(fetcher, set(await _list(fetcher, self.url(self.journal), deep=True)) - {self._note(_FINISHED)})
+        notes = await _list(fetcher, self.url(self.journal), recursive=True)
+        await _delete(fetcher, set(notes) - {self._note(_FINISHED)})
         await fetcher.delete(self._note(_FINISHED))
 
     async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
-        """See Build."""
         try:
             note = await fetcher.fetch(self._note(path))
             info = await fetcher.stat(self.url(path))
@@ -149,7 +140,7 @@ class S3Build:
 
     @asynccontextmanager
     async def room(self) -> AsyncIterator[Path]:
-        """See Build. Gone when the block is left."""
+        """A temporary folder, gone when the block is left."""
         with ExitStack() as stack:
             with anyio.CancelScope(shield=True):
                 folder = await run_sync(stack.enter_context, temporary_room())
@@ -160,36 +151,42 @@ class S3Build:
                     await run_sync(stack.close)
 
     async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
-        """See Build. It is in the room no more."""
+        """Put it; it is in the room no more."""
         info = await fetcher.put(self.url(path), room / path)
         written = WrittenFile(path, info.size, str(info.etag))
         await fetcher.put(self._note(path), json.dumps(asdict(written)).encode())
         return written
 
     def url(self, path: str) -> str:
-        """See Build."""
         return join_url(self.prefix.name, path)
 
     async def publish(
         self, fetcher: Fetcher, room: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool
     ) -> None:
-        """See Build."""
         *others, info = metadata
         whole = list(files)
         for path in others:
             put = await fetcher.put(self.url(path), room / path)
             whole.append(WrittenFile(path, put.size, str(put.etag)))
         wanted = {self.url(file.path) for file in whole}
-        there = await _list(fetcher, self.prefix.name, deep=True)
+        there = await _list(fetcher, self.prefix.name, recursive=True)
         await _delete(fetcher, {url for url in there if not url.startswith(self._note(""))} - wanted)
         content = await run_sync((room / info).read_bytes)
         noted = [asdict(file) for file in (*whole, _described(info, content))]
         await fetcher.put(self._note(_FINISHED), json.dumps(noted).encode())
         await fetcher.put(self.url(info), content)
 
+    async def _leave(self, fetcher: Fetcher, error: BaseException) -> None:
+        """Keep what the next attempt can go on with."""
+        if isinstance(error, DatasetError):  # which it would meet, too
+            with anyio.CancelScope(shield=True), suppress(FetchError):
+                await self._remove(fetcher)
+        else:
+            logger.warning("what is finished stays at %s: the same merge goes on from there", self.prefix.name)
+
     async def _remove(self, fetcher: Fetcher) -> None:
         """Remove what was put, and the notes of it after that."""
-        notes = await _list(fetcher, self.url(self.journal), deep=True)
+        notes = await _list(fetcher, self.url(self.journal), recursive=True)
         await _delete(fetcher, [self.url(note.removeprefix(self._note(""))) for note in notes])
         await _delete(fetcher, notes)
 
@@ -202,19 +199,12 @@ def _described(path: str, content: bytes) -> WrittenFile:
     return WrittenFile(path, len(content), blake2b(content, digest_size=16).hexdigest())
 
 
-async def _list(fetcher: Fetcher, url: str, *, deep: bool = False) -> list[str]:
-    """Urls of what lies there; unless ``deep``, what lies further below as prefixes that end in "/"."""
+async def _list(fetcher: Fetcher, url: str, *, recursive: bool = False) -> list[str]:
+    """Urls of what lies there; unless ``recursive``, what lies further below as prefixes that end in "/"."""
     try:
-        entries = [info.url for info in await fetcher.listdir(url)]
+        return [info.url for info in await fetcher.listdir(url, recursive=recursive)]
     except NotFound:
         return []
-    if not deep:
-        return entries
-    objects = [entry for entry in entries if not entry.endswith("/")]
-    below = [entry for entry in entries if entry.endswith("/")]
-    for found in await gather(*(partial(_list, fetcher, one, deep=True) for one in below)):
-        objects += found
-    return objects
 
 
 async def _delete(fetcher: Fetcher, urls: Iterable[str]) -> None:

@@ -17,7 +17,8 @@ import anyio
 import numpy as np
 
 from asyncfetch.config import PrivateUrl
-from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.config.checks import index_of
+from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_array, to_column, to_integers
 from asyncfetch.lerobot.frame_times import own_seconds
@@ -33,7 +34,6 @@ from asyncfetch.media import parse_moov
 from asyncfetch.media.clip import H264, recovery_pictures
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn
 from asyncfetch.merge.videos import EpisodeSpan, Pictures, Segment, cut_file, describe_pictures
-from asyncfetch.ranges import index_of
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -69,12 +69,10 @@ def unpack_schema(packed: bytes) -> pa.Schema:
 
 
 _INFO = "meta/info.json"
-_KEPT_BYTES = 16 * 1024 * 1024
-"""Footers that are kept while the times of rows are read."""
 _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
 _FOOTERS_BYTES = 64 * 1024 * 1024
-"""Memory for what is known of files that are looked at because rows aren't where they should be."""
+"""Memory for what is known of files while their rows are looked for, or the times of these are read."""
 _ENTRY_BYTES = 4096
 """Bytes of a frame, where what is said beside its picture is all in these."""
 _ENTRIES_LOOKED_AT = 2
@@ -160,7 +158,7 @@ class MergeSource:
     """Statistics by feature with pictures and name, of all episodes of the dataset; of those that aren't to be merged
     none."""
     version: str
-    """Hash of what the files of rows and videos are, in their order, and of the metadata that tells how."""
+    """Hash of what the files of rows and videos are, in their order, and of the metadata."""
     dropped: tuple[str, ...]
     """Urls of what lies in ``meta`` and isn't carried over, where the source can be listed."""
 
@@ -184,140 +182,180 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     episodes = list(metadata.episodes)
     if selection.episodes is not None:
         episodes = [metadata.episodes[index] for index in selection.episodes]
-    spans: dict[str, dict[str, list[tuple[int, VideoSpan]]]] = {
-        camera: defaultdict(list) for camera in metadata.cameras
-    }
-    by_data_url: dict[str, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        if episode.length:
-            by_data_url[episode.data_url].append(episode)
-            for camera, span in episode.videos.items():
-                spans[camera][span.url].append((episode.index, span))
-    limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
-    data_files: dict[str, DataFile] = {}
-    indexes: dict[str, Mp4Index] = {}
-    seconds: dict[int, NDArray[np.float64]] = {}
-    objects: dict[str, ObjectInfo] = {}
-    statistics: _PictureStatistics = {}
-    dropped: list[str] = []
-    placed: dict[int, Episode] = {}  # those whose rows aren't where the metadata says
-    kept = RowCache(_FOOTERS_BYTES)
-    rows = RowReader(reader, metadata, columns=(), kept=kept, list_tables=partial(list_tables, reader), run=run)
-
-    async def data_file(data_url: str) -> IndexedTable | None:
-        end = await fetch_end(reader, data_url)
-        file = await open_end(reader, end, run=run)
-        objects[data_url] = end.file
-        schema = pack_schema(file.metadata.schema.to_arrow_schema())
-        data_files[data_url] = DataFile(schema, file.data_stop / max(1, file.metadata.num_rows))
-        is_numbered = {"index", "episode_index"} <= {*file.columns}
-        return await index_table(reader, file, run=run) if is_numbered else None  # what it lacks is told with all else
-
-    async def rows_of(data_url: str, own: list[Episode]) -> None:
-        async with limiter:
-            try:
-                indexed = await data_file(data_url)
-            except (AccessDenied, NotFound):
-                if old is not None:
-                    raise
-            else:
-                if indexed is not None and old is not None:
-                    placed.update((episode.index, indexed.beginning(episode)) for episode in own)
-                if indexed is None or old is not None or (indexed.key == "index" and all(map(indexed.may_have, own))):
-                    return
-            for episode in own:
-                found = await rows.file(episode)
-                placed[episode.index] = replace(episode, data_url=found.table.url)
-                if found.key != "index":
-                    begin = (await first_indices(reader, found.table, run=run))[episode.index]
-                    placed[episode.index] = _beginning_at(begin, placed[episode.index])
-            for url in {placed[episode.index].data_url for episode in own} - data_files.keys():
-                await data_file(url)
-
-    async def video_file(video_url: str) -> None:
-        async with limiter:
-            objects[video_url], moov = await fetch_moov(reader, video_url)
-            indexes[video_url] = await run(partial(parse_moov, moov, url=video_url))
-
-    async def times_of_rows() -> None:
-        if metadata.cameras:
-            seconds.update(await _own_seconds(reader, metadata, episodes, run))
-
-    async def statistics_of_pictures() -> None:
-        found = await _picture_statistics(reader, metadata, run) if old is None else _statistics_of_version2(old)
-        statistics.update(found)
-
-    async def look_for_others() -> None:
-        carried = _CARRIED if old is None else _CARRIED_OF_V2
-        dropped.extend(await _dropped(reader, join_url(url, "meta"), carried))
-
-    await gather(
-        statistics_of_pictures,
-        look_for_others,
-        times_of_rows,
-        *(partial(rows_of, *item) for item in by_data_url.items()),
-        *(partial(video_file, video_url) for of_file in spans.values() for video_url in of_file),
-    )
-    segments: dict[str, list[Segment]] = {}
-    for camera, of_camera in spans.items():
-        sizes = {(indexes[one].height, indexes[one].width) for one in of_camera}
-        if len(sizes) == 1:  # where they differ, that is told with all else
-            metadata.found_picture(camera, sizes.pop(), redact_url(next(iter(of_camera))))
-        cut: list[Segment] = []
-        for video_url, of_file in of_camera.items():
-            wanted = [EpisodeSpan(episode, span, seconds.get(episode)) for episode, span in of_file]
-            cut += await _cut(reader, indexes[video_url], wanted, fps=metadata.info.fps, run=run)
-        segments[camera] = sorted(cut, key=lambda one: one.places[0])
-    episodes = [placed.get(episode.index, episode) for episode in episodes]
+    files = _SourceFiles(reader, metadata, old, run)
+    await files.read(episodes)
+    segments = {camera: await files.cut(camera) for camera in metadata.cameras}
+    episodes = [files.placed.get(episode.index, episode) for episode in episodes]
     indices = [episode.index for episode in episodes]
     if indices != list(range(len(metadata.episodes))):  # its statistics may be of others, too
         metadata = replace(metadata, statistics=None)
-        is_chosen = np.zeros(len(metadata.episodes), np.bool_)
-        is_chosen[metadata.episodes.positions(indices)] = True
-        for columns in statistics.values():
-            for column in columns.values():
-                column.is_known[~is_chosen] = False
-    versions = sorted((one, (info.size, info.version)) for one, info in objects.items())
+        _forget_others(files.statistics, metadata.episodes, indices)
+    versions = sorted((one, (info.size, info.version)) for one, info in files.objects.items())
     return MergeSource(
         url=url,
         raw_info=raw,
         metadata=metadata,
         episodes=episodes,
-        data_files={episode.data_url: data_files[episode.data_url] for episode in episodes if episode.length},
-        pictures={
-            camera: {one: describe_pictures(indexes[one]) for one in of_file} for camera, of_file in spans.items()
-        },
+        data_files={one.data_url: files.tables[one.data_url] for one in episodes if one.length},
+        pictures={camera: files.pictures(camera) for camera in metadata.cameras},
         segments=segments,
-        objects=objects,
-        picture_statistics=statistics,
+        objects=files.objects,
+        picture_statistics=files.statistics,
         version=_digest(raw, metadata.fingerprint, indices, versions),
-        dropped=tuple(dropped),
+        dropped=files.dropped,
     )
 
 
-async def _own_seconds(
-    reader: Fetcher, metadata: Metadata, episodes: Iterable[Episode], run: RunSync
-) -> dict[int, NDArray[np.float64]]:
+class _SourceFiles:
+    """A dataset's files, as far as they are read before a merge."""
+
+    def __init__(self, reader: Fetcher, metadata: Metadata, old: Version2 | None, run: RunSync) -> None:
+        self.tables: dict[str, DataFile] = {}
+        """Files of rows, by url."""
+        self.objects: dict[str, ObjectInfo] = {}
+        """Files of rows and videos, by url."""
+        self.placed: dict[int, Episode] = {}
+        """Episodes by index, of those that lie elsewhere than the metadata says."""
+        self.statistics: _PictureStatistics = {}
+        self.dropped: tuple[str, ...] = ()
+        self._reader = reader
+        self._metadata = metadata
+        self._old = old
+        self._run = run
+        self._limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
+        self._rows = RowReader(
+            reader,
+            metadata,
+            columns=(),
+            kept=RowCache(_FOOTERS_BYTES),
+            list_tables=partial(list_tables, reader),
+            run=run,
+        )
+        self._spans: dict[str, dict[str, list[tuple[int, VideoSpan]]]] = {
+            camera: defaultdict(list) for camera in metadata.cameras
+        }
+        self._indexes: dict[str, Mp4Index] = {}
+        self._seconds: dict[int, NDArray[np.float64]] = {}
+
+    async def read(self, episodes: Iterable[Episode]) -> None:
+        """Read all that concerns these episodes."""
+        filled = [episode for episode in episodes if episode.length]
+        by_table: dict[str, list[Episode]] = defaultdict(list)
+        for episode in filled:
+            by_table[episode.data_url].append(episode)
+            for camera, span in episode.videos.items():
+                self._spans[camera][span.url].append((episode.index, span))
+        videos = [url for of_camera in self._spans.values() for url in of_camera]
+        await gather(
+            self._read_statistics,
+            self._list_dropped,
+            partial(self._read_seconds, filled),
+            *(partial(self._read_table, *item) for item in by_table.items()),
+            *(partial(self._read_video, url) for url in videos),
+        )
+
+    async def cut(self, camera: str) -> list[Segment]:
+        """Return the segments of a camera's videos, in the order of the episodes."""
+        spans = self._spans[camera]
+        sizes = {(self._indexes[url].height, self._indexes[url].width) for url in spans}
+        if len(sizes) == 1:  # where they differ, that is among the disagreements
+            self._metadata.found_picture(camera, sizes.pop(), redact_url(next(iter(spans))))
+        segments: list[Segment] = []
+        for url, of_file in spans.items():
+            wanted = [EpisodeSpan(episode, span, self._seconds.get(episode)) for episode, span in of_file]
+            segments += await _cut(self._reader, self._indexes[url], wanted, fps=self._metadata.info.fps, run=self._run)
+        return sorted(segments, key=lambda one: one.places[0])
+
+    def pictures(self, camera: str) -> dict[str, Pictures]:
+        """Return what each of a camera's videos says of its pictures."""
+        return {url: describe_pictures(self._indexes[url]) for url in self._spans[camera]}
+
+    async def _read_statistics(self) -> None:
+        if self._old is None:
+            self.statistics = await _picture_statistics(self._reader, self._metadata, self._run)
+        else:
+            self.statistics = _statistics_of_version2(self._old)
+
+    async def _list_dropped(self) -> None:
+        carried = _CARRIED if self._old is None else _CARRIED_OF_V2
+        self.dropped = await _dropped(self._reader, join_url(self._metadata.url, "meta"), carried)
+
+    async def _read_seconds(self, episodes: Sequence[Episode]) -> None:
+        """Read the times of the rows, and keep those that aren't at the rate of frames."""
+        if not self._metadata.cameras:
+            return
+        columns: list[Any] = []
+        positions = self._metadata.episodes.positions([episode.index for episode in episodes])
+        with suppress(DatasetError):  # of rows that can't be read, or aren't there; writing them raises it
+            async for batch in scan(self._rows, self._reader, ["timestamp"], positions, run=self._run):
+                columns += batch.columns
+        if columns:
+            self._seconds = await self._run(partial(_own_seconds, columns, self._metadata, episodes))
+
+    async def _read_video(self, url: str) -> None:
+        async with self._limiter:
+            self.objects[url], moov = await fetch_moov(self._reader, url)
+            self._indexes[url] = await self._run(partial(parse_moov, moov, url=url))
+
+    async def _read_table(self, url: str, episodes: Sequence[Episode]) -> None:
+        """Read the schema of a file of rows, and look for those of the episodes that don't lie in it."""
+        async with self._limiter:
+            if self._old is not None:
+                indexed = await self._open_table(url)
+                if indexed is not None:
+                    self.placed.update((episode.index, indexed.beginning(episode)) for episode in episodes)
+            elif not await self._has(url, episodes):
+                await self._look_for(episodes)
+
+    async def _has(self, url: str, episodes: Sequence[Episode]) -> bool:
+        """Return whether the file may have the episodes' rows under the numbers that the metadata gives them."""
+        try:
+            indexed = await self._open_table(url)
+        except (AccessDenied, NotFound):
+            return False
+        return indexed is None or (indexed.key == "index" and all(map(indexed.may_have, episodes)))
+
+    async def _look_for(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            found = await self._rows.file(episode)
+            placed = replace(episode, data_url=found.table.url)
+            if found.key != "index":
+                begin = (await first_indices(self._reader, found.table, run=self._run))[episode.index]
+                placed = _beginning_at(begin, placed)
+            self.placed[episode.index] = placed
+        for url in {self.placed[episode.index].data_url for episode in episodes} - self.tables.keys():
+            await self._open_table(url)
+
+    async def _open_table(self, url: str) -> IndexedTable | None:
+        """Read the schema; None where the file lacks the numbers of its rows, which is among the disagreements."""
+        end = await fetch_end(self._reader, url)
+        file = await open_end(self._reader, end, run=self._run)
+        self.objects[url] = end.file
+        schema = pack_schema(file.metadata.schema.to_arrow_schema())
+        self.tables[url] = DataFile(schema, file.data_stop / max(1, file.metadata.num_rows))
+        is_numbered = {"index", "episode_index"} <= {*file.columns}
+        return await index_table(self._reader, file, run=self._run) if is_numbered else None
+
+
+def _own_seconds(columns: list[Any], metadata: Metadata, episodes: Sequence[Episode]) -> dict[int, NDArray[np.float64]]:
     """The times of the rows of those episodes, by index, in which they aren't those of the rate of frames."""
-    filled = [episode for episode in episodes if episode.length]
-    positions = metadata.episodes.positions([episode.index for episode in filled])
-    listed = partial(list_tables, reader)
-    rows = RowReader(reader, metadata, columns=(), kept=RowCache(_KEPT_BYTES), list_tables=listed, run=run)
-    columns: list[Any] = []
-    with suppress(DatasetError):  # of rows that can't be read, or aren't there, who copies them says so
-        async for batch in scan(rows, reader, ["timestamp"], positions, run=run):
-            columns += batch.columns
+    column = require_pyarrow().chunked_array(columns)
+    seconds = to_column(column, metadata.features["timestamp"], metadata.url)
+    found = {}
+    for episode, stop in zip(episodes, accumulate(episode.length for episode in episodes), strict=True):
+        own = own_seconds(seconds[stop - episode.length : stop], metadata.info.fps)
+        if own is not None:
+            found[episode.index] = own
+    return found
 
-    def look() -> dict[int, NDArray[np.float64]]:
-        column, found = require_pyarrow().chunked_array(columns), {}
-        seconds = to_column(column, metadata.features["timestamp"], metadata.url)
-        for episode, stop in zip(filled, accumulate(episode.length for episode in filled), strict=True):
-            own = own_seconds(seconds[stop - episode.length : stop], metadata.info.fps)
-            if own is not None:
-                found[episode.index] = own
-        return found
 
-    return await run(look) if columns else {}
+def _forget_others(statistics: _PictureStatistics, episodes: EpisodeTable, indices: Sequence[int]) -> None:
+    """Make the statistics of all other episodes unknown."""
+    is_chosen = np.zeros(len(episodes), np.bool_)
+    is_chosen[episodes.positions(indices)] = True
+    for columns in statistics.values():
+        for column in columns.values():
+            column.is_known[~is_chosen] = False
 
 
 def _beginning_at(index: int, episode: Episode) -> Episode:
@@ -359,7 +397,7 @@ async def _is_recovery_point(reader: RangeReader, index: Mp4Index, sample: int) 
 async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -> tuple[str, ...]:
     try:
         entries = await fetcher.listdir(directory)
-    except (ConfigError, FetchError):  # a web server; or one may read, but not list
+    except (ConfigError, AccessDenied, NotFound):  # a web server; or one may read, but not list
         return ()
     return tuple(entry.url for entry in entries if entry.url.rstrip("/").rsplit("/", 1)[-1] not in carried)
 
@@ -387,7 +425,7 @@ async def _load_metadata(
 ) -> tuple[Metadata, Mapping[str, Any], Version2 | None]:
     """Load it with info.json in the terms of v3, and all that is known of a dataset of v2."""
     raw: Mapping[str, Any] = {}
-    with suppress(NotFound):  # which is told better by who reads the rest
+    with suppress(NotFound):  # reading the rest says so, and more
         raw = await _raw_info(reader, url, run)
     if is_v2(raw):
         old = await load_version2(reader, url, run=run)

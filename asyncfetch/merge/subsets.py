@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import numpy as np
 
 from asyncfetch.config import FetchConfig
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import ConfigError, MergeError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.merge.apply import Options, destination_path, merge_datasets, merge_several
+from asyncfetch.merge.apply import destination_path, merge_datasets, merge_several
 from asyncfetch.merge.sources import Selection, read_indices, read_version
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from asyncfetch.merge.apply import MergeReport
+    from asyncfetch.merge.executor import Executor
     from asyncfetch.merge.job import MergeProgress
-    from asyncfetch.merge.scheduler import Executor
 
 Share: TypeAlias = float | int | Iterable[int]
 """A share of a split: a part of the episodes (0.9), a number of them (90), or which ones."""
@@ -105,12 +105,11 @@ async def split_dataset(
         MergeError: As of merge_datasets.
     """
     root, selection = destination_path(destination), Selection(source)
-    checked = Options(**options)
-    async with Fetcher(checked.fetch or FetchConfig()) as fetcher:
+    async with Fetcher(options.get("fetch") or FetchConfig()) as fetcher:
         indices = await read_indices(fetcher, selection.url, run=run_sync)
     assigned = split_episodes(indices, splits, seed=seed)
     parts = [([Selection(source, episodes)], join_url(root, name)) for name, episodes in assigned.items()]
-    return dict(zip(assigned, await merge_several(parts, checked), strict=True))
+    return dict(zip(assigned, await merge_several(parts, **options), strict=True))
 
 
 async def convert_dataset(

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot.info import Feature
-    from asyncfetch.merge.destination import Build, WrittenFile
+    from asyncfetch.merge.destination import Build
+    from asyncfetch.merge.executor import WorkerSetup
     from asyncfetch.merge.quantiles import KnownValues
-    from asyncfetch.merge.scheduler import WorkerSetup
 
 Statistics = dict[str, "NDArray[Any]"]
 
@@ -131,7 +131,7 @@ def describe(components: NDArray[Any]) -> Statistics:
 def combine(parts: Sequence[Mapping[str, Any]]) -> Statistics | None:
     """The statistics of parts together; None where they are of nothing. A quantile that a part lacks is left out.
 
-    A part of which the count is 0 tells nothing.
+    Parts with a count of 0 don't count.
     """
     arrays = [
         {name: np.asarray(part[name], np.float64) for name in STATISTICS if name in part}
@@ -167,6 +167,8 @@ T = TypeVar("T")
 class SummaryTask:
     """Episodes in a written file of rows that are summarised together."""
 
+    path: str
+    """Path in the dataset of the file."""
     first_group: int
     lengths: tuple[int, ...]
     """Rows of this group and the following ones."""
@@ -190,49 +192,44 @@ class Summary:
         return Summary(self.tasks + other.tasks, self.episodes + other.episodes, moments, self.counted + other.counted)
 
 
-def cut_parts(lengths: Sequence[int], features: tuple[Feature, ...]) -> list[SummaryTask]:
+def cut_parts(path: str, lengths: Sequence[int], features: tuple[Feature, ...]) -> list[SummaryTask]:
     """A file's row groups, of these lengths, some at a time."""
     parts = []
     first = rows = 0
     for at, length in enumerate(lengths):
         if rows and rows + length > _PART_ROWS:
-            parts.append(SummaryTask(first, tuple(lengths[first:at]), features))
+            parts.append(SummaryTask(path, first, tuple(lengths[first:at]), features))
             first, rows = at, 0
         rows += length
-    return [*parts, SummaryTask(first, tuple(lengths[first:]), features)] if rows else parts
+    return [*parts, SummaryTask(path, first, tuple(lengths[first:]), features)] if rows else parts
 
 
-async def summarise(place: WorkerSetup, build: Build, written: WrittenFile, part: SummaryTask, shift: int) -> Summary:
+async def summarise(setup: WorkerSetup, build: Build, part: SummaryTask, shift: int) -> Summary:
     """Return what is known of some row groups of a written file, its quantiles as a first round of their search."""
-    url, table = await _read_part(place, build, written, part, [feature.key for feature in part.features])
+    url, table = await _read_part(setup, build, part, [feature.key for feature in part.features])
     return await run_sync(_summarise, table, part, url, shift)
 
 
 async def count_prefixes_again(
-    place: WorkerSetup,
-    build: Build,
-    written: WrittenFile,
-    part: SummaryTask,
-    wanted: Mapping[str, Sequence[KnownValues]],
-    shift: int,
+    setup: WorkerSetup, build: Build, part: SummaryTask, wanted: Mapping[str, Sequence[KnownValues]], shift: int
 ) -> CountersByFeature:
     """A further round of the search for quantiles."""
-    url, table = await _read_part(place, build, written, part, list(wanted))
+    url, table = await _read_part(setup, build, part, list(wanted))
     return await run_sync(_count_prefixes_again, table, part, url, wanted, shift)
 
 
-async def add(place: WorkerSetup, left: T, right: T) -> T:
+async def add(setup: WorkerSetup, left: T, right: T) -> T:
     """Two summaries or counts, the left one's episodes first."""
     return await run_sync(operator.add, left, right)
 
 
 async def _read_part(
-    place: WorkerSetup, build: Build, written: WrittenFile, part: SummaryTask, columns: Sequence[str]
+    setup: WorkerSetup, build: Build, part: SummaryTask, columns: Sequence[str]
 ) -> tuple[str, pa.Table]:
-    url = build.url(written.path)
-    file = await open_table(place.fetcher, url, run=run_sync)
+    url = build.url(part.path)
+    file = await open_table(setup.fetcher, url, run=run_sync)
     groups = range(part.first_group, part.first_group + len(part.lengths))
-    return url, await read_columns(place.fetcher, file, groups, columns, run=run_sync)
+    return url, await read_columns(setup.fetcher, file, groups, columns, run=run_sync)
 
 
 def _summarise(table: pa.Table, part: SummaryTask, url: str, shift: int) -> Summary:

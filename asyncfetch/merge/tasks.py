@@ -1,6 +1,6 @@
 """The pieces of a merge that write its files.
 
-A unit is plain data that says all about one file, so whoever gets it can write it.
+A unit is plain data that says all about one file, so any process can write it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.destination import Build, WrittenFile
+    from asyncfetch.merge.executor import WorkerSetup
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
-    from asyncfetch.merge.scheduler import WorkerSetup
     from asyncfetch.merge.sources import MergeSource
     from asyncfetch.merge.summaries import Statistics, Summary, SummaryTask
     from asyncfetch.merge.videos import Segment, SourceVideo
@@ -76,6 +76,10 @@ class VideoTask:
         """Episodes that are in it."""
         return sum(len(segment.places) for segment in self.segments)
 
+    def parts(self) -> list[SummaryTask]:
+        """Return nothing: its pictures aren't summarised."""
+        return []
+
 
 @dataclass(frozen=True, slots=True)
 class RowsTask:
@@ -106,7 +110,7 @@ class RowsTask:
 
     def parts(self) -> list[SummaryTask]:
         """Return what is to be known of it, some episodes at a time."""
-        return cut_parts([planned.episode.length for planned in self.episodes], self.features)
+        return cut_parts(self.path, [planned.episode.length for planned in self.episodes], self.features)
 
 
 FileUnit = VideoTask | RowsTask
@@ -126,10 +130,10 @@ def file_units(plan: MergePlan) -> list[FileUnit]:
         own = {planned.episode.data_url: objects[planned.episode.data_url] for planned in filled}
         rows.append(RowsTask(file_path(plan, DATA_PATH, number), filled, own, maps, schema, numeric, nbytes))
     videos: list[FileUnit] = []
-    for video in plan.videos:
-        own = {segment.index.url: objects[segment.index.url] for segment in video.segments}
-        path = file_path(plan, VIDEO_PATH, video.file, video.camera)
-        videos.append(VideoTask(path, video.segments, own, first.info.fps))
+    for camera, files in plan.videos.items():
+        for number, segments in enumerate(files):
+            own = {segment.index.url: objects[segment.index.url] for segment in segments}
+            videos.append(VideoTask(file_path(plan, VIDEO_PATH, number, camera), tuple(segments), own, first.info.fps))
     return rows + videos
 
 
@@ -139,24 +143,24 @@ def file_path(plan: MergePlan, template: str, number: int, camera: str = "") -> 
     return PathTemplate(template).format(chunk_index=chunk, file_index=file, video_key=camera)
 
 
-async def write(place: WorkerSetup, build: Build, unit: FileUnit) -> WrittenFile:
+async def write(setup: WorkerSetup, build: Build, unit: FileUnit) -> WrittenFile:
     """Write the file, or find that it was.
 
     Raises:
         FetchError: A source could not be read; ObjectChanged where it isn't what it was when this was planned.
         DatasetError: A source isn't what its metadata say.
     """
-    written = await build.find(place.fetcher, unit.path)
+    written = await build.find(setup.fetcher, unit.path)
     if written is None:
         async with build.room() as room:
             path = room / unit.path
             await run_sync(partial(path.parent.mkdir, parents=True, exist_ok=True))
             if isinstance(unit, VideoTask):
-                await _write_video(unit, path, place.fetcher, partial(place.wrote, build.url(unit.path)))
+                await _write_video(unit, path, setup.fetcher, partial(setup.wrote, build.url(unit.path)))
             else:
-                await _write_rows(place, path, unit)
-            written = await build.finish(place.fetcher, room, unit.path)
-    place.wrote(build.url(unit.path), written.nbytes)
+                await _write_rows(setup, path, unit)
+            written = await build.finish(setup.fetcher, room, unit.path)
+    setup.wrote(build.url(unit.path), written.nbytes)
     return written
 
 
@@ -183,13 +187,13 @@ def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
     file.write(data)
 
 
-async def _write_rows(place: WorkerSetup, path: Path, unit: RowsTask) -> None:
+async def _write_rows(setup: WorkerSetup, path: Path, unit: RowsTask) -> None:
     writer = await run_sync(lambda: open_writer(path, unpack_schema(unit.packed_schema)))
     try:
         for url, from_one_file in groupby(unit.episodes, key=lambda planned: planned.episode.data_url):
             episodes = list(from_one_file)
-            insist_on(place.fetcher, unit.objects[url])
-            table = await _read_rows(place.fetcher, url, writer.schema.names, episodes)
+            insist_on(setup.fetcher, unit.objects[url])
+            table = await _read_rows(setup.fetcher, url, writer.schema.names, episodes)
             await run_sync(_write_episodes, writer, unit, episodes, table)
     finally:
         with anyio.CancelScope(shield=True):
@@ -220,15 +224,6 @@ _NEEDED = {"count", "mean", "std"}
 """Statistics of a part that are needed to put it together with others."""
 
 
-@dataclass(frozen=True, slots=True)
-class _MetadataBuild:
-    plan: MergePlan
-    root: Path
-    summary: Summary
-    """Summary of the episodes that have frames."""
-    numbers: Mapping[str, Statistics]
-
-
 def write_metadata(plan: MergePlan, summary: Summary, numbers: Mapping[str, Statistics], root: Path) -> list[str]:
     """Write them into the dataset at ``root``.
 
@@ -241,12 +236,11 @@ def write_metadata(plan: MergePlan, summary: Summary, numbers: Mapping[str, Stat
     Returns:
         Their paths in the dataset, info.json last.
     """
-    build = _MetadataBuild(plan, root, summary, numbers)
     meta = root / "meta"
     meta.mkdir(parents=True, exist_ok=True)
     write_tasks(meta / "tasks.parquet", plan.tasks)
-    _write_episode_table(build)
-    if overall := _overall_statistics(build):
+    _write_episode_table(plan, _episode_columns(plan, summary, numbers), root)
+    if overall := _overall_statistics(plan, numbers):
         listed = {key: {name: value.tolist() for name, value in values.items()} for key, values in overall.items()}
         (meta / "stats.json").write_text(json.dumps(listed, indent=4))
     (root / INFO_PATH).write_text(json.dumps(merged_info(plan), indent=4, ensure_ascii=False))
@@ -254,17 +248,17 @@ def write_metadata(plan: MergePlan, summary: Summary, numbers: Mapping[str, Stat
     return sorted(paths, key=lambda path: path == INFO_PATH)
 
 
-def _overall_statistics(build: _MetadataBuild) -> dict[str, Statistics]:
+def _overall_statistics(plan: MergePlan, numbers: Mapping[str, Statistics]) -> dict[str, Statistics]:
     overall: dict[str, Statistics] = {}
-    sources = build.plan.sources
+    sources = plan.sources
     for key, feature in sources[0].metadata.features.items():
         if has_pictures(feature):
             parts = [_picture_statistics(source, key) for source in sources]
             weighed = [part for own in parts for part in own]
             if all(parts) and (combined := combine(weighed)) is not None:
                 overall[key] = combined
-        elif key in build.numbers:
-            overall[key] = build.numbers[key]
+        elif key in numbers:
+            overall[key] = numbers[key]
     return overall
 
 
@@ -298,27 +292,28 @@ def _is_same(one: Any, other: NDArray[Any]) -> bool:  # noqa: ANN401 - as JSON h
     return np.shape(one) == other.shape and np.allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
-def _write_episode_table(build: _MetadataBuild) -> None:
-    columns = _episode_columns(build)
-    per_file = _episodes_per_file(build, len(columns))
-    count = len(build.plan.episodes)
+def _write_episode_table(plan: MergePlan, columns: Mapping[str, list[Any] | EpisodeColumn], root: Path) -> None:
+    per_file = _episodes_per_file(plan, len(columns))
+    count = len(plan.episodes)
     for number, first in enumerate(range(0, max(1, count), per_file)):
-        path = build.root / file_path(build.plan, EPISODES_PATH.text, number)
+        path = root / file_path(plan, EPISODES_PATH.text, number)
         write_episodes(path, columns, first, min(count, first + per_file))
 
 
-def _episodes_per_file(build: _MetadataBuild, num_columns: int) -> int:
+def _episodes_per_file(plan: MergePlan, num_columns: int) -> int:
     """Return as many as fit with about five numbers a column, unpacked: more than most have."""
-    return max(1, build.plan.limits.data_file_max_bytes // (40 * num_columns))
+    return max(1, plan.limits.data_file_max_bytes // (40 * num_columns))
 
 
-def _episode_columns(build: _MetadataBuild) -> dict[str, list[Any] | EpisodeColumn]:
-    plan, per_chunk = build.plan, build.plan.limits.files_per_chunk
+def _episode_columns(
+    plan: MergePlan, summary: Summary, numbers: Mapping[str, Statistics]
+) -> dict[str, list[Any] | EpisodeColumn]:
+    per_chunk = plan.limits.files_per_chunk
     fps = plan.sources[0].metadata.info.fps
     episodes = plan.episodes
     columns: dict[str, list[Any] | EpisodeColumn] = {
         "episode_index": [planned.index for planned in episodes],
-        "tasks": _tasks(build),
+        "tasks": _tasks(plan, summary),
         "length": [planned.episode.length for planned in episodes],
         "data/chunk_index": [planned.data_file // per_chunk for planned in episodes],
         "data/file_index": [planned.data_file % per_chunk for planned in episodes],
@@ -331,23 +326,21 @@ def _episode_columns(build: _MetadataBuild) -> dict[str, list[Any] | EpisodeColu
         columns[f"videos/{camera}/file_index"] = [place.file % per_chunk for place in places]
         columns[f"videos/{camera}/from_timestamp"] = [place.first / fps for place in places]
         columns[f"videos/{camera}/to_timestamp"] = [(place.first + place.length) / fps for place in places]
-    columns |= _statistics_columns(build)
-    per_file = _episodes_per_file(build, len(columns) + 2)
+    columns |= _statistics_columns(plan, summary, numbers)
+    per_file = _episodes_per_file(plan, len(columns) + 2)
     columns["meta/episodes/chunk_index"] = [planned.index // per_file // per_chunk for planned in episodes]
     columns["meta/episodes/file_index"] = [planned.index // per_file % per_chunk for planned in episodes]
     return columns
 
 
-def _tasks(build: _MetadataBuild) -> list[list[str]]:
-    found = iter(build.summary.tasks)
-    return [
-        [build.plan.tasks[task] for task in next(found)] if planned.episode.length else []
-        for planned in build.plan.episodes
-    ]
+def _tasks(plan: MergePlan, summary: Summary) -> list[list[str]]:
+    found = iter(summary.tasks)
+    return [[plan.tasks[task] for task in next(found)] if planned.episode.length else [] for planned in plan.episodes]
 
 
-def _statistics_columns(build: _MetadataBuild) -> dict[str, EpisodeColumn]:
-    plan = build.plan
+def _statistics_columns(
+    plan: MergePlan, summary: Summary, numbers: Mapping[str, Statistics]
+) -> dict[str, EpisodeColumn]:
     has_frames = np.array([planned.episode.length > 0 for planned in plan.episodes], np.bool_)
     columns: dict[str, EpisodeColumn] = {}
     for key, feature in plan.sources[0].metadata.features.items():
@@ -355,8 +348,8 @@ def _statistics_columns(build: _MetadataBuild) -> dict[str, EpisodeColumn]:
             column = None
             if has_pictures(feature):
                 column = _picture_column(plan, key, name)
-            elif key in build.numbers:
-                parts = [part[key][name] for part in build.summary.episodes]
+            elif key in numbers:
+                parts = [part[key][name] for part in summary.episodes]
                 values = np.zeros((len(has_frames), *parts[0].shape[1:]), parts[0].dtype)
                 values[has_frames] = np.concatenate(parts)
                 column = EpisodeColumn(values, has_frames)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.config import usable_cpus
+from asyncfetch.config import MemoryShares, usable_cpus
 from asyncfetch.observe.waits import Cause, Waits
 
 if TYPE_CHECKING:
@@ -399,9 +399,9 @@ class _Judge:
 
     def _of_room(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         config, waits = self._config, self._waits
-        most_bytes = config.max_bytes
         needed = waits.mean_bytes * (config.pool_segments + config.prefetch_segments) * 1.25 + waits.largest_bytes
-        value = max(2 * most_bytes, ceil(needed * 8 / 5))  # clips have five eighths of it
+        memory = MemoryShares.of(config)
+        value = max(2 * memory.max_bytes, memory.max_bytes_for_pool(ceil(needed)))
         # What is fetched ahead is waited for no longer: neither its index nor its first byte.
         hidden = self._seconds.get(Cause.OPENING, 0.0) + self._seconds.get(Cause.FIRST_BYTE, 0.0)
         gain = self._gain(seconds + hidden, 1e6)
@@ -416,7 +416,7 @@ class _Judge:
             binds=cause.key,
             evidence=f"{share}: the clips of {config.pool_segments} segments in the pool and "
             f"{config.prefetch_segments} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit in "
-            f"max_bytes={most_bytes / MIB:.0f} MiB",
+            f"max_bytes={memory.max_bytes / MIB:.0f} MiB",
             setting={"max_bytes": value},
             gain=gain,
         )

@@ -20,11 +20,11 @@ from typing import Any, get_args
 
 import numpy as np
 
+from asyncfetch.config.checks import is_whole_number
 from asyncfetch.errors import StateMismatch
 from asyncfetch.order.deal import Ends, Leg
 from asyncfetch.order.mixing import EpochPlace
 from asyncfetch.order.placement import Placement
-from asyncfetch.ranges import is_whole_number
 
 FORMAT = "asyncfetch stream state"
 VERSION = 3

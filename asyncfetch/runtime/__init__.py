@@ -1,7 +1,8 @@
 """Work that asyncio, threads and fork ask of us, without a word of what it is used for.
 
 concurrently    calls side by side, the first error alone; an error that several get: each a copy
-single_flight   calls of several who ask for the same, made once; also into an LRU bounded by weight, and for threads
+single_flight   calls of several who ask for the same, made once, of tasks and of threads; values that are kept, within
+                a bound on bytes, or until they expire
 leased_lru      entries that are bounded in bytes and never evicted while somebody uses them
 memory_pool     blocks of bytes, used again when their last view is gone; freed memory given back to the system
 shared_memory   memory of several processes, and slots of it that go round between two

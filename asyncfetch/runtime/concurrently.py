@@ -10,7 +10,7 @@ from __future__ import annotations
 import traceback
 from contextlib import contextmanager, suppress
 from types import BuiltinFunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 
@@ -18,8 +18,6 @@ from asyncfetch.errors import AsyncFetchError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
-
-    from anyio.abc import TaskGroup
 
 E = TypeVar("E", bound=BaseException)
 
@@ -104,35 +102,3 @@ async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
             for position, call in enumerate(calls):
                 tasks.start_soon(run, position, call)
     return [results[position] for position in range(len(calls))]
-
-
-class Eventual(Generic[T]):
-    """A call under way in somebody's task group. An error of ours is kept for those who ask for the result.
-
-    No SharedCall: it is under way before anybody asks.
-    """
-
-    def __init__(self, tasks: TaskGroup, call: Callable[[], Awaitable[T]]) -> None:
-        self._done = anyio.Event()
-        self._results: list[T] = []
-        self._error: AsyncFetchError | None = None
-        tasks.start_soon(self._run, call)
-
-    async def _run(self, call: Callable[[], Awaitable[T]]) -> None:
-        try:
-            self._results.append(await call())
-        except AsyncFetchError as error:
-            self._error = kept(error)
-        self._done.set()
-
-    async def arrived(self) -> T | None:
-        """The result, as soon as it is there; None where the call failed."""
-        await self._done.wait()
-        return self._results[0] if self._results else None
-
-    async def get(self) -> T:
-        """The result, as soon as it is there; or the call's error."""
-        await self._done.wait()
-        if self._error is not None:
-            raise copied(self._error)
-        return self._results[0]

@@ -1,24 +1,33 @@
-"""Calls of several who ask for the same at a time, made once: by an owner, by one of them, or into a bounded LRU.
+"""Calls of several who ask for the same at a time, made once, and values that are kept.
 
-SingleFlight, SharedCall and SharedLRU are for tasks of one loop, SharedFuture is for threads.
+SingleFlight  in a task group that owns the calls; fetch's SharedCalls are such flights, in the line of who began them
+SharedCall    in the task of one of those who ask; CallsByKey has one for each key
+SharedFuture  for threads
+SharedLRU     values by key, bounded in bytes, each made by a SharedCall
+AsyncCache    values by key, which expire, bounded in number, each found by a SharedCall
+
+But for SharedFuture, all are for tasks of one loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import anyio
 
-from asyncfetch.errors import AsyncFetchError, ClosedError
+from asyncfetch.errors import ClosedError
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.concurrently import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
     from types import TracebackType
+    from typing import Self
 
     from anyio.abc import TaskGroup
 
@@ -152,32 +161,95 @@ class SharedCall(Generic[T]):
         work: The call.
     """
 
-    __slots__ = ("_outcome", "_runner_left", "_work")
+    __slots__ = ("_askers", "_error", "_runner_left", "_values", "_work")
 
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         self._work = work
+        self._askers = 0
         self._runner_left: anyio.Event | None = None
-        self._outcome: list[T | Exception] = []
+        self._values: list[T] = []
+        self._error: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True if it has an outcome, or all who asked were cancelled."""
+        return bool(self._values) or self._error is not None or not self._askers
+
+    def begun_in(self, tasks: TaskGroup) -> Self:
+        """This, with a task that asks for it now. An error never reaches the task group."""
+        tasks.start_soon(self.outcome)
+        return self
+
+    async def get(self) -> T:
+        """Return what the call gives, or raise its error: to who made the call, as it is, to others a copy each."""
+        self._askers += 1
+        try:
+            while not self._values and self._error is None:
+                if self._runner_left is None:
+                    return await self._run()
+                await self._runner_left.wait()
+        finally:
+            self._askers -= 1
+        if self._error is not None:
+            raise copied(self._error)
+        return self._values[0]
 
     async def outcome(self) -> T | Exception:
-        """Return what the call did, or the error that it raised, without a traceback: not raised, as it is shared."""
-        while not self._outcome:
-            if self._runner_left is None:
-                await self._run()
-            else:
-                await self._runner_left.wait()
-        return self._outcome[0]
+        """Do as ``get``, but return the error, without a traceback."""
+        try:
+            return await self.get()
+        except Exception as error:  # noqa: BLE001 - whatever it is, all who ask get it
+            return error.with_traceback(None)
 
-    async def _run(self) -> None:
+    async def _run(self) -> T:
         left = self._runner_left = anyio.Event()
         try:
-            self._outcome.append(await self._work())
-        except Exception as error:  # noqa: BLE001 - whatever it is, all who ask get it
-            # Its traceback ends in this frame, which refers to the outcome: a cycle that would hold buffers.
-            self._outcome.append(error.with_traceback(None))
+            value = await self._work()
+        except Exception as error:
+            self._error = kept(error)
+            raise
+        else:
+            self._values.append(value)
+            return value
         finally:
             self._runner_left = None
             left.set()
+
+
+class CallsByKey(Generic[K, V]):
+    """SharedCalls that are under way, each for one key. For one loop; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._calls: dict[K, SharedCall[V]] = {}
+
+    def __len__(self) -> int:
+        """Calls under way."""
+        return len(self._calls)
+
+    async def run(self, key: K, work: Callable[[], Awaitable[V]], keep: Callable[[K, V], None]) -> V:
+        """The value of ``work()``, or of the call for ``key`` that is under way; ``keep`` is called with it, once."""
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = SharedCall(work)
+        try:
+            value = await call.get()
+        except BaseException:
+            self._end(key, call)
+            raise
+        if self._end(key, call):
+            keep(key, value)
+        return value
+
+    def forget(self, of: Callable[[K], bool]) -> None:
+        """Let none join the calls for such keys any more, and keep nothing that they bring."""
+        for key in [key for key in self._calls if of(key)]:
+            del self._calls[key]
+
+    def _end(self, key: K, call: SharedCall[V]) -> bool:
+        ends = call.is_over and self._calls.get(key) is call
+        if ends:
+            del self._calls[key]
+        return ends
 
 
 class SharedFuture(Future[T]):
@@ -195,6 +267,27 @@ class SharedFuture(Future[T]):
         return super().result()
 
 
+def call_once(futures: dict[K, SharedFuture[T]], key: K, call: Callable[[], T], *, keeps: bool) -> T:
+    """The value of ``call()``, which the first of the threads that ask for the key makes while the others wait for it.
+
+    All get its error, and the next one who asks calls again; if not ``keeps``, also after a value.
+    """
+    mine: SharedFuture[T] = SharedFuture()
+    future = futures.setdefault(key, mine)  # atomic
+    if future is not mine:
+        return future.result()
+    try:
+        value = call()
+    except BaseException as error:
+        futures.pop(key, None)  # first: who gets the error may ask again at once
+        mine.fail(error)
+        raise
+    if not keeps:
+        futures.pop(key, None)
+    mine.set_result(value)
+    return value
+
+
 class Weighed(Protocol):
     """Knows its own weight."""
 
@@ -207,27 +300,11 @@ class Weighed(Protocol):
 W = TypeVar("W", bound=Weighed)
 
 
-class _Load(Generic[W]):
-    """A load under way.
-
-    No SharedCall: who loads gets the error as it was raised, and one that isn't ours is told to nobody else.
-    """
-
-    __slots__ = ("error", "landed", "value")
-
-    def __init__(self) -> None:
-        self.landed = anyio.Event()
-        self.value: W | None = None
-        self.error: AsyncFetchError | None = None
-
-
 class SharedLRU(Generic[K, W]):
     """Values by key, the least recently used dropped first, each loaded once however many ask at the same time.
 
-    The first who asks loads in its own task, so this needs no owner and leaves nothing going. An error of ours reaches
-    all who wait, each its own copy, and the next call tries again. Where the loading task is cancelled, one of those
-    who wait starts over. A value heavier than the whole bound is handed out and not kept. For one loop; not
-    thread-safe.
+    Each load is a SharedCall, so this needs no owner and leaves nothing going; after an error the next call tries
+    again. A value heavier than the whole bound is handed out and not kept. For one loop; not thread-safe.
 
     A LeasedLRU counts what callers hold and what is on its way, too. What is only to be bounded in number, and not
     loaded, is an OrderedDict where it is used: it takes two lines.
@@ -240,7 +317,7 @@ class SharedLRU(Generic[K, W]):
         self.max_bytes = max_bytes
         self.nbytes = 0
         self._kept: OrderedDict[K, W] = OrderedDict()
-        self._loads: dict[K, _Load[W]] = {}
+        self._loads: CallsByKey[K, W] = CallsByKey()
 
     def __repr__(self) -> str:
         loading = f", {len(self._loads)} loading" if self._loads else ""
@@ -259,44 +336,18 @@ class SharedLRU(Generic[K, W]):
 
     async def get(self, key: K, load: Callable[[], Awaitable[W]]) -> W:
         """The value of the key: kept, being loaded, or loaded now."""
-        while True:
-            value = self.get_nowait(key)
-            if value is not None:
-                return value
-            load_ = self._loads.get(key)
-            if load_ is None:
-                return await self._load(key, load)
-            await load_.landed.wait()
-            if load_.error is not None:
-                raise copied(load_.error)
-            if load_.value is not None:
-                return load_.value
+        value = self.get_nowait(key)
+        return await self._loads.run(key, load, self._keep) if value is None else value
 
     def clear(self, of: Callable[[K], bool] = lambda _: True) -> None:
         """Forget all values of such keys; those being loaded go to who waits for them, but aren't kept."""
         for key in [key for key in self._kept if of(key)]:
             self.nbytes -= self._kept.pop(key).nbytes
-        for key in [key for key in self._loads if of(key)]:
-            del self._loads[key]
+        self._loads.forget(of)
 
     def kept(self, of: Callable[[K], bool]) -> list[W]:
         """The values of such keys."""
         return [value for key, value in self._kept.items() if of(key)]
-
-    async def _load(self, key: K, load: Callable[[], Awaitable[W]]) -> W:
-        load_ = self._loads[key] = _Load()
-        try:
-            value = load_.value = await load()
-            if self._loads.get(key) is load_:
-                self._keep(key, value)
-        except AsyncFetchError as error:
-            load_.error = kept(error)
-            raise
-        finally:
-            if self._loads.get(key) is load_:  # not the one that came after a clear()
-                del self._loads[key]
-            load_.landed.set()
-        return value
 
     def _keep(self, key: K, value: W) -> None:
         if value.nbytes > self.max_bytes:
@@ -346,3 +397,84 @@ class LRUPart(Generic[K, W]):
 
     def _is_own(self, key: tuple[int, K]) -> bool:
         return key[0] == self._number
+
+
+MAX_VALUES = 8192
+"""Values that an AsyncCache remembers: an address takes about 2 KiB; a forgotten one costs a signature or a request."""
+MARGIN_SECONDS = 60.0
+"""A value isn't used this shortly before its end, or a tenth of its life: clocks differ, requests wait."""
+MEANT_SECONDS = 1.0
+"""A value that is refused this soon after it was found isn't worn out: the refusal is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[V]):
+    """A value and how long it holds."""
+
+    value: V
+    seconds: float = math.inf
+    """Seconds that it holds, from when it was found."""
+
+
+class _Remembered(NamedTuple, Generic[V]):
+    value: V
+    found_at: float
+    use_until: float
+
+
+class AsyncCache(Generic[K, V]):
+    """Values by key, each found once for all who ask, and again when it is about to expire or was rejected.
+
+    Each search is a SharedCall, so this needs no owner; after an error the next call searches again. Bounded: the least
+    recently used is forgotten. For one loop. SharedLRU's values weigh and don't expire.
+
+    Args:
+        now: Monotonic seconds.
+        maximum: Values remembered.
+    """
+
+    def __init__(self, now: Callable[[], float], maximum: int = MAX_VALUES) -> None:
+        self._now = now
+        self._maximum = maximum
+        self._kept: OrderedDict[K, _Remembered[V]] = OrderedDict()
+        self._searches: CallsByKey[K, Found[V]] = CallsByKey()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def get(self, key: K, find: Callable[[], Awaitable[Found[V]]]) -> V:
+        """The value of ``key``: remembered, being searched for, or what ``find()`` finds now."""
+        kept = self._kept.get(key)
+        if kept is not None and self._now() < kept.use_until:
+            self._kept.move_to_end(key)
+            return kept.value
+        return (await self._searches.run(key, find, self._keep)).value
+
+    def peek(self, key: K) -> V | None:
+        """Return what is remembered of ``key``, if anything."""
+        kept = self._kept.get(key)
+        return None if kept is None else kept.value
+
+    def reject(self, key: K, value: V) -> bool:
+        """Forgets ``value`` unless it is brand-new; whether the next ``get`` gives another one."""
+        kept = self._kept.get(key)
+        if kept is None or kept.value is not value:
+            return True  # somebody else noticed first
+        if self._now() - kept.found_at < MEANT_SECONDS:
+            return False
+        del self._kept[key]
+        return True
+
+    def forget(self, key: K, value: V) -> None:
+        """Forgets ``value``, brand-new or not, unless there is another one already."""
+        kept = self._kept.get(key)
+        if kept is not None and kept.value is value:
+            del self._kept[key]
+
+    def _keep(self, key: K, found: Found[V]) -> None:
+        now = self._now()
+        life = found.seconds - min(MARGIN_SECONDS, found.seconds / 10) if math.isfinite(found.seconds) else math.inf
+        self._kept[key] = _Remembered(found.value, now, now + life)
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._maximum:
+            self._kept.popitem(last=False)

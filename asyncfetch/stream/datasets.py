@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.decode import DecodePool
     from asyncfetch.lerobot import DatasetStatistics, DepthUnit, EpisodeReader, ImageDtype, SampleBuilder, Windows
-    from asyncfetch.lerobot.engine import Budget
     from asyncfetch.observe.report import Report
     from asyncfetch.order.line import Piece
+    from asyncfetch.resources import Engine
     from asyncfetch.stream.job_builder import Transform
 
 OPENED_AT_ONCE = 64
@@ -175,14 +174,9 @@ class OpenDatasets:
         return reader_of(self.datasets[0])
 
     @property
-    def clip_budget(self) -> Budget:
-        """The budget from which passes pay for clips."""
-        return self._reader.clip_budget
-
-    @property
-    def decode_pool(self) -> DecodePool:
-        """The threads that they are decoded in."""
-        return self._reader.decode_pool
+    def engine(self) -> Engine:
+        """What they are read by."""
+        return self._reader.engine
 
     @property
     def pass_report(self) -> Callable[[], Report] | None:

@@ -130,7 +130,7 @@ class DecodeAhead:
         self._queued = anyio.Event()
         self._undone: dict[_Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
-        self._first_turn = opened.decode_pool.turn
+        self._first_turn = opened.engine.decode.turn
         self._taken = 0  # samples of the order that were delivered or left out, what is empty counted in
         self._freed = anyio.Event()
         self._is_waiting_for_room = self._produced_all = False
@@ -276,7 +276,7 @@ class DecodeAhead:
             build, is_left = self._builder.build, self._left.is_set
             if running() is not None:
                 build = partial(_traced, build)
-            pool = self._opened.decode_pool
+            pool = self._opened.engine.decode
             # One that stood still for long goes before the others by what it decodes ahead, and no further.
             self._first_turn = max(self._first_turn, pool.turn - self._max_samples - decoding.number)
             turn = self._first_turn + decoding.number

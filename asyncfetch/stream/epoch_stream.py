@@ -7,11 +7,11 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from asyncfetch.config.checks import whole_number
 from asyncfetch.decode.backends import choose_backend
 from asyncfetch.errors import AsyncFetchError, UsageError
 from asyncfetch.order.deal import Deal
 from asyncfetch.order.placement import Placement
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.passes import WITH_SAMPLES

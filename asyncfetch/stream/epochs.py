@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncfetch.config.checks import is_whole_number
 from asyncfetch.errors import ConfigError
 from asyncfetch.order.state import MAX_EPOCH, MAX_WORKERS
-from asyncfetch.ranges import is_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable

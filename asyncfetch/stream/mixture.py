@@ -12,13 +12,12 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import StreamConfig
-from asyncfetch.config.checks import explains_keywords
+from asyncfetch.config.checks import explains_keywords, is_whole_number
 from asyncfetch.errors import ConfigError
 from asyncfetch.order.deal import Left, Leg
 from asyncfetch.order.mixing import Mixing, StopOn
 from asyncfetch.order.runs import Runs
 from asyncfetch.order.state import MAX_EPOCH, MIXTURE_VERSION, State, identity_of, is_beginning, place_of, run_of
-from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.job_builder import Reading, are_one
 from asyncfetch.stream.shapes import Missing, Shape, shapes

@@ -245,9 +245,9 @@ def _pass_maker(
         decoded_samples,
         group_frames=plan.group_frames,
         open_pieces=open_pieces,
-        jobs=2 * opened.decode_pool.threads + handed_over,  # so that every thread has work
+        jobs=2 * opened.engine.decode.threads + handed_over,  # so that every thread has work
         max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
-        readers=min(READERS_IN_TURNS, opened.decode_pool.threads),
+        readers=min(READERS_IN_TURNS, opened.engine.decode.threads),
     )
     rows = None if memory is None else Rows(plan, builder.layout, memory)
     max_pieces = open_pieces + config.prefetch_segments

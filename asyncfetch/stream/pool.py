@@ -8,7 +8,6 @@ since all of them must know each other's order.
 from __future__ import annotations
 
 import logging
-import math
 from bisect import bisect_left
 from contextlib import suppress
 from functools import partial
@@ -16,10 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from asyncfetch.config import rank_config
+from asyncfetch.config import MemoryShares
 from asyncfetch.errors import AsyncFetchError, CacheError, redact_url
-from asyncfetch.lerobot import Stretch, pool_bytes, reader_of
-from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
+from asyncfetch.lerobot import Stretch, reader_of
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -104,23 +102,23 @@ async def fit(datasets: Sequence[tuple[LeRobotDataset, Sequence[int], Line, Reac
         CacheError: Not even one segment of each has room, whichever it is.
     """
     drawn = [Drawn(*each) for each in datasets]
-    config = rank_config(drawn[0].dataset.config)
-    max_bytes = pool_bytes(config)
+    memory = MemoryShares.of(drawn[0].dataset.config)
+    max_bytes = memory.pool_bytes
     asked_for = [one.asked_for for one in drawn]
     sums = [one.largest(one.most_bytes()) for one in drawn]
     fits = pools_that_fit(sums, asked_for, max_bytes)
     if fits != asked_for:
         most_files = max(1, _WEIGHED_FILES // len(drawn))
         weighed = await gather(*(partial(_weigh, one, most_files) for one in drawn))
-        _check_one_of_each(drawn, weighed)
+        _check_one_of_each(drawn, weighed, memory)
         sums = [one.largest(its.sizes) for one, its in zip(drawn, weighed, strict=True)]
         fits = pools_that_fit(sums, asked_for, max_bytes)
     if fits != asked_for and any(reader_of(one.dataset).fetches for one in drawn):
-        enough = config.max_bytes * _needed_bytes(sums, asked_for) // max_bytes + 8
+        enough = memory.max_bytes_for_pool(_needed_bytes(sums, asked_for))
         _log.warning(
             "max_bytes=%d has room for the clips of %d segments of %s at a time, not for pool_segments=%d: frames "
             "are drawn from %d, so no more are mixed in a batch. With max_bytes=%d it is as asked for",
-            config.max_bytes,
+            memory.max_bytes,
             sum(fits),
             redact_url(drawn[0].dataset.url) if len(drawn) == 1 else f"a mixture's {len(drawn)} datasets",
             sum(asked_for),
@@ -163,9 +161,8 @@ class _Weighed(NamedTuple):
     """Its episode."""
 
 
-def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed]) -> None:
-    config = drawn[0].dataset.config
-    most_bytes = max(reader_of(drawn[0].dataset).clip_budget.max_bytes, pool_bytes(config))
+def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed], memory: MemoryShares) -> None:
+    most_bytes = max(memory.clips_bytes, memory.pool_bytes)
     needed_bytes = sum(one.largest_bytes for one in weighed)
     if needed_bytes <= most_bytes:
         return
@@ -173,11 +170,10 @@ def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed]) -> N
         whose = f"the clips of a segment of episode {weighed[0].largest} of {redact_url(drawn[0].dataset.url)} take"
     else:
         whose = f"a mixture draws from each of its {len(drawn)} datasets, and the clips of their largest segments take"
-    max_bytes = rank_config(config).max_bytes
+    enough = min(memory.max_bytes_for_clips(needed_bytes), memory.max_bytes_for_pool(needed_bytes))
     raise CacheError(
-        f"{whose} {needed_bytes} bytes, but {max_bytes=} leaves {most_bytes} for clips: set "
-        f"StreamConfig(max_bytes=...) to at least "
-        f"{math.ceil(needed_bytes / (1 - 1 / DECODERS_SHARE - 1 / TABLES_SHARE))}"
+        f"{whose} {needed_bytes} bytes, but max_bytes={memory.max_bytes} leaves {most_bytes} for clips: set "
+        f"StreamConfig(max_bytes=...) to at least {enough}"
     )
 
 

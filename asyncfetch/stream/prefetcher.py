@@ -1,15 +1,14 @@
 """The pieces that a pass draws from and those it needs next, in memory within a bound.
 
 Episodes are admitted in the order of their first use. Each is weighed first (its video indexes tell how long its clips
-are) and paid for before it is fetched, strictly in order: a piece needed later never takes the room of one needed
-earlier, which is why a pass can't lock itself up. The room comes back when the order has no further use for a piece
-and no decoding reads it any more.
+are) and its room claimed before it is fetched, strictly in order: a piece needed later never takes the room of one
+needed earlier, which is why a pass can't lock itself up. The room comes back when the order has no further use for a
+piece and no decoding reads it any more.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -124,10 +123,11 @@ class Prefetcher:
         self.coming = 0
         """Pieces admitted that aren't here yet."""
         self._weighed = self._weighed_bytes = self._weighed_frames = self._largest_bytes = self._largest = 0
-        self._paid = opened.clip_budget.share(self._grant)
+        self._room = opened.engine.room
+        self._share = self._room.join(self._grant)
         self._slots: dict[Piece, _Slot] = {}
         self._ahead = 0  # of these
-        self._unpaid: deque[_Slot] = deque()
+        self._unclaimed: deque[_Slot] = deque()
         self._first: _Slot | None = None
         self._head_start_over = anyio.Event()
         self._early = 0  # that were loaded before that
@@ -219,41 +219,41 @@ class Prefetcher:
     def lacks_room_for(self, piece: Piece) -> CacheError | None:
         """Return why the piece waits, if it waits for room: an error to raise where nothing will give any back."""
         slot = self._slots[piece]
-        if slot.granted.is_set() or slot.error is not None or not self._unpaid:
+        if slot.granted.is_set() or slot.error is not None or not self._unclaimed:
             return None
-        first = self._unpaid[0]
-        if first.size_bytes is None or self._paid.fits(first.size_bytes):
+        first = self._unclaimed[0]
+        if first.size_bytes is None or self._room.fits_beside_passes(first.size_bytes):
             return None
         return self._no_room(first.origin, first.size_bytes)
 
     def _no_room(self, origin: Origin, size_bytes: int) -> CacheError:
-        budget, in_use = self._paid.budget, sum(1 for slot in self._slots.values() if slot.held is not None)
-        others_bytes = budget.used_bytes - self._paid.used_bytes
-        needed_bytes = budget.used_bytes + size_bytes
-        max_bytes = self._opened.config.max_bytes
-        # Clips have a fixed part of max_bytes. The longest may have more bytes a frame than those weighed so far, and
+        used_bytes, in_use = self._share.used_bytes, sum(1 for slot in self._slots.values() if slot.held is not None)
+        others_bytes = max(0, self._room.pass_bytes - used_bytes)
+        needed_bytes = used_bytes + others_bytes + size_bytes
+        memory = self._opened.engine.memory
+        # The longest clip may have more bytes a frame than those weighed so far, and
         # beside a full pool one may be needed before another is through: so a quarter more, and the largest again.
         pool_segments, pool_frames = self._pool()
         pool_bytes = pool_frames * self._weighed_bytes * 5 // (4 * self._weighed_frames) + self._largest_bytes
-        least_bytes = math.ceil(max(needed_bytes, others_bytes + pool_bytes) * max_bytes / budget.max_bytes)
+        least_bytes = memory.max_bytes_for_clips(max(needed_bytes, others_bytes + pool_bytes))
         return CacheError(
-            f"the clips of {in_use} segments in the pool take {self._paid.used_bytes} bytes, "
+            f"the clips of {in_use} segments in the pool take {used_bytes} bytes, "
             + (f"other passes over this dataset hold {others_bytes}, " if others_bytes else "")
             + f"and frames [{origin.stretch.start}, {origin.stretch.stop}) of episode {origin.episode} of "
             f"{redact_url(origin.dataset.url)} need {size_bytes} more: "
-            f"{needed_bytes} in all, but {max_bytes=} leaves {budget.max_bytes} for clips. By the {self._weighed} "
-            f"segments seen so far, a pool of {pool_segments} needs about StreamConfig(max_bytes={least_bytes}), "
-            "times the number of loader workers; or lower pool_segments or segment_seconds"
+            f"{needed_bytes} in all, but max_bytes={memory.max_bytes} leaves {memory.clips_bytes} for clips. By the "
+            f"{self._weighed} segments seen so far, a pool of {pool_segments} needs about "
+            f"StreamConfig(max_bytes={least_bytes}); or lower pool_segments or segment_seconds"
         )
 
     def close(self) -> None:
         """Let go of everything. The group's tasks must have ended."""
+        self._unclaimed.clear()
         for slot in self._slots.values():
             if slot.held is not None:
                 slot.held.release()
         self._slots.clear()
-        self._unpaid.clear()
-        self._paid.close()
+        self._share.close()
 
     async def _admit_ahead(self) -> None:
         while not self._exhausted:
@@ -275,7 +275,7 @@ class Prefetcher:
         self._first = self._first or slot
         self._ahead += 1
         self.coming += 1
-        self._unpaid.append(slot)
+        self._unclaimed.append(slot)
         self._group.start_soon(self._load, slot, name=f"load a piece of episode {slot.origin.episode}")
         return True
 
@@ -295,6 +295,7 @@ class Prefetcher:
                 )
         except Exception as error:  # noqa: BLE001  raised by get(), at the piece's place in the order
             slot.error = kept(error)
+            self._give_back(slot)
             if not slot.granted.is_set():
                 slot.size_bytes = 0
                 self._grant()
@@ -314,15 +315,16 @@ class Prefetcher:
                 return await self._hold_as_planned(slot)
             except PlanChange:
                 self._give_back(slot)
+                self._await_turn(slot)
 
     async def _hold_as_planned(self, slot: _Slot) -> None:
         reader, stretch = slot.origin.reader, slot.origin.stretch
         size_bytes = await reader.clip_bytes(stretch)
-        slot.held = await reader.hold_common(stretch)
-        if slot.held is not None:  # the rank's workers have room for it, which they count together
-            slot.size_bytes = 0
+        held = await reader.hold_common(stretch)
+        if held is not None:  # the rank's workers have room for it, which they count together
+            slot.held, slot.size_bytes = held, 0
             slot.granted.set()
-            self._unpaid.remove(slot)
+            self._unclaimed.remove(slot)
             self._grant()
             return
         self._weigh(slot.origin, size_bytes)
@@ -331,15 +333,21 @@ class Prefetcher:
         self._grant()
         await slot.granted.wait()
         slot.granted_at = time.perf_counter()
-        slot.held = await reader.hold(stretch)
+        assert slot.held is not None
+        await reader.load(slot.held)
+
+    def _await_turn(self, slot: _Slot) -> None:
+        """Admit a piece anew, at its place in the order: it weighs something else than was claimed."""
+        if slot.granted.is_set():
+            unclaimed = {*self._unclaimed, slot}
+            self._unclaimed = deque(one for one in self._slots.values() if one in unclaimed)
+            slot.granted, slot.size_bytes = anyio.Event(), None
 
     def _give_back(self, slot: _Slot) -> None:
-        """Admit a piece anew, at its place in the order: it weighs something else than was paid for."""
-        if slot.granted.is_set():
-            unpaid = {*self._unpaid, slot}
-            self._unpaid = deque(one for one in self._slots.values() if one in unpaid)
-            slot.granted, paid_bytes, slot.size_bytes = anyio.Event(), slot.size_bytes or 0, None
-            self._paid.give(paid_bytes)
+        held, slot.held = slot.held, None
+        if held is not None:
+            self._share.used_bytes -= slot.size_bytes or 0
+            held.release()
 
     def _weigh(self, origin: Origin, size_bytes: int) -> None:
         self._weighed += 1
@@ -347,29 +355,33 @@ class Prefetcher:
         self._weighed_frames += origin.stretch.stop - origin.stretch.start
         if size_bytes > self._largest_bytes:
             self._largest_bytes, self._largest = size_bytes, origin.episode
-        if size_bytes > self._paid.budget.max_bytes:
+        if size_bytes > self._room.max_bytes:
             raise self._no_room(origin, size_bytes)
 
     def _grant(self) -> None:
-        while self._unpaid and (first := self._unpaid[0]).size_bytes is not None:
-            if not self._paid.fits(first.size_bytes):
-                for slot in self._unpaid:
-                    slot.is_short_of_room = True
-                self._on_full()
-                return
-            self._unpaid.popleft()
-            self._paid.take(first.size_bytes)
+        """Claim the pieces in their order, as far as there is room."""
+        self._share.wanted_bytes = 0  # else each claim would call back here
+        wanted_bytes = 0
+        while self._unclaimed and (first := self._unclaimed[0]).size_bytes is not None:
+            if first.held is None and first.error is None:
+                first.held = first.origin.reader.claim(first.origin.stretch, first.size_bytes)
+                if first.held is None:
+                    wanted_bytes = first.size_bytes
+                    for slot in self._unclaimed:
+                        slot.is_short_of_room = True
+                    self._on_full()
+                    break
+                self._share.used_bytes += first.size_bytes
+            self._unclaimed.popleft()
             first.granted.set()
+        self._share.want(wanted_bytes)
 
     def _let_go(self, slot: _Slot) -> None:
         if not (slot.finished and slot.users == 0 and slot.done.is_set()):
             return
-        if slot.held is not None:
-            slot.held.release()
         del self._slots[slot.piece]
         self._ahead -= slot.is_ahead
-        if slot.granted.is_set():
-            self._paid.give(slot.size_bytes or 0)
+        self._give_back(slot)
         self._wake()
 
     def _wake(self) -> None:

@@ -6,9 +6,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from asyncfetch.config.checks import is_whole_number
 from asyncfetch.errors import ConfigError
 from asyncfetch.order.placement import Placement
-from asyncfetch.ranges import is_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from asyncfetch.config import WorkerConfig
+from asyncfetch.config.checks import is_whole_number
 from asyncfetch.config.secrets import goes_to_own_child
 from asyncfetch.errors import ConfigError, NotFound, UsageError
 from asyncfetch.lerobot import LeRobotDataset, reader_of
@@ -31,7 +32,6 @@ from asyncfetch.order.state import (
     is_beginning,
     is_finished,
 )
-from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.liveness import beat
 from asyncfetch.stream.datasets import Member, OpenDatasets
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number

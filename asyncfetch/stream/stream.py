@@ -7,10 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import PrivateUrl, stream_config
-from asyncfetch.config.checks import explains_keywords
+from asyncfetch.config.checks import explains_keywords, index_of
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, summarise
-from asyncfetch.ranges import index_of
 from asyncfetch.runtime import iterate
 from asyncfetch.stream.datasets import Member
 from asyncfetch.stream.epoch_stream import EpochStream

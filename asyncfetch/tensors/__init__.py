@@ -1,7 +1,7 @@
 """Tensors that many processes read and few of them hold: on servers, fetched once, kept within a bound.
 
 client        TensorClient: remotize, localize, clear, by coroutines or plain calls
-server        TensorServer: holds shards; who may talk to it
+server        TensorServer: holds shards; tokens
 remote        RemoteTensor, the value that stands for a tensor; walking what holds some; the border to torch
 ahead         items in a known order, fetched ahead of their consumer
 buffer        the protocol of back ends (http_store, ray_store), what is on its way, and what came, bounded

@@ -1,4 +1,4 @@
-"""Items whose order is known, localized ahead of whoever consumes them."""
+"""Items in a known order, localized ahead of their consumer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import AsyncFetchError, ConfigError
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.fork import running_loop
 from asyncfetch.tensors.remote import remotes_in
@@ -139,7 +139,7 @@ class Ahead:
         return chunk
 
     def _sizes(self, chunk: list[int]) -> dict[int, int]:
-        """Bytes of each item, without those that can't be fetched: whoever asks for one of them gets the error."""
+        """Bytes of each item, without those that can't be fetched: asking for one of them raises the error."""
         sizes = {}
         for index in chunk:
             with suppress(AsyncFetchError):
@@ -156,7 +156,7 @@ class Ahead:
         try:
             items = await self._localize([self._items[index] for index in chunk])
         except AsyncFetchError:
-            # Whoever asks for one of them fetches it alone, and gets the error where it is that one's.
+            # Each is then fetched alone when it is asked for, and raises the error where it is its own.
             for index in chunk:
                 self._free(index)
         else:

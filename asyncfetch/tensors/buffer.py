@@ -95,7 +95,7 @@ class FetchedShards(NamedTuple):
 
 
 class _ShardFlight:
-    """One request under way and those who wait for it."""
+    """One request under way and its waiters."""
 
     def __init__(self, tickets: list[Ticket]) -> None:
         self.tickets = tickets
@@ -111,13 +111,13 @@ class Flights:
     """Fetches what isn't on its way yet, and waits for what is; SingleFlight, but a request is for several shards.
 
     Requests are children of the owner's task group, not of any caller: a cancelled one costs the others nothing. When
-    the last who waits for a request is cancelled, so is the request. Errors are not kept: who asks next tries again.
+    the last waiter of a request is cancelled, so is the request. Errors are not kept: the next call tries again.
 
     Belongs to the task group's loop.
 
     Args:
         task_group: The owner of all requests, entered.
-        buffer: Where shards are kept, and who knows which of those under way were cleared.
+        buffer: Keeps shards, and knows which of those under way were cleared.
         fetch: Brings one batch.
     """
 
@@ -133,7 +133,7 @@ class Flights:
         self._flights: dict[str, tuple[_ShardFlight, Ticket]] = {}
 
     async def bring(self, remotes: Sequence[RemoteTensor]) -> tuple[FetchedShards, list[Exception]]:
-        """Distinct shards, those copies that nobody has taken yet, and the errors of the requests that failed.
+        """Distinct shards, those copies that no call has taken yet, and the errors of the requests that failed.
 
         All requests are waited for, whatever becomes of the others. A shard that is in no answer and for which no
         error stands isn't there.
@@ -180,7 +180,7 @@ class Flights:
                 flight.fetched = await self._fetch(batch)
                 flight.error = None
         except asyncio.CancelledError:
-            # From a future that somebody else cancelled; let out, it would cancel the whole task group.
+            # From a future that was cancelled elsewhere; let out, it would cancel the whole task group.
             if was_cancelled():
                 raise
         except Exception as error:  # noqa: BLE001 - it goes to the waiters, whatever it is
@@ -190,7 +190,7 @@ class Flights:
             flight.landed.set()
 
     async def _leave(self, flights: list[_ShardFlight]) -> None:
-        """A caller gives up: cancel the requests that nobody else waits for, and see them off."""
+        """A caller gives up: cancel the requests without other waiters, and wait for their end."""
         abandoned = []
         for flight in flights:
             flight.waiters -= 1
@@ -203,7 +203,7 @@ class Flights:
                 await flight.landed.wait()
 
     def _forget(self, flight: _ShardFlight) -> None:
-        """Nobody joins it any more. What it brought is kept, tickets are given back."""
+        """Let no call join it any more. What it brought is kept, tickets are given back."""
         for ticket in flight.tickets:
             if self._flights.get(ticket.shard_id, (None, None))[1] is ticket:
                 del self._flights[ticket.shard_id]
@@ -237,14 +237,14 @@ class Shard:
         return (self.dtype, self.shape) == (remote.dtype_name, remote.shape)
 
     def shared_tensor(self, remote: RemoteTensor) -> torch.Tensor:
-        """A tensor on these very bytes, which all who ask share."""
+        """A tensor on these very bytes, shared by all callers."""
         if self._tensor is None:
             self._tensor = tensor_on(self.array, remote)
         return self._tensor.view(remote.shape)
 
     @property
     def is_spoilt(self) -> bool:
-        """True if torch has seen somebody write to a shared tensor: all views of a tensor count their writes as one."""
+        """True if torch has seen a write to a shared tensor: all views of a tensor count their writes as one."""
         return self._tensor is not None and self._tensor._version > 0
 
 
@@ -265,8 +265,7 @@ class BufferStatistics(Figures):
     in_flight_bytes: int
     """Room set aside for these; a shard that found none is fetched and not kept."""
     pinned_bytes: int
-    """Pinned bytes of shards that aren't kept (any more), but are still in memory because somebody has a tensor on
-    them."""
+    """Pinned bytes of shards that aren't kept (any more), but are still in memory because a tensor is on them."""
     hits: int
     """Shards that were asked for and kept."""
     misses: int
@@ -287,7 +286,7 @@ class Ticket:
         self.room = room
         """None where the buffer has no room for it."""
         self.void = False
-        """True if the shard was cleared since; who asks for it from then on must not be given what comes."""
+        """True if the shard was cleared since: calls from then on must not get what comes."""
 
 
 class FetchBuffer:
@@ -373,7 +372,7 @@ class FetchBuffer:
             del self._tickets[ticket.shard_id]
 
     def _pin(self, shard_id: str, shard: Shard) -> None:
-        """Count a shard that isn't kept until nobody has it; where nobody has it now, that is at once."""
+        """Count a shard that isn't kept for as long as any tensor is on it."""
         self._next_pin += 1
         # It takes no lock: it may run in any thread, in the middle of anything, also of what holds ours.
         end = weakref.ref(shard.array, partial(self._pins.pop, self._next_pin))

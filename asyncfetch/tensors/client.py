@@ -15,17 +15,16 @@ import anyio
 import numpy as np
 
 from asyncfetch.config import FetchConfig, Secrets
-from asyncfetch.config.checks import require_token
+from asyncfetch.config.checks import require_token, whole_number
 from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, FetchError, ShardNotFound, TensorError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import for_each
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import copied
 from asyncfetch.runtime.fork import ForkGuard, running_loop
 from asyncfetch.runtime.loop_thread import BackgroundContext
-from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.runtime.memory_pool import MAX_IDLE_BUFFER_BYTES, MemoryPool
 from asyncfetch.runtime.threads import in_thread, run_in_thread, run_sync
 from asyncfetch.tensors.ahead import MAX_BYTES as AHEAD_BYTES
 from asyncfetch.tensors.ahead import Ahead
@@ -87,8 +86,9 @@ class TensorSession:
         shared_memory: bool,
         copies: bool,
     ) -> None:
-        self._memory = MemoryPool(config.max_idle_buffer_bytes)
-        self._fetcher = Fetcher(config, _memory=self._memory)  # one pool, so that the bound is on all that waits
+        self._memory = MemoryPool(MAX_IDLE_BUFFER_BYTES)
+        # One pool, so that the bound is on all that waits; and each object is read once.
+        self._fetcher = Fetcher(config, _memory=self._memory, _max_known_objects=1)
         self._workers = config.max_requests_per_host
         self._http = HttpStore(self._fetcher, self._memory, shared_memory=shared_memory)
         self._ray: RayStore | None = None
@@ -211,7 +211,7 @@ class TensorSession:
         return self._ray
 
     async def _fetch(self, batch: Sequence[RemoteTensor]) -> FetchedShards:
-        """A batch; with copies of large ones for who asked first: the bytes are still in the processor's caches."""
+        """A batch; with copies of large ones for the first caller: the bytes are still in the processor's caches."""
         shards = await self._store_of(batch[0].server).fetch(batch)
         self.fetched += len(shards)
         self.fetched_bytes += sum(len(shard.array) for shard in shards.values())
@@ -225,7 +225,7 @@ class TensorSession:
         """The shards that are kept or can be fetched; an error where a request for some failed."""
         found = self._buffer.find([remote.shard_id for remote in remotes])
         for shard_id in [shard_id for shard_id, shard in found.items() if shard.is_spoilt]:
-            _log.warning("somebody wrote to the shared tensor of shard %s; it is fetched anew", shard_id)
+            _log.warning("the shared tensor of shard %s was written to; it is fetched anew", shard_id)
             self._buffer.clear([shard_id])
             del found[shard_id]
         missing = [remote for remote in remotes if remote.shard_id not in found]
@@ -233,7 +233,7 @@ class TensorSession:
             return FetchedShards(found, {})
         fetched, errors = await self._flights.bring(missing)
         if errors:
-            raise copied(errors[0])  # its own: all who wait for the request have the same
+            raise copied(errors[0])  # its own: all waiters of the request have the same
         return FetchedShards(found | fetched.shards, fetched.copies)
 
     def _read_own(self, remotes: dict[str, RemoteTensor]) -> dict[str, Shard]:
@@ -375,8 +375,8 @@ class TensorClient:
         max_bytes: Bound on the buffer: what is kept, and what is on its way to be kept. The least recently used goes
             first. A shard that finds no room is fetched and delivered all the same.
         delivery: "copy": each caller gets tensors of its own. "view": all callers get tensors on the buffer's memory,
-            which costs nothing and is for reading only. torch can't enforce that: an edit is seen by all who hold the
-            tensor. One that torch knows of is noticed at the next ``localize``, logged, and the shard fetched anew.
+            which costs nothing and is for reading only. torch can't enforce that: an edit shows in all of them. One
+            that torch knows of is noticed at the next ``localize``, logged, and the shard fetched anew.
         token: What servers were given as ``token``; sent to every server that is named.
         backend: Where to store: "http", "ray", or "auto": in Ray where it is initialised.
         own: A server of this process, whose shards are stored and read without a request; running.
@@ -447,8 +447,8 @@ class TensorClient:
         """``obj`` with every tensor stored on ``server`` and a ``RemoteTensor`` in its place.
 
         Dicts, lists, tuples and dataclasses are walked; other leaves stay what they are. A tensor that is there several
-        times is stored once. Gradients aren't stored, nor is the device, which the remote tensor remembers. Nobody may
-        write to the tensors until this returns. Failed or cancelled, it deletes what it had stored.
+        times is stored once. Gradients aren't stored, nor is the device, which the remote tensor remembers. Don't write
+        to the tensors until this returns. Failed or cancelled, it deletes what it had stored.
 
         Args:
             obj: Any structure.
@@ -494,7 +494,7 @@ class TensorClient:
     async def clear(self, node: str, shard_ids: Iterable[str]) -> Cleared:
         """Drop shards of one server here, then delete them there. Ids that aren't there are no error.
 
-        What is fetched meanwhile goes to those who had asked, and isn't kept: who asks when this has returned is given
+        What is fetched meanwhile goes to the calls that had asked, and isn't kept: calls after this has returned get
         none of it. A deletion that had to be repeated may count fewer shards than it deleted.
 
         Args:
@@ -625,9 +625,9 @@ class _ToEveryHost(Secrets[Mapping[str, str]]):
 
 
 def _engine_config(config: FetchConfig, token: str | None) -> FetchConfig:
-    """The engine's configuration for servers of shards: no redirects, no parts, no memory of what is read once."""
+    """The engine's configuration for servers of shards: no redirects, no parts."""
     headers = config.headers if token is None else _ToEveryHost(config.headers, f"Bearer {token}")
-    return replace(config, headers=headers, max_redirects=0, part_bytes=WHOLE_BYTES, max_known_objects=1)
+    return replace(config, headers=headers, max_redirects=0, part_bytes=WHOLE_BYTES)
 
 
 def _checked(shard_ids: Iterable[str]) -> list[str]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
+from asyncfetch.config.checks import is_whole_number
 from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable, TensorError
 from asyncfetch.fetch import ask_server
-from asyncfetch.fetch.url_resolution import AsyncCache, Found
-from asyncfetch.ranges import is_whole_number
+from asyncfetch.runtime.single_flight import AsyncCache, Found
 from asyncfetch.runtime.threads import run_in_thread, run_sync
 from asyncfetch.tensors.buffer import Shard
 from asyncfetch.tensors.server import PIECE_BYTES, etag_of, shards_url

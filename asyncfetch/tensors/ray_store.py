@@ -1,8 +1,8 @@
 """Shards in Ray's object store, where Ray runs: ``ray.put`` and ``ray.get``, and one actor that knows what is where.
 
-Ray frees an object when nobody refers to it any more, and has no other way. So the references are kept by one actor a
+Ray frees an object when nothing refers to it any more, and has no other way. So the references are kept by one actor a
 cluster, by shard id: remote tensors stay small values that pickle anywhere, and a clear from any process drops the
-reference. The bytes are of whoever stored them: where that process dies they are lost, as any object of Ray's is.
+reference. The bytes belong to the process that stored them: when it dies they are lost, as any object of Ray's is.
 """
 
 from __future__ import annotations

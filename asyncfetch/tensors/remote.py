@@ -161,7 +161,7 @@ def _cut(part: Any, mask: torch.Tensor, columns: int) -> Any:  # noqa: ANN401
 
 @dataclass(frozen=True, slots=True)
 class RemoteTensor:
-    """A tensor whose bytes are on a server: what it looks like and where to ask. Small, hashable; pickles anywhere.
+    """A tensor with its bytes on a server: what it looks like and where to ask. Small, hashable; pickles anywhere.
 
     ``TensorClient.remotize`` makes it and ``localize`` gives the tensor. It has no bytes, and dropping it frees none.
     """
@@ -245,8 +245,8 @@ def bytes_of(tensor: torch.Tensor) -> tuple[str, NDArray[np.uint8]]:
         plain = tensor.detach().resolve_conj().resolve_neg()
         octets: NDArray[np.uint8] = plain.view(number).cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     except (RuntimeError, TypeError, ValueError) as error:  # subclasses raise any of these
-        what = f"a {type(tensor).__name__} whose bytes torch doesn't give"
-        raise TensorError(f"{what} can't be stored: {error}") from error
+        what = f"torch doesn't give the bytes of a {type(tensor).__name__}"
+        raise TensorError(f"{what}, so it can't be stored: {error}") from error
     return name, octets
 
 
@@ -261,7 +261,7 @@ def _bytes_spanned(tensor: torch.Tensor) -> int:
 def tensor_on(array: NDArray[np.uint8], remote: RemoteTensor) -> torch.Tensor:
     """The tensor on an array's memory, which it keeps alive; TensorError where this torch has no such dtype.
 
-    torch has no read-only tensors, so nothing stops who has one on memory of others from writing to it.
+    torch has no read-only tensors, so nothing stops the holder of one on shared memory from writing to it.
     """
     library = import_torch()
     dtype = getattr(library, remote.dtype_name, None)
@@ -269,12 +269,12 @@ def tensor_on(array: NDArray[np.uint8], remote: RemoteTensor) -> torch.Tensor:
         raise TensorError(f"this torch has no dtype {remote.dtype_name!r}: install a newer one")
     if not len(array):  # numpy's strides of nothing are none that torch can view
         return library.empty(remote.shape, dtype=dtype)  # type: ignore[no-any-return]
-    writable = array if array.flags.writeable else np.asarray(_Writable(array))
+    writable = array if array.flags.writeable else np.asarray(_WritableView(array))
     tensor: torch.Tensor = library.from_numpy(writable).view(dtype).reshape(remote.shape)
     return tensor
 
 
-class _Writable:
+class _WritableView:
     """Another array on the same memory, said to be writable: ``from_numpy`` warns about any other.
 
     numpy keeps this object as the array's base, so the memory lives as long as the tensor.

@@ -1,4 +1,4 @@
-"""TensorServer: its life, who may talk to it, and what it answers; and the addresses of servers and shards.
+"""TensorServer: its life, its token, and what it answers; and the addresses of servers and shards.
 
 Every refusal says in X-Error-Code which limit or rule it is about, with the figures.
 """
@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 from aiohttp import web
 
-from asyncfetch.config.checks import require_token
+from asyncfetch.config.checks import is_whole_number, require_token, whole_number
 from asyncfetch.errors import ClosedError, ConfigError, TensorError, redact_url
 from asyncfetch.fetch.urls import check_characters, read_url, userinfo
-from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks, outlast
 from asyncfetch.runtime.fork import running_loop
@@ -159,7 +158,7 @@ class ShardHandlers:
         return web.json_response(asdict(self._storage.statistics()))
 
     async def shared(self, request: web.Request) -> web.StreamResponse:
-        """Return where the larger shards can be read by who is on this machine, and how that is proven."""
+        """Return where processes of this machine can read the larger shards, and how that is proven."""
         if self._shared is None:
             return web.json_response({})
         return web.json_response({"name": self._shared.path.name, "proof": self._shared.proof})
@@ -238,7 +237,7 @@ async def _send(request: web.Request, parts: list[memoryview], *, etag: str | No
     if ranged:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     response = web.StreamResponse(status=206 if ranged else 200, headers=headers)
-    with suppress(ConnectionError):  # who asked is gone, which aiohttp would log as an error of ours
+    with suppress(ConnectionError):  # the client is gone, which aiohttp would log as an error of ours
         await response.prepare(request)
         for piece in _pieces(parts, start, stop):
             await response.write(piece)
@@ -264,7 +263,7 @@ ones ask before they send."""
 
 
 class TensorServer:
-    """Holds tensors in memory for all who have its url, over HTTP: an aiohttp application.
+    """Holds tensors in memory for every process that has its url, over HTTP: an aiohttp application.
 
     It runs on the loop of ``async with server:``, or in a thread of its own under ``with server:``. Leaving the block
     forgets every shard and breaks every connection. It can be entered once.
@@ -275,8 +274,8 @@ class TensorServer:
         max_bytes: Bound on the shards' bytes, uploads under way included. What doesn't fit is refused.
         ttl_seconds: How long a shard lives after it was last stored or read; None means until it is deleted. It is what
             frees the memory of workers that died before they could clear. Reads through shared memory don't count.
-        token: A secret that every request must show; printable ASCII. None lets everybody store, read and delete, and
-            so is accepted for a loopback ``host`` alone.
+        token: A secret that every request must show; printable ASCII. None: any client may store, read and delete,
+            which is accepted for a loopback ``host`` alone.
         allow_anonymous: Whether to do without a token on any ``host``.
         tls: Server side context; None speaks plain HTTP, and the token is as secret as the network is.
         public_host: Name or address of this machine in ``url``; None means ``host``, or, where that is all addresses,
@@ -287,7 +286,7 @@ class TensorServer:
     Raises:
         ConfigError: An argument can't be used; on entering: the address can't be had.
 
-    Not fork-safe: the child's copy serves nobody.
+    Not fork-safe: the child's copy doesn't serve.
     """
 
     def __init__(
@@ -313,8 +312,8 @@ class TensorServer:
             require_token("token", token)
         elif not allow_anonymous and not is_loopback(host):
             raise ConfigError(
-                f"on {host!r} everybody who reaches it could read and delete: give a token=, or say that this is meant"
-                " with allow_anonymous=True"
+                f"on {host!r} every client that reaches it could read and delete: give a token=, or say that this is"
+                " meant with allow_anonymous=True"
             )
         self._host, self._port, self._tls, self._public_host = host, int(port), tls, public_host
         self._max_bytes, self._ttl_seconds, self._shares = max_bytes, ttl_seconds, shared_memory
@@ -434,11 +433,11 @@ def make_application(
         return refusal if refusal is not None else await handler(request)
 
     async def ask_to_continue(request: web.Request) -> web.StreamResponse | None:
-        """Return what an upload that asks before it sends is told: the refusal, or to go on."""
+        """Answer an upload that asks before it sends: with the refusal, or to go on."""
         refusal = _refusal(request, authorization) or handlers.refusal(request)
         if refusal is None:
             request.writer.output_size = 0
-            with suppress(ConnectionError):  # who asked is gone, and this task is cancelled as soon as it waits
+            with suppress(ConnectionError):  # the client is gone, and this task is cancelled as soon as it waits
                 await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return refusal
 

@@ -1,10 +1,10 @@
 """A server's shards in memory, within a bound, each for its time. No loop, no HTTP; safe to use from any thread.
 
 Processes of one machine share memory: files in /dev/shm, read without any request. A server that shares keeps its
-larger shards in files of a directory that only its user can read, beside a file with a secret drawn by chance. It tells
-who asks the directory's name and the secret's SHA-256. Who finds that very secret there is on the same machine, in the
-same namespace, as the same user; who doesn't goes on over HTTP. The directory's name has a fixed form, so a server
-can't make its clients open anything else.
+larger shards in files of a directory that only its user can read, beside a file with a secret drawn by chance. Clients
+that ask get the directory's name and the secret's SHA-256. One that finds that very secret there is on the same
+machine, in the same namespace, as the same user; one that doesn't goes on over HTTP. The directory's name has a fixed
+form, so a server can't make its clients open anything else.
 
 The secret's file is locked as long as its server lives. A process beside the server waits for the lock and removes what
 a killed one leaves, however it was killed. Where both were, the next server of the same user removes what it finds
@@ -86,14 +86,14 @@ class SharedDirectory:
         _open_directories.add(self)
 
     def create(self, name: str, nbytes: int) -> NDArray[np.uint8] | None:
-        """Writable memory (nbytes,) of a new file that nobody finds before ``publish``; None where it doesn't fit."""
+        """Writable memory (nbytes,) of a new file, out of sight before ``publish``; None where it doesn't fit."""
         descriptor = -1
         try:
             descriptor = os.open(self._part(name), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             os.posix_fallocate(descriptor, 0, nbytes)  # a page that isn't there at its first touch kills the process
             return np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
         except FileExistsError:
-            return None  # somebody else's, under way
+            return None  # another upload's, under way
         except OSError:
             self.discard_unpublished(name)
             return None
@@ -142,7 +142,7 @@ os.register_at_fork(after_in_child=_disown_in_child)
 
 
 def _start_remover(path: Path) -> subprocess.Popen[bytes]:
-    """A process that removes the directory when nobody holds its lock any more.
+    """A process that removes the directory when its lock is free.
 
     What ends its server mustn't end it. So it is in a session of its own, without a terminal or the server's files, and
     born with the signals blocked that clusters send to every process of a job.
@@ -173,7 +173,7 @@ def find_shared(name: str, proof: str) -> Path | None:
 def read_shared(path: Path, name: str, nbytes: int) -> NDArray[np.uint8] | None:
     """The file's bytes, mapped; None where it isn't there, or isn't of that size.
 
-    Written to, the mapping gets pages of its own, and nobody else sees it. It lasts longer than the file.
+    Written to, the mapping gets pages of its own, which no other process sees. It lasts longer than the file.
     """
     with suppress(OSError), _open(path / name) as file:
         if os.fstat(file.fileno()).st_size == nbytes:
@@ -206,7 +206,7 @@ def _sweep() -> None:
 
 
 MAX_IDLE_BYTES = 128 * 1024 * 1024
-"""Memory of deleted shards kept for the next ones; shared memory isn't, which somebody may still have mapped."""
+"""Memory of deleted shards kept for the next ones; shared memory isn't, which clients may still have mapped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -232,7 +232,7 @@ class StorageStatistics(Figures):
     deleted: int
     """Shards that clients deleted."""
     expired: int
-    """Shards whose time was over."""
+    """Shards that outlived their time."""
     refused: int
     """Uploads that found no room."""
 
@@ -268,7 +268,7 @@ class ShardUpload:
         self.shard_id = shard_id
         self.shared = False
         self.void = False
-        """True if the shard was deleted since: who did that may never have heard that it was stored."""
+        """True if the shard was deleted since, perhaps by a client that never heard that it was stored."""
         self._storage = storage
         self.nbytes = nbytes
         self.is_open = True
@@ -316,7 +316,7 @@ class ShardStorage:
     Args:
         max_bytes: Bound on all frames, those under way included.
         ttl_seconds: How long a shard lives after it was last stored or read; None for ever. Reads through shared memory
-            don't count, because nobody sees them.
+            don't count, because the server doesn't see them.
         shared: Where larger frames are put, so that processes of this machine can read them there.
     """
 

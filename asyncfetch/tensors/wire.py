@@ -15,7 +15,7 @@
     48      8 each the shape; then zeros
 
 All numbers are little-endian. Nothing in a frame names code, and no byte of it is executed or unpickled. A header is
-believed when all of it fits together, and its lengths are checked against a limit before anybody takes memory.
+believed when all of it fits together, and its lengths are checked against a limit before memory is taken.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ DTYPES: tuple[tuple[str, int], ...] = (
     *((f"uint{bits}", 1) for bits in range(1, 8)),
     *(("bits8", 1), ("bits16", 2), ("bits1x8", 1), ("bits2x4", 1), ("bits4x2", 1)),
 )
-"""torch's names and the bytes of an item. Places are part of the format: append only. Quantised dtypes aren't here,
-whose tensors are more than their bytes."""
+"""torch's names and the bytes of an item. Places are part of the format: append only. Quantised dtypes aren't here:
+their tensors are more than their bytes."""
 _CODES = {name: code for code, (name, _) in enumerate(DTYPES, 1)}
 _ITEM_BYTES = dict(DTYPES)
 _SHARD_ID = re.compile("[0-9a-f]{32}")

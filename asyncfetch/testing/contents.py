@@ -28,7 +28,7 @@ class StoredObject(Protocol):
     """Its size, ETag and date."""
 
     async def read(self, start: int, stop: int) -> bytes | memoryview:
-        """Bytes [start, stop), which lie within its size.
+        """Bytes [start, stop), within its size.
 
         Raises:
             OSError: It was changed or removed since it was looked up.
@@ -160,7 +160,7 @@ class ContentAnswer:
     status: int
     """HTTP status."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """All headers that matter here; Content-Length where the length is told."""
+    """All headers that matter here; Content-Length where the length is known."""
     start: int = 0
     """First byte of the object to send."""
     stop: int = 0

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncfetch.config.checks import is_whole_number, whole_number
 from asyncfetch.errors import ConfigError, MissingDependency, install_command
-from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.testing.clips import DEPTH_ENCODING, ENCODINGS, require_encoder
 from asyncfetch.testing.identity import paint
 from asyncfetch.testing.recorder import Quirks, Recorder, Recording

@@ -10,8 +10,7 @@ from collections.abc import Mapping  # noqa: TC003 - check_types reads the annot
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from asyncfetch.config.checks import check_types, require
-from asyncfetch.ranges import whole_number
+from asyncfetch.config.checks import check_types, require, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +46,7 @@ class Fault:
     new_etag: bool = False
     """The object counts as replaced: another ETag, so a condition on the old one fails."""
     encode_gzip: bool = False
-    """The body is compressed though nobody asked, as Content-Encoding says. Held in memory whole."""
+    """Compress the body unasked, as Content-Encoding says. It is held in memory whole."""
     corrupt_at: int | None = None
     """Offset in the object of one byte that is sent inverted, where a response covers it; of what a request puts, the
     one that arrives inverted."""
@@ -110,7 +109,7 @@ class Fault:
 
     @staticmethod
     def wrong_content_range(shift: int = 1) -> Fault:
-        """Claim a range that lies ``shift`` bytes beside the one sent."""
+        """Claim a range that is ``shift`` bytes off the one sent."""
         return Fault(shift_bytes=shift)
 
     @staticmethod

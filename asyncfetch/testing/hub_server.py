@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WINDOW_SECONDS = 300
 """The Hub's quotas are for windows of this length."""
 _PREFIXED = {"datasets", "spaces", "buckets"}
-"""Kinds whose urls begin with them."""
+"""Kinds that their repositories' urls begin with."""
 _UPLOADED_AT = "2026-01-02T03:04:05.000Z"
 
 
@@ -41,12 +41,12 @@ class HubServer:
             ...  # hf://datasets/org/name/data.bin
 
     The Hub resolves revisions to commits, lists branches, and trees by pages, serves small files itself and redirects
-    for the others to the CDN, whose urls are signed and expire. Buckets ("buckets/org/name") have no revisions, and all
-    their files lie at the CDN. It enters and leaves as RangeServer does.
+    for the others to the CDN; its urls are signed and expire. Buckets ("buckets/org/name") have no revisions, and all
+    their files are at the CDN. It enters and leaves as RangeServer does.
 
     Args:
-        token: What the Hub wants as a bearer token; None serves everybody. The CDN refuses requests that carry one.
-        lfs_bytes: Files from this size on lie at the CDN.
+        token: The bearer token that the Hub wants; None: it wants none. The CDN refuses requests that carry one.
+        lfs_bytes: Files from this size on are at the CDN.
         url_seconds: How long a url of the CDN is good for.
         resolver_quota: ``/resolve/`` requests in five minutes; above it, 429 and RateLimit.
         page_entries: Entries in one page of a tree.

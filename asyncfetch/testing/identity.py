@@ -6,7 +6,7 @@ A picture is a grid of 7 x 8 cells, each dark or bright: 56 bits, row-major from
 
 On odd frames every bit is inverted but the last one of the frame number, which tells odd from even. So neighbours
 differ nearly everywhere: a blend of two frames has grey cells, and a frame that stuck can't pass for the next one. The
-cells stretch with the picture, hence a resized picture still reads. Red lies above blue everywhere, which exposes a
+cells stretch with the picture, hence a resized picture still reads. Red is above blue everywhere, which exposes a
 decoder that swaps them.
 """
 
@@ -114,7 +114,7 @@ def read_identity(picture: ArrayLike) -> Identity:
     red, _, blue = pixels.mean(axis=(0, 1))
     if red - blue < MIN_TINT:
         raise DecodeError(
-            f"mean red {red:.0f} must lie at least {MIN_TINT} above mean blue {blue:.0f} in a painted picture: "
+            f"mean red {red:.0f} must be at least {MIN_TINT} above mean blue {blue:.0f} in a painted picture: "
             "its channels are swapped, or it was never painted"
         )
     means = _cell_means(pixels)

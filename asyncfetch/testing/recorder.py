@@ -519,7 +519,7 @@ class Recorder:
         }
 
     def _video_times(self, per_file: int) -> tuple[list[float], list[float]]:
-        """Return where each episode lies in its file, summed up in floats as LeRobot does, with the errors of this."""
+        """Return where each episode is in its file, summed up in floats as LeRobot does, rounding errors included."""
         starts: list[float] = []
         stops: list[float] = []
         for episode, length in enumerate(self._truth.lengths):

@@ -37,19 +37,19 @@ class MultipartUpload:
     """Parts by their number."""
 
 
-class _Joined(bytes):
-    """An object made of parts, which its tag tells."""
+class _MultipartObject(bytes):
+    """An object made of parts, which shows in its tag."""
 
     tag: str
 
 
 def tag_of(content: bytes) -> str:
     """The ETag of an object, quotes included."""
-    return content.tag if isinstance(content, _Joined) else f'"{_md5(content).hex()}"'
+    return content.tag if isinstance(content, _MultipartObject) else f'"{_md5(content).hex()}"'
 
 
-class Writing:
-    """Puts into a mapping. For one thread.
+class ObjectWriter:
+    """Writes objects into a mapping. For one thread.
 
     Args:
         objects: By bucket and key.
@@ -110,7 +110,7 @@ class Writing:
         parts = [upload.parts[number] for number in named]
         if any(len(part) < self._min_part_bytes for part in parts[:-1]):
             return Refusal(400, "EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")
-        joined = _Joined(b"".join(parts))
+        joined = _MultipartObject(b"".join(parts))
         joined.tag = f'"{_md5(b"".join(map(_md5, parts))).hex()}-{len(parts)}"'
         self._objects[upload.path] = joined
         del self.uploads[upload_id]
@@ -134,12 +134,12 @@ ALGORITHM = "AWS4-HMAC-SHA256"
 MAX_SECONDS = 604_800
 """7 days, the longest that S3 signs for."""
 SKEW_SECONDS = 900
-"""Seconds that a date may lie in the future."""
+"""Seconds that a date may be in the future."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of whoever may ask."""
+    """Keys that requests are signed with."""
 
     access_key: str = "AKIDTEST"
     secret_key: str = field(default="secret-of-the-test", repr=False)
@@ -170,7 +170,7 @@ def check_presigned(
         method: GET, ...
         target: Path and query as sent.
         headers: As sent, found by names of any case.
-        keys: Whose signature counts.
+        keys: They must be signed with these.
         region: The bucket's.
         now: Seconds since the epoch.
     """
@@ -289,7 +289,7 @@ class S3Server(RangeServer):
 
     Args:
         content: Objects by "bucket/key". Any bucket can be put to.
-        keys: Whose signature counts; None serves everybody.
+        keys: Requests must be signed with these; None: they need no signature.
         region: Of buckets that aren't in ``regions``.
         regions: By bucket.
         requester_pays: Whether requests must carry ``x-amz-request-payer: requester``.
@@ -320,13 +320,15 @@ class S3Server(RangeServer):
         self._requester_pays = requester_pays
         self._page_keys = page_keys
         self._quirks = quirks
-        self._writing = Writing(content, takes_any_digest=quirks.takes_any_digest, min_part_bytes=quirks.min_part_bytes)
+        self._writer = ObjectWriter(
+            content, takes_any_digest=quirks.takes_any_digest, min_part_bytes=quirks.min_part_bytes
+        )
         self._allowance, self._allowed_at = quirks.requests_per_second or 0.0, time.monotonic()
 
     @property
     def uploads(self) -> Mapping[str, MultipartUpload]:
         """Multipart uploads that were begun and neither completed nor aborted, by id."""
-        return self._writing.uploads
+        return self._writer.uploads
 
     def _open_contents(self) -> Contents:
         return InMemory(self.objects, tag_of)
@@ -360,7 +362,7 @@ class S3Server(RangeServer):
             return self._list(bucket, query), None
         if record.method in {"PUT", "POST", "DELETE"}:
             body = _damaged(await receive(), fault)
-            written = self._writing.answer(record.method, record.path.lstrip("/"), query, record.headers, body)
+            written = self._writer.answer(record.method, record.path.lstrip("/"), query, record.headers, body)
             return _error(written) if isinstance(written, Refusal) else written, None
         answer, stored = await super()._answer(record, fault, receive)
         if answer.status == 404:

@@ -24,8 +24,8 @@ import anyio.to_thread
 from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
+from asyncfetch.config.checks import is_whole_number, whole_number
 from asyncfetch.errors import ClosedError, ConfigError, MissingDependency, install_command
-from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.fork import running_loop, stand_still_at_forks
 from asyncfetch.runtime.sockets import Sockets, abort
 from asyncfetch.testing.contents import (
@@ -49,7 +49,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A server's certificate and who signed it."""
+    """A server's certificate and its authority."""
 
     context: ssl.SSLContext
     """Context for the server's side; it may serve many servers at once."""
@@ -426,7 +426,7 @@ class RangeServer:
         await sleep_until(record.started + delay)
         rate = fault.bytes_per_second or self._bytes_per_second
         delivery = AnswerWriter(request, record, self._log, read=read, bytes_per_second=rate)
-        return await delivery.send(_override(answer, fault.answer_headers), fault)
+        return await delivery.send(_with_headers(answer, fault.answer_headers), fault)
 
     async def _answer(
         self, record: ServedRequest, fault: Fault, receive: Receive
@@ -491,7 +491,7 @@ async def _compressed(answer: ContentAnswer, body: bytes | memoryview) -> Conten
     return replace(answer, headers=headers, start=0, stop=0, text=text)
 
 
-def _override(answer: ContentAnswer, headers: Mapping[str, str | None]) -> ContentAnswer:
+def _with_headers(answer: ContentAnswer, headers: Mapping[str, str | None]) -> ContentAnswer:
     changed = {name.lower() for name in headers}
     kept = {name: value for name, value in answer.headers.items() if name.lower() not in changed}
     return replace(answer, headers=kept | {name: value for name, value in headers.items() if value is not None})

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch.utils.data import IterableDataset
 
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import ConfigError
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime import LoopThread, iterate
 
 if TYPE_CHECKING:

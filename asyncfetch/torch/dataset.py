@@ -18,12 +18,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from asyncfetch.config import PrivateUrl, config_share, stream_config
-from asyncfetch.config.checks import explains_keywords
+from asyncfetch.config.checks import explains_keywords, is_whole_number
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
 from asyncfetch.lerobot import DatasetStatistics, chosen_features, open_dataset
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.order.state import MAX_WORKERS, State, check_state, merge_shares
-from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.runtime.shared_memory import MemorySlots, can_hand_over

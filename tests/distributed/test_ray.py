@@ -26,7 +26,7 @@ from tests.merge.test_safety import names
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncfetch.merge.scheduler import WorkerSetup
+    from asyncfetch.merge.executor import WorkerSetup
     from tests.lerobot.serving import Library
 
 pytestmark = [pytest.mark.timeout(90)]  # Ray's workers import

@@ -152,7 +152,8 @@ async def test_remote_tensors(port: int) -> None:
     storage = ShardStorage(max_bytes=2**20)
     tensors = [torch.full((1000,), float(number)) for number in range(8)]
     url = f"http://127.0.0.1:{port}"
-    async with AsyncExitStack() as stack, TensorClient(fetch=CONFIG.fetch, shared_memory=False) as client:
+    client = TensorClient(backend="http", fetch=CONFIG.fetch, shared_memory=False)  # not Ray, where that is initialised
+    async with AsyncExitStack() as stack, client:
 
         async def start() -> None:
             runner = web.AppRunner(make_application(storage, None, None))

@@ -71,7 +71,7 @@ async def budget(truth: DatasetTruth, episodes: float) -> int:
     """``max_bytes`` that leaves room for the clips of so many episodes."""
     async with serve(truth) as served:
         sizes = [await reader_of(served.dataset).clip_bytes(episode) for episode in served.dataset.episodes.indices]
-        share = reader_of(served.dataset).clip_budget.max_bytes / served.dataset.config.max_bytes
+        share = reader_of(served.dataset).engine.room.max_bytes / served.dataset.config.max_bytes
     return int(max(sizes) * episodes / share) + 8
 
 
@@ -382,7 +382,7 @@ async def test_a_decoder_that_is_gone_is_made_again_without_a_request(truth: Dat
         dataset = served.dataset
         await dataset.sample(0, 0)
         before = dataset.statistics()
-        reader_of(dataset)._engine.decoders.clear()
+        reader_of(dataset).engine.decoders.clear()
         served.server.reset()
         check_sample(await dataset.sample(0, 2), truth, 0, 2)
         after = dataset.statistics()
@@ -397,9 +397,8 @@ async def test_no_memory_is_kept_for_bodies_beside_the_bound(
 ) -> None:
     monkeypatch.setattr(memory_pool, "SMALL_BYTES", 1024)  # so that tables come in blocks that could be kept
     async with serve(truth) as served:
-        assert served.dataset.config.fetch.max_idle_buffer_bytes > 0
         await served.dataset.sample(0, 0)
-        fetched = reader_of(served.dataset)._engine.fetcher.statistics()
+        fetched = reader_of(served.dataset).engine.fetcher.statistics()
     assert fetched.bytes > 10_000
     assert fetched.idle_buffer_bytes == 0
 
@@ -474,7 +473,7 @@ async def test_episodes_do_not_wait_for_each_others_second_camera(truth: Dataset
         for episode in range(3):
             clip = (await reader_of(dataset)._episodes._plan(Stretch(episode, 0, 5)))[TOP]
             where = (clip.url, clip.plan.start, clip.plan.stop)
-            (await reader_of(dataset)._engine.clips.acquire(*where, header=clip.plan.header)).release()
+            (await reader_of(dataset).engine.clips.acquire(*where, header=clip.plan.header)).release()
         assert dataset.statistics().clips.entries == 3
         with anyio.fail_after(5):
             samples = await gather(*(partial(dataset.sample, episode, 0) for episode in range(3)))
@@ -487,7 +486,7 @@ async def test_an_episode_larger_than_the_cache_is_refused_with_the_figures(trut
         dataset = served.dataset
         for episode in range(2):
             needed = await reader_of(dataset).clip_bytes(episode)
-            room = reader_of(dataset).clip_budget.max_bytes
+            room = reader_of(dataset).engine.room.max_bytes
             with pytest.raises(
                 CacheError, match=rf"episode {episode} take {needed} bytes, .* leaves {room} .*max_bytes"
             ):

@@ -398,7 +398,7 @@ async def test_held_stretches_take_the_memory_that_they_weigh(long: DatasetTruth
 async def test_an_episode_is_read_by_segments_in_less_room_than_it_needs(long: DatasetTruth) -> None:
     async with serve(long) as served:
         needed = await reader_of(served.dataset).clip_bytes(1)
-        share = reader_of(served.dataset).clip_budget.max_bytes / served.dataset.config.max_bytes
+        share = reader_of(served.dataset).engine.room.max_bytes / served.dataset.config.max_bytes
     async with serve(long, segment_seconds=1.0, max_bytes=int(needed / 2 / share)) as served:
         with pytest.raises(CacheError, match=r"the clips of episode 1 take"):
             await served.dataset.ready(1)

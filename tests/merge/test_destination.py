@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +22,7 @@ from anyio import to_thread
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FetchError, MergeError
 from asyncfetch.merge import merge_datasets
 from asyncfetch.merge.local_folder import temporary_room
-from asyncfetch.merge.s3_prefix import S3Build
+from asyncfetch.merge.s3_prefix import _S3Build
 from asyncfetch.testing import Fault, S3Server
 from tests.merge.on_s3 import OUT, below, config
 from tests.merge.on_s3 import scratch as scratch  # a fixture
@@ -69,13 +70,13 @@ async def test_it_is_what_a_merge_to_a_folder_is(
     options: dict[str, Any] = {"video_file_max_bytes": 3_000, "data_file_max_bytes": 20_000}
     report = await merge_datasets([truth.root for truth in truths], tmp_path / "out", **options)
     content = {f"bucket/sets/one/{name}": data for name, data in all_files(truths[0].root).items()}
-    on_disk, finish = [], S3Build.finish
+    on_disk, finish = [], _S3Build.finish
 
-    async def look(self: S3Build, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
+    async def look(self: _S3Build, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
         on_disk.append(await to_thread.run_sync(count_files, scratch))
         return await finish(self, fetcher, room, path)
 
-    monkeypatch.setattr(S3Build, "finish", look)
+    monkeypatch.setattr(_S3Build, "finish", look)
     async with S3Server(content) as server:
         remote = await merge_datasets(
             ["s3://bucket/sets/one", truths[1].root], f"{OUT}/", workers=2, fetch=config(server), **options
@@ -314,6 +315,25 @@ async def test_the_case_of_the_scheme_makes_no_other_place(library: Library) -> 
 async def test_where_a_merge_can_not_write(destination: str, library: Library) -> None:
     with pytest.raises(ConfigError, match="below an s3:// prefix"):
         await merge_datasets([library(episodes=(4,)).root], destination)
+
+
+@pytest.mark.parametrize("status", [403, 500])
+async def test_whether_a_listing_of_what_is_left_out_may_fail(library: Library, tmp_path: Path, status: int) -> None:
+    """Only where one may read and not list."""
+    content = {f"bucket/set/{path}": data for path, data in all_files(library(episodes=(4, 5)).root).items()}
+    content["bucket/set/meta/lineage.json"] = b"{}"
+
+    def refuse(request: ServedRequest) -> Fault | None:
+        asked = parse_qs(request.target.partition("?")[2])
+        return Fault.status(status) if asked.get("prefix") == ["set/meta/"] else None
+
+    async with S3Server(content, fault=refuse) as server:
+        merge = partial(merge_datasets, ["s3://bucket/set"], tmp_path / "out", fetch=config(server))
+        if status == 403:
+            assert (await merge()).dropped == ()
+        else:
+            with pytest.raises(MergeError, match=f"status {status}"):
+                await merge()
 
 
 async def test_a_small_disk_is_seen_before_anything_is_put(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from asyncfetch.config import FetchConfig, TimeoutConfig
 from asyncfetch.errors import FormatError, WorkerError
 from asyncfetch.merge import MergeProgress, Selection, local_executor, merge_datasets
 from asyncfetch.merge.job import load_sources
-from asyncfetch.merge.local_executor import Child, processes_pay
+from asyncfetch.merge.local_executor import processes_pay
+from asyncfetch.merge.worker_process import WorkerProcess
 from asyncfetch.testing import Fault, RangeServer
 from tests.merge.test_merge import all_files
 from tests.merge.test_safety import names
@@ -36,14 +37,14 @@ pytestmark = pytest.mark.timeout(60)  # processes import
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Processes that were started."""
-    pids, start = list[int](), Child.start
+    pids, start = list[int](), WorkerProcess.start
 
-    async def note(fetch: FetchConfig) -> Child:
-        child = await start(fetch)
-        pids.append(child.process.pid)
-        return child
+    async def note(fetch: FetchConfig) -> WorkerProcess:
+        worker = await start(fetch)
+        pids.append(worker.process.pid)
+        return worker
 
-    monkeypatch.setattr(Child, "start", note)
+    monkeypatch.setattr(WorkerProcess, "start", note)
     return pids
 
 
@@ -118,18 +119,18 @@ async def test_an_error_in_a_process_is_raised_here(library: Library, tmp_path: 
     assert names(tmp_path) == {"source"}
 
 
-async def _kill(child: Child, _scope: anyio.CancelScope) -> None:
-    child.process.kill()
+async def _kill(worker: WorkerProcess, _scope: anyio.CancelScope) -> None:
+    worker.process.kill()
 
 
-async def _cancel(_child: Child, scope: anyio.CancelScope) -> None:
+async def _cancel(_worker: WorkerProcess, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _let_go(child: Child, _scope: anyio.CancelScope) -> None:
+async def _let_go(worker: WorkerProcess, _scope: anyio.CancelScope) -> None:
     """As the system does when this process is killed."""
-    assert child.process.stdin is not None
-    await child.process.stdin.aclose()
+    assert worker.process.stdin is not None
+    await worker.process.stdin.aclose()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ async def _let_go(child: Child, _scope: anyio.CancelScope) -> None:
     ids=["killed", "cancelled", "its parent gone"],
 )
 async def test_in_the_midst_of_a_piece(
-    library: Library, act: Callable[[Child, anyio.CancelScope], object], code: int, words: str | None
+    library: Library, act: Callable[[WorkerProcess, anyio.CancelScope], object], code: int, words: str | None
 ) -> None:
     """It ends at once, and whoever waits for it hears why."""
     asked = threading.Event()
@@ -150,25 +151,25 @@ async def test_in_the_midst_of_a_piece(
     def stall(_request: ServedRequest) -> None:
         asked.set()
 
-    async def disturb(child: Child, scope: anyio.CancelScope) -> None:
+    async def disturb(worker: WorkerProcess, scope: anyio.CancelScope) -> None:
         await to_thread.run_sync(asked.wait)
-        await act(child, scope)  # type: ignore[misc]
+        await act(worker, scope)  # type: ignore[misc]
 
     async with RangeServer(library(episodes=(4,)).root, fault=stall, first_byte_seconds=999) as server:
-        child = await Child.start(FetchConfig(ca_file=server.ca_file, trust_env=False))
+        worker = await WorkerProcess.start(FetchConfig(ca_file=server.ca_file, trust_env=False))
         try:
             async with anyio.create_task_group() as tasks:
                 with anyio.CancelScope() as scope:
-                    tasks.start_soon(disturb, child, scope)
+                    tasks.start_soon(disturb, worker, scope)
                     if words is None:
-                        await child.do(load_sources, ([Selection(server.url)],), print)
+                        await worker.run(load_sources, ([Selection(server.url)],), print)
                     else:
                         with pytest.raises(WorkerError, match=words):
-                            await child.do(load_sources, ([Selection(server.url)],), print)
+                            await worker.run(load_sources, ([Selection(server.url)],), print)
         finally:
-            await child.end()
+            await worker.end()
         assert scope.cancelled_caught is (words is None)
-        assert child.process.returncode == code
+        assert worker.process.returncode == code
 
 
 @pytest.mark.may_block  # it looks into /proc
@@ -180,21 +181,21 @@ async def test_a_stopped_process_is_an_error_in_time(library: Library) -> None:
 
     async with RangeServer(library(episodes=(4,)).root, fault=stall, first_byte_seconds=999) as server:
         fetch = FetchConfig(ca_file=server.ca_file, trust_env=False, timeouts=TimeoutConfig(silent_process_seconds=1))
-        child = await Child.start(fetch)
-        pid = child.process.pid
+        worker = await WorkerProcess.start(fetch)
+        pid = worker.process.pid
         try:
             async with anyio.create_task_group() as tasks:
 
                 async def stop() -> None:
                     await to_thread.run_sync(asked.wait)
-                    child.process.send_signal(signal.SIGSTOP)
+                    worker.process.send_signal(signal.SIGSTOP)
 
                 tasks.start_soon(stop)
                 with pytest.raises(
                     WorkerError, match=rf"\(pid {pid}\) is stopped, by SIGSTOP.*The same call goes on"
                 ) as caught:
-                    await child.do(load_sources, ([Selection(server.url)],), print)
+                    await worker.run(load_sources, ([Selection(server.url)],), print)
         finally:
-            await child.end()
+            await worker.end()
         assert "silent_process_seconds" in str(caught.value)
         assert are_gone([pid])

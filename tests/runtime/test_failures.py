@@ -17,9 +17,9 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import each_on_its_own
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime import LoopThread
-from asyncfetch.runtime.concurrently import Eventual, copied, gather, kept
+from asyncfetch.runtime.concurrently import copied, gather, kept
 from asyncfetch.runtime.loop_thread import BackgroundContext
-from asyncfetch.runtime.single_flight import SharedLRU, SingleFlight
+from asyncfetch.runtime.single_flight import SharedCall, SharedLRU, SingleFlight
 from asyncfetch.testing import RangeServer
 
 if TYPE_CHECKING:
@@ -220,20 +220,20 @@ async def test_those_who_share_a_load_keep_only_their_own_frames() -> None:
         while traceback is not None:
             names.append(traceback.tb_frame.f_code.co_name)
             traceback = traceback.tb_next
-        assert names == ["ask", "get"]
+        assert names == ["ask", "get", "run", "get"]
         assert error.__cause__ is not None
         assert error.__cause__.__traceback__ is None
     assert leader.__cause__ is not None
 
 
-async def test_an_eventual_result_leaves_no_frames(without_collector: None) -> None:
+async def test_a_call_begun_in_a_task_group_leaves_no_frames(without_collector: None) -> None:
     frames = Frames(NotFound("not there"))
 
     async def ask_twice() -> None:
         async with anyio.create_task_group() as tasks:
-            eventual: Eventual[None] = Eventual(tasks, frames.fail)
-            await frames.ask(eventual.get)
-            await frames.ask(eventual.get)
+            call: SharedCall[None] = SharedCall(frames.fail).begun_in(tasks)
+            await frames.ask(call.get)
+            await frames.ask(call.get)
 
     await ask_twice()
     await anyio.lowlevel.checkpoint()

@@ -159,6 +159,7 @@ def test_a_slow_transform_binds_and_its_setting_is_workers(truth: DatasetTruth) 
     assert "num_workers=" in str(report)
 
 
+@pytest.mark.alone  # a thread that waits for a core has work
 def test_a_transform_that_computes_nothing_gets_threads(truth: DatasetTruth) -> None:
     stream = af.Stream(truth.root, transform=doze, config=config(decode_threads=2))
     assert sum(1 for _ in stream) == truth.num_frames

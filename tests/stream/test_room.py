@@ -318,7 +318,7 @@ async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
             for piece in reversed(pieces):
                 window.done(piece)
                 window.finish(piece)
-            assert opened.clip_budget.used_bytes == 0
+            assert opened.engine.room.pass_bytes == 0
         window.close()
 
 
@@ -384,7 +384,7 @@ async def test_two_passes_that_fit_both_get_every_frame(truth: DatasetTruth, cli
         async with anyio.create_task_group() as group:
             group.start_soon(run, 1)
             group.start_soon(run, 2)
-        assert reader_of(dataset).clip_budget.used_bytes == 0
+        assert reader_of(dataset).engine.room.pass_bytes == 0
     assert sorted(orders[1]) == sorted(orders[2]) == list(range(truth.num_frames))
 
 
@@ -412,18 +412,92 @@ async def test_training_and_validation_read_in_turns_need_no_more_than_their_cli
                             await anext(samples)
                             seen[which] += 1
             assert seen == chosen_frames
-            assert reader_of(dataset).clip_budget.used_bytes == 0
+            assert reader_of(dataset).engine.room.pass_bytes == 0
 
 
 async def test_a_pass_without_room_says_that_others_hold_it(truth: DatasetTruth, clip_bytes: list[int]) -> None:
     chosen = config(max(clip_bytes), prefetch_segments=0)
+    largest, other = sorted(
+        (episode for episode, length in enumerate(truth.lengths) if length), key=clip_bytes.__getitem__
+    )[:-3:-1]
     async with af.open_dataset(str(truth.root), config=chosen) as dataset:
-        stream = af.Stream(dataset, shuffle=False, episodes=[clip_bytes.index(max(clip_bytes))])
-        async with stream.samples() as first, stream.samples() as second:
+        stream = af.Stream(dataset, shuffle=False, episodes=[largest])
+        beside = af.Stream(dataset, shuffle=False, episodes=[other])
+        async with stream.samples() as first, beside.samples() as second:
             await anext(first)
             with anyio.fail_after(5), pytest.raises(af.CacheError, match="other passes over this dataset hold"):
                 await anext(second)
-        assert len(await read(stream)) == max(truth.lengths)  # their room came back
+        assert len(await read(beside)) == truth.lengths[other]  # their room came back
+
+
+async def test_passes_over_the_same_segments_need_their_room_once(truth: DatasetTruth, clip_bytes: list[int]) -> None:
+    chosen = config(max(clip_bytes), prefetch_segments=0)
+    async with af.open_dataset(str(truth.root), config=chosen) as dataset:
+        stream = af.Stream(dataset, shuffle=False, episodes=[clip_bytes.index(max(clip_bytes))])
+        async with stream.samples() as first, stream.samples() as second:
+            with anyio.fail_after(5):
+                for _ in range(max(truth.lengths)):
+                    assert int((await anext(first))["index"]) == int((await anext(second))["index"])
+
+
+@pytest.mark.timeout(60)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+async def test_passes_samples_prefetches_and_cancellations_all_end(
+    truth: DatasetTruth, clip_bytes: list[int], data: st.DataObject
+) -> None:
+    """In any interleaving, each with what it asked for or a CacheError, within the bound, and all room comes back."""
+    there = [episode for episode, length in enumerate(truth.lengths) if length]
+    room = data.draw(st.integers(max(clip_bytes), sum(clip_bytes)), label="room")
+    chosen = config(
+        room,
+        pool_segments=data.draw(st.integers(1, 3)),
+        prefetch_segments=data.draw(st.integers(0, 3)),
+        decoded_max_bytes=1,
+    )
+    moments = st.sampled_from([0.0, 0.001, 0.01, 30.0])
+    deeds = st.tuples(st.sampled_from(["sample", "prefetch", "ready"]), st.sampled_from(there), moments)
+    passes = st.tuples(st.integers(0, 3), moments, st.lists(deeds, max_size=3))
+    drawn_passes = data.draw(st.lists(passes, min_size=1, max_size=3), label="passes")
+    drawn_deeds = data.draw(st.lists(st.lists(deeds, max_size=4), max_size=3), label="beside them")
+
+    async with af.open_dataset(str(truth.root), config=chosen) as dataset:
+        reader = reader_of(dataset)
+
+        async def do(deed: str, episode: int, seconds: float) -> None:
+            with anyio.move_on_after(seconds), suppress(af.CacheError):
+                if deed == "sample":
+                    assert int((await dataset.sample(episode, 0))["episode_index"]) == episode
+                elif deed == "prefetch":
+                    dataset.prefetch(episode)
+                else:
+                    await dataset.ready(episode)
+            clips = dataset.statistics().clips
+            assert clips.used_bytes + clips.reserved_bytes <= clips.max_bytes
+
+        async def iterate(seed: int, seconds: float, between: list[tuple[str, int, float]]) -> None:
+            seen = []
+            with anyio.move_on_after(seconds) as scope, suppress(af.CacheError):
+                async with af.Stream(dataset, seed=seed).samples() as samples:
+                    async for sample in samples:
+                        seen.append(int(sample["index"]))
+                        if between:
+                            await do(*between.pop())
+                    assert scope.cancel_called or sorted(seen) == list(range(truth.num_frames))
+
+        async def act(chain: list[tuple[str, int, float]]) -> None:
+            for deed in chain:
+                await do(*deed)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                for one in drawn_passes:
+                    group.start_soon(iterate, *one)
+                for chain in drawn_deeds:
+                    group.start_soon(act, chain)
+            for episode in there:  # which waits for prefetches that are still under way
+                await dataset.ready(episode)
+        assert (reader.engine.room.pass_bytes, reader.engine.room.brief_bytes) == (0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -471,12 +545,12 @@ async def test_a_sample_that_waits_for_others_fails_when_a_pass_takes_the_room(
             except af.CacheError as error:
                 outcomes.append(error)
 
-        blocker = await reader_of(dataset)._episodes.hold(Stretch(0, 0, truth.lengths[0]))
+        blocker = await reader_of(dataset).hold(Stretch(0, 0, truth.lengths[0]))
         async with anyio.create_task_group() as group:
             group.start_soon(read)
             await anyio.wait_all_tasks_blocked()
             assert not outcomes
-            reader_of(dataset).clip_budget.share(lambda: None).take(1)
+            reader_of(dataset).engine.room.change(pass_bytes=1)
             await anyio.wait_all_tasks_blocked()
             assert len(outcomes) == 1
         blocker.release()
@@ -501,15 +575,15 @@ async def test_a_sample_joins_what_a_pass_is_fetching(truth: DatasetTruth, clip_
     """Though beside that there is no room for as much again."""
     async with af.open_dataset(str(truth.root), config=config(max(clip_bytes))) as dataset:
         size = await reader_of(dataset).clip_bytes(largest)
-        paid = reader_of(dataset).clip_budget.share(lambda: None)
-        paid.take(size)
+        claimed = reader_of(dataset).claim(largest, size)
+        assert claimed is not None
         async with anyio.create_task_group() as group:
 
             async def read() -> None:
                 assert int((await dataset.sample(largest, 0))["episode_index"]) == largest
 
             group.start_soon(read)
-            with await reader_of(dataset).hold(largest):
+            with await reader_of(dataset).load(claimed):
                 await anyio.wait_all_tasks_blocked()
 
 
@@ -522,7 +596,6 @@ async def test_a_tiny_bound_says_what_it_is_and_what_would_do(truth: DatasetTrut
 
     with pytest.raises(af.CacheError, match=rf"\) of episode 3 of .* need \d+ more: .* {max_bytes=} leaves") as caught:
         await first(max_bytes)
-    assert "times the number of loader workers" in str(caught.value)
     assert await first(advised(caught.value, pool_segments=1)) == 3
 
 

@@ -27,10 +27,9 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncfetch.config.checks import absolute_directory
+from asyncfetch.config.checks import absolute_directory, whole_number
 from asyncfetch.errors import MissingDependency, install_command
 from asyncfetch.fetch.urls import object_name
-from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

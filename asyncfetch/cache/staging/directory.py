@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from asyncfetch.cache.staging.stores import StoredFile
 from asyncfetch.runtime.fork import ForkGuard
 
 if TYPE_CHECKING:
-    from asyncfetch.cache.staging.stores import SourceInfo, StoredFile
+    from asyncfetch.cache.staging.stores import SourceInfo
 
 PREFIX = "asyncfetch-staging-"
 LOCK = ".lock"
@@ -39,16 +40,16 @@ class StagedFile:
     crc: int
     """zlib.crc32 of the content: a short, overwritten or rotten file is read again rather than handed out."""
     source: SourceInfo | None
-    pickled: bool
 
-    def read(self) -> bytes | None:
+    def read(self) -> StoredFile | None:
         """The content; None where the file is gone or isn't what was written."""
         try:
             with open(self.path, "rb", buffering=0) as file:
                 data = file.readall()
         except OSError:
             return None
-        return data if len(data) == self.size_bytes and zlib.crc32(data) == self.crc else None
+        is_right = len(data) == self.size_bytes and zlib.crc32(data) == self.crc
+        return StoredFile(data, self.source) if is_right else None
 
 
 class StagingDirectory:
@@ -104,7 +105,7 @@ class StagingDirectory:
             with suppress(OSError):
                 os.unlink(part)
             raise
-        return StagedFile(path, len(stored.data), zlib.crc32(stored.data), stored.source, stored.pickled)
+        return StagedFile(path, len(stored.data), zlib.crc32(stored.data), stored.source)
 
     def remove(self, file: StagedFile) -> None:
         """Remove a file, which may be gone already; OSError where it stays."""

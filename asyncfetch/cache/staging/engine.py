@@ -1,8 +1,27 @@
-"""The threads of one pool in one process, and the lock between them.
+"""The files of one pool in one process on their way to the disk, and the threads that bring them.
 
-The lock guards the table, and is held for no more than its methods: no file, no store, no decoder, no callback under
-it. A handle that is collected may be collected anywhere, under this very lock too, so its finaliser only puts its claim
-into ``dropped``, whose ``put`` may be called from anywhere; a thread of its own takes it from there.
+    asked for -> queued -> read -> written -> staged -> gone with its last reference
+                   ^        |  |
+                   |        |  +-> failed: all who refer to it get the error
+                   +--------+   no room for it
+
+An entry is a future, which those who wait for its bytes share, and the references of those who don't yet. It stands in
+one queue: first what somebody waits for, then what waits for room, then the rest in the order of asking. Room is taken
+before a read. Whoever asks for the bytes of what isn't begun has it read at once, with or without room for it; whoever
+asks meanwhile joins, and a read serves all who joined it. So nobody waits for room, and nobody waits for what waits for
+room. What is larger than all room stands in no queue, and is read whenever somebody asks.
+
+Nothing is read whose bytes are somewhere: on disk, on their way, or in the hands of those whom the last read served,
+until they have decoded them. Bytes are given up only where they can be kept nowhere, because there is no room or the
+disk can't be written; then those who are left queue again, at the tail. No bounded pool can promise more: two files of
+its size, picked up by turns, are each read for every handle.
+
+An entry is one generation of a file: a handle refers to the entry, never to its key, so a late handle can't touch a
+newer one.
+
+One lock guards all of this, and no file, store, decoder or callback is used under it. A handle that is collected may be
+collected anywhere, under this very lock too, so its finaliser only puts its claim into ``dropped``, whose ``put`` may
+be called from anywhere; a thread of its own takes it from there.
 
 All threads are daemons that hold the engine and never the pool: a forgotten pool is collected, which ends them, and
 none of them can keep an interpreter from exiting. Those of a ThreadPoolExecutor would, and it has no thread more for
@@ -15,87 +34,25 @@ import asyncio
 import logging
 import threading
 import time
+from collections import OrderedDict
 from contextlib import contextmanager, suppress
+from enum import Enum
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
+from weakref import ref
 
-from asyncfetch.cache.staging.table import Table
 from asyncfetch.errors import CacheError
+from asyncfetch.runtime.single_flight import SharedFuture
 from asyncfetch.runtime.threads import no_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
-    from asyncfetch.cache.staging.stores import Binding, StoredFile, ValueBinding
-    from asyncfetch.cache.staging.table import Leftover, Quota, StagedEntry, StagingClaim, StagingFlight
+    from asyncfetch.cache.staging.stores import Binding, StoredFile, ValueStore
 
     Step = Callable[[], "Step | None"]
-
-
-class StagingRead:
-    """Size, read, write. Each step does its I/O and then tells the table, which decides on the next.
-
-    Everything that another thread can do happens between two steps. So tests can take the steps one by one, in every
-    order, in one thread.
-    """
-
-    def __init__(self, engine: StagingEngine, entry: StagedEntry) -> None:
-        self._engine = engine
-        self._entry = entry
-        assert entry.flight is not None
-        self._flight = entry.flight
-        self._stored: StoredFile | None = None
-
-    def run(self) -> None:
-        """All steps."""
-        step: Step | None = self.size
-        while step is not None:
-            step = step()
-
-    def size(self) -> Step | None:
-        """Find out how much room it takes, where that must be known."""
-        entry = self._entry
-        size_bytes = None
-        if entry.size_bytes is None and not entry.joined:  # a glance; the table looks again
-            try:
-                size_bytes = entry.binding.size()
-            except BaseException as error:  # noqa: BLE001 - it is for those who ask for the file
-                self._fail(error)
-                return None
-        with self._engine.table() as table:
-            reads = table.sized(entry, size_bytes)
-        return self.read if reads else None
-
-    def read(self) -> Step | None:
-        """Read, unless somebody has the bytes already, and serve those who wait."""
-        try:
-            stored = self._flight.result() if self._flight.done() else self._entry.binding.read()
-        except BaseException as error:  # noqa: BLE001 - likewise
-            self._fail(error)
-            return None
-        with self._engine.table() as table:
-            writes = table.landed(self._entry, stored)
-        if not self._flight.done():
-            self._flight.set_result(stored)
-        if not writes:
-            return None
-        self._stored = stored
-        return self.write
-
-    def write(self) -> None:
-        """Put the bytes on disk for those who will ask later."""
-        assert self._stored is not None
-        file = self._engine.write(self._stored)
-        with self._engine.table() as table:
-            leftover = table.written(self._entry, file)
-        self._engine.discard(leftover)
-
-    def _fail(self, error: BaseException) -> None:
-        with self._engine.table() as table:
-            table.failed(self._entry)
-        self._flight.fail(error)
-
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -106,12 +63,159 @@ PAUSE_SECONDS = 10.0
 read."""
 
 
+class StagingRoom:
+    """A semaphore of bytes and files, which nobody waits in: what doesn't fit stays in the queue.
+
+    Args:
+        max_bytes: Most bytes that are taken together.
+        max_count: Most files that they are for; an empty one counts, too.
+    """
+
+    def __init__(self, max_bytes: int, max_count: int) -> None:
+        self.max_bytes = max_bytes
+        self.max_count = max_count
+        self.bytes = 0
+        self.count = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that can be taken now."""
+        return self.max_bytes - self.bytes
+
+    def fits(self, size_bytes: int) -> bool:
+        """Return whether so much can be taken now."""
+        return self.count < self.max_count and size_bytes <= self.free_bytes
+
+    def take(self, size_bytes: int) -> bool:
+        """Take so much for one file, if it fits."""
+        if not self.fits(size_bytes):
+            return False
+        self.bytes += size_bytes
+        self.count += 1
+        return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """The room of one file comes back."""
+        self.bytes -= size_bytes
+        self.count -= 1
+
+
+class Urgency(Enum):
+    """The order of the queue."""
+
+    NOW = "now"
+    """Somebody waits for it."""
+    NEXT = "next"
+    """It waits for room."""
+    LATER = "later"
+
+
+class StagedEntry:
+    """One generation of one file. At rest where it stands in no queue and no thread is at it.
+
+    Attributes:
+        binding: How it is read: that of the first handle.
+        references: Handles that haven't asked for their value yet.
+        waiters: Handles that wait for the read.
+        future: What they wait for, or the error that all who refer to it get.
+        in_hand: The bytes of the last read, as long as somebody else holds on to them.
+        urgency: When it is to be read; None where it isn't queued.
+        is_taken: Whether a thread is at it.
+        has_failed: Whether its read raised.
+        size_bytes: Where it is known.
+        room_bytes: Its room on disk, where it has any.
+        file: Where it lies, when it is staged.
+    """
+
+    __slots__ = (
+        "binding",
+        "file",
+        "future",
+        "has_failed",
+        "in_hand",
+        "is_taken",
+        "references",
+        "room_bytes",
+        "size_bytes",
+        "urgency",
+        "waiters",
+    )
+
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
+        self.references = self.waiters = 0
+        self.future: SharedFuture[StoredFile] | None = None
+        self.in_hand: Callable[[], StoredFile | None] = _nothing
+        self.urgency: Urgency | None = None
+        self.is_taken = self.has_failed = False
+        self.size_bytes: int | None = None
+        self.room_bytes: int | None = None
+        self.file: StagedFile | None = None
+
+
+def _nothing() -> None:
+    """Return None: it is in nobody's hands."""
+
+
+class StagingClaim:
+    """A handle's reference to an entry. It counts once, however often it is released.
+
+    Attributes:
+        entry: What it refers to.
+        is_held: Whether it is one of the entry's references.
+        future: The read that serves it.
+        has_failed: Whether its handle has had the error of such a read: it asks for the file anew then.
+    """
+
+    __slots__ = ("entry", "future", "has_failed", "is_held")
+
+    def __init__(self, entry: StagedEntry) -> None:
+        self.entry = entry
+        self.is_held = True
+        self.future: SharedFuture[StoredFile] | None = None
+        self.has_failed = False
+
+    @property
+    def is_counted(self) -> bool:
+        """True if its entry is kept or read for its sake. May be looked at without the lock."""
+        future = self.future
+        return self.is_held or (future is not None and not future.done())
+
+
+class StagingQueue:
+    """Entries by urgency, and of each urgency in the order of their coming."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Urgency, OrderedDict[StagedEntry, None]] = {urgency: OrderedDict() for urgency in Urgency}
+
+    def put(self, entry: StagedEntry, urgency: Urgency) -> None:
+        """Put it last of those of this urgency, unless it is one of them."""
+        if entry.urgency is not urgency:
+            self.remove(entry)
+            entry.urgency = urgency
+            self._entries[urgency][entry] = None
+
+    def remove(self, entry: StagedEntry) -> None:
+        """Take it out, if it is there."""
+        if entry.urgency is not None:
+            del self._entries[entry.urgency][entry]
+            entry.urgency = None
+
+    def first(self, urgency: Urgency) -> StagedEntry | None:
+        """The first of this urgency."""
+        return next(iter(self._entries[urgency]), None)
+
+    def count(self, urgency: Urgency) -> int:
+        """How many have this urgency."""
+        return len(self._entries[urgency])
+
+
 class StagingEngine:
-    """Table, directory and threads.
+    """Entries, directory and threads.
 
     Args:
         directory: Where files are staged.
-        quota: Bounds on them.
+        room: Bounds on them.
         workers: Threads that stage.
         is_closed: Whether it is only there for handles that outlive their pool.
         now: Monotonic seconds.
@@ -120,7 +224,7 @@ class StagingEngine:
     def __init__(
         self,
         directory: StagingDirectory,
-        quota: Quota,
+        room: StagingRoom,
         workers: int,
         *,
         is_closed: bool = False,
@@ -128,10 +232,13 @@ class StagingEngine:
     ) -> None:
         self.directory = directory
         self.dropped: SimpleQueue[StagingClaim | None] = SimpleQueue()
-        self.write_failures = 0
-        self.damaged = 0
-        self._table = Table(quota)
-        self._table.closed = is_closed
+        self.is_closed = is_closed
+        """True if nothing is requested any more."""
+        self._room = room
+        self._entries: dict[Hashable, StagedEntry] = {}
+        self._queue = StagingQueue()
+        self._usual_bytes: int | None = None
+        self._reads = self._direct_reads = self._write_failures = self._damaged = 0
         self._max_workers = workers
         self._now = now
         self._resume_at = 0.0
@@ -141,120 +248,103 @@ class StagingEngine:
         self._has_janitor = False
 
     @contextmanager
-    def table(self) -> Iterator[Table]:
-        """The table, under the lock. What became possible by the change is begun after it."""
+    def _changing(self) -> Iterator[None]:
+        """The lock. What became possible by the change is begun after it."""
         with self._lock:
-            yield self._table
-            hire = self._hire()
-        self._start(hire)
+            yield
+            helps = self._hire()
+        self._start(helps)
 
-    @property
-    def is_closed(self) -> bool:
-        """True if nothing is requested any more."""
-        return self._table.closed
+    def figures(self) -> dict[str, int]:
+        """The fields of StagingStatistics, but for the bounds."""
+        self._settle()
+        with self._lock:
+            return {
+                "bytes": self._room.bytes,
+                "count": self._room.count,
+                "entries": len(self._entries),
+                "queued": self._queue.count(Urgency.LATER),
+                "waiting": self._queue.count(Urgency.NEXT),
+                "reads": self._reads,
+                "direct_reads": self._direct_reads,
+                "write_failures": self._write_failures,
+                "damaged": self._damaged,
+            }
 
     # What handles do.
 
     def request(self, binding: Binding) -> StagingClaim:
         """A reference to the binding's file, which is staged in the background."""
         self._open()
-        with self.table() as table:
-            return table.request(binding)
+        with self._changing():
+            return StagingClaim(self._entry(binding))
 
-    def adopt(self, binding: ValueBinding, stored: StoredFile) -> StagingClaim:
-        """Write a user's value, here and now; where there is no room for it, the binding keeps it."""
+    def adopt(self, binding: Binding, store: ValueStore) -> StagingClaim:
+        """Write a user's value, here and now; where there is no room for it, its store keeps it."""
         self._open()
-        with self.table() as table:
-            reservation = None if table.paused else table.quota.reserve(len(stored.data))
-        file = None
+        entry, stored = StagedEntry(binding), binding.read()
+        with self._changing():
+            has_room = not self._is_paused and self._take_room(entry, len(stored.data))
         try:
-            file = None if reservation is None else self.write(stored)
+            if has_room:
+                entry.file = self._written(stored)
         finally:
-            with self.table() as table:
-                if file is None and reservation is not None:
-                    reservation.release()
-                    reservation = None
-        if file is not None:
-            binding.data = None
-        with self.table() as table:
-            claim = table.adopt(binding, file, reservation)
-            leftover = table.release(claim) if table.closed else None
-        self.discard(leftover)  # closed meanwhile
+            with self._changing():
+                if entry.file is None:
+                    self._give_back(entry)
+        if entry.file is not None:
+            store.data = None
+        claim = StagingClaim(entry)
+        with self._changing():
+            entry.references = 1
+            self._entries[binding.key] = entry
+            leftover = self._release(claim) if self.is_closed else None
+        self._discard(leftover)  # closed meanwhile
         return claim
 
-    def join(self, claim: StagingClaim) -> StagingFlight | StagedFile | None:
-        """Do as Table.join; a read that is begun has a thread at once."""
-        with self.table() as table:
-            return table.join(claim)
+    def join(self, claim: StagingClaim) -> SharedFuture[StoredFile] | StagedFile | None:
+        """Return where the claim's bytes are: in a file, or in a read to wait for, which is begun where there is none.
 
-    def told(self, claim: StagingClaim, flight: StagingFlight) -> None:
-        """Do as Table.told."""
-        with self.table() as table:
-            table.told(claim, flight)
+        None: nowhere any more, because the claim was released or the engine closed.
+        """
+        with self._changing():
+            if claim.has_failed and not self.is_closed:
+                claim.entry, claim.is_held, claim.has_failed = self._entry(claim.entry.binding), True, False
+            entry = claim.entry
+            if claim.future is not None or not claim.is_held:
+                return claim.future
+            if entry.file is not None:
+                return entry.file
+            if self.is_closed and not entry.is_taken and entry.urgency is not Urgency.NOW:
+                return None
+            self._serve(claim)
+            return claim.future
 
-    def distrust(self, claim: StagingClaim, file: StagedFile) -> StagingFlight | StagedFile | None:
-        """Do as Table.distrust."""
-        with self.table() as table:
-            self.damaged += 1
-            found, leftover = table.distrust(claim, file)
-        self.discard(leftover)
-        return found
+    def count_direct_read(self) -> None:
+        """One more read past all of this."""
+        with self._lock:
+            self._reads += 1
+            self._direct_reads += 1
+
+    def ask_anew(self, claim: StagingClaim, future: SharedFuture[StoredFile]) -> None:
+        """Let the claim's next ``join`` be a new request: its handle has had the error of this read."""
+        with self._lock:
+            if claim.future is future:
+                claim.future, claim.has_failed = None, True
+
+    def distrust(self, claim: StagingClaim, file: StagedFile) -> SharedFuture[StoredFile] | StagedFile | None:
+        """``join`` for a claim whose file is gone or damaged: it is read again, once for all who find that out."""
+        with self._changing():
+            self._damaged += 1
+            leftover = self._leftover(claim.entry) if claim.entry.file is file else None
+        self._discard(leftover)
+        return self.join(claim)
 
     def release(self, claim: StagingClaim) -> None:
-        """The claim's end; a file without references is removed here and now."""
-        with self.table() as table:
-            leftover = table.release(claim)
-        self.discard(leftover)
-
-    def _open(self) -> None:
-        with self._lock:
-            if self._table.closed:
-                raise CacheError("the cache pool was closed: make a new one")
-            is_first, self._has_janitor = not self._has_janitor, True
-        if not is_first:
-            return
-        self.directory.close_at_exit()
-        try:
-            threading.Thread(target=self._tidy, name="asyncfetch staging janitor", daemon=True).start()
-        except RuntimeError as error:
-            self._has_janitor = False
-            raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
-
-    # What threads do.
-
-    def write(self, stored: StoredFile) -> StagedFile | None:
-        """A new file, or None where it can't be written; then nothing is staged for a while."""
-        try:
-            return self.directory.write(stored)
-        except (OSError, MemoryError) as error:
-            if self.directory.is_closed:
-                return None
-            with self.table() as table:
-                first = not self.write_failures
-                self.write_failures += 1
-                table.paused = True
-                self._resume_at = self._now() + PAUSE_SECONDS
-            if first:
-                _LOGGER.warning(
-                    "can't stage in %s: %s. Data is served without staging, and staging tried again every %g s; said "
-                    "once, statistics() counts on.",
-                    self.directory.parent,
-                    error,
-                    PAUSE_SECONDS,
-                )
-            return None
-
-    def discard(self, leftover: Leftover | None) -> None:
-        """Remove a file, then give its room back; a file that can't be removed keeps its room."""
-        if leftover is None:
-            return
-        try:
-            self.directory.remove(leftover.file)
-        except OSError as error:
-            _LOGGER.warning("can't remove a staged file, whose room stays taken until close: %s", error)
-            return
-        with self.table():
-            leftover.reservation.release()
+        """The claim's end, served or not. With the last one the entry ends, or as soon as its read or write does."""
+        with self._changing():
+            leftover = self._release(claim)
+        self._discard(leftover)
 
     def drain(self) -> None:
         """Release what was dropped until now."""
@@ -263,19 +353,19 @@ class StagingEngine:
                 self.release(claim)
             self.dropped.put(None)  # the janitor's
 
-    def settle(self) -> None:
-        """``drain`` where that may be done: on an event loop, the janitor will."""
-        if asyncio._get_running_loop() is None:
-            self.drain()
-
     def close(self, wait_seconds: float | None) -> None:
-        """Cancel what is queued, wait for what runs, at most so long, and remove the directory."""
-        with self.table() as table:
-            leftovers = table.close()
+        """Cancel what is queued, wait for what runs, at most so long, and remove the directory.
+
+        Reads under way serve those who joined them.
+        """
+        with self._changing():
+            self.is_closed = True
+            at_rest = [each for each in self._entries.values() if not each.is_taken and each.urgency is not Urgency.NOW]
+            leftovers = [self._end(each) for each in at_rest]
             self._changed.notify_all()
         self.drain()
         for leftover in leftovers:
-            self.discard(leftover)
+            self._discard(leftover)
         with self._lock:
             ended = self._changed.wait_for(lambda: not self._workers + self._helpers, wait_seconds)
         if not ended:
@@ -287,77 +377,305 @@ class StagingEngine:
         """``close``, asked for by the collection of the pool: it may run anywhere, so it is the janitor's to do."""
         self.dropped.put(None)
 
+    def _settle(self) -> None:
+        """``drain`` where that may be done: on an event loop, the janitor will."""
+        if asyncio._get_running_loop() is None:
+            self.drain()
+
+    def _open(self) -> None:
+        with self._lock:
+            if self.is_closed:
+                raise CacheError("the cache pool was closed: make a new one")
+            is_first, self._has_janitor = not self._has_janitor, True
+        if not is_first:
+            return
+        self.directory.close_at_exit()
+        try:
+            threading.Thread(target=self._tidy, name="asyncfetch staging janitor", daemon=True).start()
+        except RuntimeError as error:
+            self._has_janitor = False
+            raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
+
     def _tidy(self) -> None:
         """The janitor: releases what is dropped, and closes what is abandoned."""
         while (claim := self.dropped.get()) is not None:
             self.release(claim)
             del claim
-        if not self._table.closed:
+        if not self.is_closed:
             self.close(None)
 
-    def _work(self) -> None:
-        while (entry := self._next(helps=False)) is not None:
-            StagingRead(self, entry).run()
-            del entry
+    # The way of an entry: each step does its I/O, then decides on the next one under the lock. Everything that another
+    # thread can do happens between two steps, so tests can take them one by one, in every order, in one thread.
 
-    def _help(self) -> None:
-        """Reads what somebody waits for, as long as there is any."""
-        while (entry := self._next(helps=True)) is not None:
-            StagingRead(self, entry).run()
+    def _size(self, entry: StagedEntry) -> Step | None:
+        """Find out how much room it takes, and take that; not where somebody waits."""
+        size_bytes = None
+        if entry.size_bytes is None and not entry.waiters:  # a glance; they are counted again under the lock
+            try:
+                size_bytes = entry.binding.size()
+            except BaseException as error:  # noqa: BLE001 - it is for those who ask for the file
+                self._fail(entry, error)
+                return None
+        with self._changing():
+            if size_bytes is not None:
+                entry.size_bytes = size_bytes
+            if not entry.waiters:  # else it is read with or without room
+                if not entry.references or self.is_closed:
+                    self._end(entry)
+                    return None
+                if entry.room_bytes is None and not self._take_room(entry, self._needed_bytes(entry)):
+                    self._put_back(entry, Urgency.NEXT)
+                    return None
+            stored = entry.in_hand()
+            if stored is None:
+                self._reads += 1
+                self._direct_reads += entry.room_bytes is None
+        return partial(self._read, entry, stored)
+
+    def _read(self, entry: StagedEntry, stored: StoredFile | None) -> Step | None:
+        """Read, unless somebody has the bytes already, and serve those who wait."""
+        try:
+            stored = stored or entry.binding.read()
+        except BaseException as error:  # noqa: BLE001 - likewise
+            self._fail(entry, error)
+            return None
+        size_bytes, writes = len(stored.data), False
+        with self._changing():
+            future, entry.future, entry.waiters = entry.future, None, 0
+            if entry.size_bytes is None:
+                self._learn(size_bytes)
+            entry.size_bytes = size_bytes
+            entry.in_hand = ref(stored)
+            if not entry.references or self.is_closed:
+                self._end(entry)
+            elif not self._is_paused and self._take_room(entry, size_bytes):
+                writes = True
+            else:
+                self._put_back(entry, Urgency.LATER)
+        if future is not None:
+            future.set_result(stored)
+        return partial(self._write, entry, stored) if writes else None
+
+    def _write(self, entry: StagedEntry, stored: StoredFile) -> None:
+        """Put the bytes on disk for those who will ask later."""
+        file = self._written(stored)
+        leftover = None
+        with self._changing():
+            entry.file = file
+            entry.is_taken = False
+            if not entry.references or self.is_closed:
+                leftover = self._end(entry)
+            elif file is None:
+                self._put_back(entry, Urgency.LATER)
+        self._discard(leftover)
+
+    def _fail(self, entry: StagedEntry, error: BaseException) -> None:
+        """All who refer to the entry get the error. A request from now on reads anew."""
+        with self._changing():
+            self._end(entry)
+            entry.has_failed = True
+            future = entry.future = entry.future or SharedFuture()
+        future.fail(error)
+
+    def _written(self, stored: StoredFile) -> StagedFile | None:
+        """A new file, or None where it can't be written; then nothing is staged for a while."""
+        try:
+            return self.directory.write(stored)
+        except (OSError, MemoryError) as error:
+            if self.directory.is_closed:
+                return None
+            with self._changing():
+                first = not self._write_failures
+                self._write_failures += 1
+                self._resume_at = self._now() + PAUSE_SECONDS
+                self._changed.notify_all()
+            if first:
+                _LOGGER.warning(
+                    "can't stage in %s: %s. Data is served without staging, and staging tried again every %g s; said "
+                    "once, statistics() counts on.",
+                    self.directory.parent,
+                    error,
+                    PAUSE_SECONDS,
+                )
+            return None
+
+    def _discard(self, leftover: StagedFile | None) -> None:
+        """Remove a file, then give its room back; a file that can't be removed keeps its room."""
+        if leftover is None:
+            return
+        try:
+            self.directory.remove(leftover)
+        except OSError as error:
+            _LOGGER.warning("can't remove a staged file, whose room stays taken until close: %s", error)
+            return
+        with self._changing():
+            self._room.give_back(leftover.size_bytes)
+
+    # Under the lock.
+
+    def _entry(self, binding: Binding) -> StagedEntry:
+        """The file's entry, queued if it is new, with one more reference."""
+        entry = self._entries.get(binding.key)
+        if entry is None:
+            entry = self._entries[binding.key] = StagedEntry(binding)
+            self._queue.put(entry, Urgency.LATER)
+        entry.references += 1
+        return entry
+
+    def _serve(self, claim: StagingClaim) -> None:
+        """Turn a reference to bytes that are in no file into a future."""
+        entry = claim.entry
+        claim.is_held = False
+        entry.references -= 1
+        if (stored := entry.in_hand()) is not None:
+            claim.future = SharedFuture()
+            claim.future.set_result(stored)
+            return
+        claim.future = entry.future = entry.future or SharedFuture()
+        entry.waiters += 1
+        if not entry.is_taken and not entry.has_failed:
+            self._queue.put(entry, Urgency.NOW)
+
+    def _release(self, claim: StagingClaim) -> StagedFile | None:
+        entry = claim.entry
+        if claim.is_held:
+            claim.is_held = False
+            entry.references -= 1
+        elif claim.future is not None and claim.future is entry.future:
+            claim.future = None
+            entry.waiters -= 1
+        if entry.references or entry.waiters or entry.is_taken:
+            return None
+        return self._end(entry)
+
+    def _put_back(self, entry: StagedEntry, urgency: Urgency) -> None:
+        """Queue it again, unless it is too large for any room."""
+        self._give_back(entry)
+        entry.is_taken = False
+        if entry.size_bytes is None or entry.size_bytes <= self._room.max_bytes:
+            self._queue.put(entry, urgency)
+
+    def _end(self, entry: StagedEntry) -> StagedFile | None:
+        """Forget the entry; what it leaves on disk is returned, with its room."""
+        self._queue.remove(entry)
+        if self._entries.get(entry.binding.key) is entry:
+            del self._entries[entry.binding.key]
+        entry.is_taken = False
+        leftover = self._leftover(entry)
+        self._give_back(entry)
+        return leftover
+
+    def _leftover(self, entry: StagedEntry) -> StagedFile | None:
+        """Return its file, which is as large as its room, to be discarded: the room comes back after that."""
+        leftover = entry.file
+        if leftover is not None:
+            entry.file = entry.room_bytes = None
+        return leftover
+
+    def _take_room(self, entry: StagedEntry, size_bytes: int) -> bool:
+        """Room for exactly so much; where there is none, what it had comes back."""
+        self._give_back(entry)
+        if self._room.take(size_bytes):
+            entry.room_bytes = size_bytes
+        return entry.room_bytes is not None
+
+    def _give_back(self, entry: StagedEntry) -> None:
+        if entry.room_bytes is not None:
+            self._room.give_back(entry.room_bytes)
+            entry.room_bytes = None
+
+    def _needed_bytes(self, entry: StagedEntry) -> int:
+        """Its size; where that isn't known, the usual one, and as long as none was seen, all that is free."""
+        if entry.size_bytes is not None:
+            return entry.size_bytes
+        if self._usual_bytes is None:
+            return max(1, self._room.free_bytes)
+        return min(self._usual_bytes, self._room.max_bytes)
+
+    def _learn(self, size_bytes: int) -> None:
+        """A maximum that falls off, so that one large file doesn't hold up small ones for ever."""
+        usual = self._usual_bytes or 0
+        self._usual_bytes = max(size_bytes, usual - (usual - size_bytes) // 8)
+
+    # Threads.
+
+    def _work(self, *, helps: bool) -> None:
+        """Bring one entry after the other; a helper only what somebody waits for, as long as there is any."""
+        while (entry := self._next(helps=helps)) is not None:
+            step: Step | None = partial(self._size, entry)
             del entry
+            while step is not None:
+                step = step()
+
+    def _start(self, helps: bool | None) -> None:
+        """Start the thread that ``_hire`` asks for."""
+        if helps is None:
+            return
+        try:
+            threading.Thread(target=partial(self._work, helps=helps), name="asyncfetch staging", daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                self._leave(helps=helps)
+                is_served = self._workers + self._helpers > 0
+            if not is_served:
+                raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
 
     def _next(self, *, helps: bool) -> StagedEntry | None:
-        """Return what this thread is to read next, or None for its end."""
+        """Return what this thread is to bring next, or None for its end."""
         with self._lock:
             while (entry := self._take(urgent_only=helps)) is None:
-                if helps or self._table.closed:
+                if helps or self.is_closed:
                     self._leave(helps=helps)
                     return None
                 self._idle += 1
                 try:
-                    self._changed.wait(self._resume_at - self._now() if self._table.paused else None)
+                    self._changed.wait(self._resume_at - self._now() if self._is_paused else None)
                 finally:
                     self._idle -= 1
-            hire = self._hire()
-        self._start(hire)
+            more = self._hire()
+        self._start(more)
         return entry
 
-    def _resume(self) -> None:
-        if self._table.paused and self._now() >= self._resume_at:
-            self._table.paused = False
+    @property
+    def _is_paused(self) -> bool:
+        """True if nothing is to be staged for now, because the disk couldn't be written."""
+        return self._now() < self._resume_at
+
+    def _first(self, *, urgent_only: bool = False) -> StagedEntry | None:
+        """Return what can be begun now: what somebody waits for, then what waits for room and fits, then the oldest."""
+        entry = self._queue.first(Urgency.NOW)
+        if entry is not None or urgent_only or self.is_closed or self._is_paused:
+            return entry
+        entry = self._queue.first(Urgency.NEXT)
+        if entry is not None:
+            return entry if self._room.fits(self._needed_bytes(entry)) else None
+        return self._queue.first(Urgency.LATER) if self._room.fits(0) else None
 
     def _take(self, *, urgent_only: bool) -> StagedEntry | None:
-        self._resume()
-        return None if urgent_only and not self._table.has_urgent else self._table.take()
+        entry = self._first(urgent_only=urgent_only)
+        if entry is not None:
+            if entry.urgency is Urgency.NEXT:
+                self._take_room(entry, self._needed_bytes(entry))
+            self._queue.remove(entry)
+            entry.is_taken = True
+        return entry
 
-    def _hire(self) -> Callable[[], None] | None:
-        """Wake a thread for the work there is; where none is idle, what a new one is to do. Under the lock."""
-        self._resume()
-        table = self._table
-        has_work = table.has_work or (table.paused and table.queued > 0 and not self._workers)
-        if not has_work:
+    def _hire(self) -> bool | None:
+        """Wake a thread for the work there is; where none is idle, whether a new one is to be a helper, or None."""
+        entry = self._first()
+        # A worker that waits for the end of a pause.
+        waits = entry is None and self._is_paused and self._queue.count(Urgency.LATER) > 0 and not self._workers
+        if entry is None and not waits:
             return None
         if self._idle:
             self._changed.notify()
-        elif self._workers < self._max_workers and not table.closed:
+        elif self._workers < self._max_workers and not self.is_closed:
             self._workers += 1
-            return self._work
-        elif table.has_urgent and self._helpers < DIRECT_THREADS:
+            return False
+        elif self._queue.first(Urgency.NOW) is not None and self._helpers < DIRECT_THREADS:
             self._helpers += 1
-            return self._help
+            return True
         return None
-
-    def _start(self, target: Callable[[], None] | None) -> None:
-        if target is None:
-            return
-        try:
-            threading.Thread(target=target, name="asyncfetch staging", daemon=True).start()
-        except RuntimeError as error:
-            with self._lock:
-                self._leave(helps=target == self._help)
-                is_served = self._workers + self._helpers > 0
-            if not is_served:
-                raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
 
     def _leave(self, *, helps: bool) -> None:
         if helps:

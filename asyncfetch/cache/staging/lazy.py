@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import time
-from abc import ABC, abstractmethod
 from enum import Enum
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -13,18 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import anyio
 
 from asyncfetch.cache.staging.stores import StoredFile, add_source_info
-from asyncfetch.cache.staging.table import StagingFlight
 from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
 from asyncfetch.runtime.fork import running_loop
+from asyncfetch.runtime.single_flight import SharedFuture
 from asyncfetch.runtime.threads import call_on, run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Self
 
-    from asyncfetch.cache.staging.engine import StagingEngine
+    from asyncfetch.cache.staging.engine import StagingClaim, StagingEngine
     from asyncfetch.cache.staging.stores import Binding, FileStore, SourceInfo
-    from asyncfetch.cache.staging.table import StagingClaim
 
 T = TypeVar("T")
 
@@ -39,7 +37,7 @@ class _Absent(Enum):
 _ABSENT: Final = _Absent.ABSENT
 
 
-class Lazy(ABC, Generic[T]):
+class Lazy(Generic[T]):
     """A value to be picked up once and then held. Made by a pool.
 
     Equal and of equal hash when name and store (the same object) are; one from ``to_cache`` equals itself alone. Copies
@@ -54,12 +52,15 @@ class Lazy(ABC, Generic[T]):
         name: The file's name in the store, or the name given to ``to_cache``.
     """
 
-    __slots__ = ("__weakref__", "_source", "_value", "name", "pool", "store")
+    __slots__ = ("__weakref__", "_read", "_source", "_value", "name", "pool", "store")
 
-    def __init__(self, pool: object, store: FileStore[T] | None, name: str) -> None:
+    def __init__(
+        self, pool: object, store: FileStore[T] | None, name: str, read: Callable[[], tuple[T, SourceInfo | None]]
+    ) -> None:
         self.pool = pool
         self.store = store
         self.name = name
+        self._read = read
         self._value: T | _Absent = _ABSENT
         self._source: SourceInfo | None = None
 
@@ -78,10 +79,10 @@ class Lazy(ABC, Generic[T]):
                 another call reads anew.
         """
         deadline = self._deadline(timeout_seconds)
-        flight: StagingFlight | None = None
-        while (flight := self._advance(flight)) is not None:
+        future: SharedFuture[StoredFile] | None = None
+        while (future := self._advance(future)) is not None:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not concurrent.futures.wait([flight], left).done:
+            if not concurrent.futures.wait([future], left).done:
                 raise self._timed_out()
         return self._picked_up(sample)
 
@@ -89,26 +90,28 @@ class Lazy(ABC, Generic[T]):
         """``get`` for coroutines of any loop, which is not blocked. Cancelled, it leaves the handle as it was."""
         running_loop("awaiting a handle")  # also where there is nothing to wait for
         deadline = self._deadline(timeout_seconds)
-        flight: StagingFlight | None = None
+        future: SharedFuture[StoredFile] | None = None
         while self._value is _ABSENT:
-            flight = await run_sync(self._advance, flight)
-            if flight is None:
+            future = await run_sync(self._advance, future)
+            if future is None:
                 break
             with anyio.move_on_after(None if deadline is None else deadline - time.monotonic()):
-                await _ended(flight)
-            if not flight.done():
+                await _ended(future)
+            if not future.done():
                 raise self._timed_out()
         return self._picked_up(sample)
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.aget().__await__()
 
-    @abstractmethod
-    def _advance(self, awaited: StagingFlight | None = None) -> StagingFlight | None:
+    def _advance(self, awaited: SharedFuture[StoredFile] | None = None) -> SharedFuture[StoredFile] | None:
         """Hold the value when this returns None, else what to wait for, and give to the next call.
 
         In a thread: does I/O.
         """
+        if self._value is _ABSENT:
+            self._keep(*self._read())
+        return None
 
     def _deadline(self, timeout_seconds: float | None) -> float | None:
         require_seconds("timeout_seconds", timeout_seconds)
@@ -154,22 +157,6 @@ class Lazy(ABC, Generic[T]):
         return f"<Lazy {self.name!r}{where}{'' if self._value is _ABSENT else ', picked up'}>"
 
 
-class DirectLazy(Lazy[T]):
-    """Read when it is first asked for."""
-
-    __slots__ = ("_read",)
-
-    def __init__(
-        self, pool: object, store: FileStore[T] | None, name: str, read: Callable[[], tuple[T, SourceInfo | None]]
-    ) -> None:
-        super().__init__(pool, store, name)
-        self._read = read
-
-    def _advance(self, awaited: StagingFlight | None = None) -> None:
-        if self._value is _ABSENT:
-            self._keep(*self._read())
-
-
 class StagedLazy(Lazy[T]):
     """A reference to an entry of a pool's engine, given back when the value is picked up or the handle collected.
 
@@ -179,7 +166,7 @@ class StagedLazy(Lazy[T]):
         name: As in Lazy.
         binding: How its file is read.
         engine_here: Gives the pool's engine in the process that calls it.
-        claim: What the engine gave for the binding; None reads directly.
+        claim: What the engine gave for the binding.
         timeout_seconds: The pool's.
     """
 
@@ -196,7 +183,7 @@ class StagedLazy(Lazy[T]):
         claim: StagingClaim,
         timeout_seconds: float | None,
     ) -> None:
-        super().__init__(pool, store, name)
+        super().__init__(pool, store, name, binding.read_value)
         self._binding = binding
         self._engine_here = engine_here
         self._engine = engine_here()
@@ -206,39 +193,39 @@ class StagedLazy(Lazy[T]):
     def __del__(self) -> None:
         # It may run anywhere, even where this thread has the engine's lock.
         claim: StagingClaim | None = getattr(self, "_claim", None)
-        if claim is not None and claim.held and not self._engine.is_closed:
+        if claim is not None and claim.is_counted and not self._engine.is_closed:
             self._engine.dropped.put(claim)
 
     def _deadline(self, timeout_seconds: float | None) -> float | None:
         return super()._deadline(self._timeout_seconds if timeout_seconds is None else timeout_seconds)
 
-    def _advance(self, awaited: StagingFlight | None = None) -> StagingFlight | None:
+    def _advance(self, awaited: SharedFuture[StoredFile] | None = None) -> SharedFuture[StoredFile] | None:
         engine, claim = self._at_home()
         found = awaited or (None if claim is None else engine.join(claim))
         while self._value is _ABSENT:  # a thread that gets the same handle may be quicker
-            if isinstance(found, StagingFlight):
-                if not found.done():
-                    return found
+            if found is None or claim is None:
+                super()._advance()  # the pool was closed
+            elif not isinstance(found, SharedFuture):
+                if (stored := found.read()) is not None:
+                    self._decode(stored)
+                elif self._value is _ABSENT:
+                    found = engine.distrust(claim, found)
+            elif not found.done():
+                return found
+            else:
                 try:
                     stored = found.result()
                 except BaseException:
-                    if claim is not None:
-                        engine.told(claim, found)
+                    engine.ask_anew(claim, found)
                     raise
-                self._finish(stored)
-            elif found is None or claim is None:
-                self._finish(self._binding.read())  # the pool was closed
-            elif (data := found.read()) is not None:
-                self._finish(StoredFile(data, found.source, found.pickled))
-            elif self._value is _ABSENT:
-                found = engine.distrust(claim, found)
-        return None
-
-    def _finish(self, stored: StoredFile) -> None:
-        self._keep(self._binding.value(stored), stored.source)
+                self._decode(stored)
         claim, self._claim = self._claim, None
         if claim is not None:
-            self._engine.release(claim)
+            engine.release(claim)
+        return None
+
+    def _decode(self, stored: StoredFile) -> None:
+        self._keep(self._binding.value(stored), stored.source)
 
     def _at_home(self) -> tuple[StagingEngine, StagingClaim | None]:
         """The engine and the claim to use; in a forked child, new ones."""
@@ -259,9 +246,9 @@ def require_seconds(name: str, seconds: Any) -> None:  # noqa: ANN401 - what a u
         raise ConfigError(f"{name} must be a number of seconds, at most {MAX_SECONDS}, or None, not {seconds!r}")
 
 
-async def _ended(flight: StagingFlight) -> None:
+async def _ended(future: SharedFuture[StoredFile]) -> None:
     """Wait for a future of threads. Cancelled, it leaves the future alone."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    flight.add_done_callback(lambda _: call_on(loop, ended.set))
+    future.add_done_callback(lambda _: call_on(loop, ended.set))
     await ended.wait()

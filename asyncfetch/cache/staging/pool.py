@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import weakref
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from asyncfetch.cache.staging.directory import StagingDirectory
-from asyncfetch.cache.staging.engine import StagingEngine
-from asyncfetch.cache.staging.lazy import DirectLazy, Lazy, StagedLazy, require_seconds
-from asyncfetch.cache.staging.stores import Method, StoreBinding, StoredFile, ValueBinding, add_source_info, dumps
-from asyncfetch.cache.staging.table import Quota
-from asyncfetch.config.checks import absolute_directory
+from asyncfetch.cache.staging.engine import StagingEngine, StagingRoom
+from asyncfetch.cache.staging.lazy import Lazy, StagedLazy, require_seconds
+from asyncfetch.cache.staging.stores import Binding, Method, ValueStore, add_source_info
+from asyncfetch.config.checks import absolute_directory, whole_number
 from asyncfetch.errors import CacheError, ConfigError
 from asyncfetch.observe import Figures
-from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     from typing import Self
 
+    from asyncfetch.cache.staging.engine import StagingClaim
     from asyncfetch.cache.staging.stores import FileStore, SourceInfo
 
 T = TypeVar("T")
@@ -59,36 +60,54 @@ class StagingStatistics(Figures):
     """Staged files that were gone or not what had been written, and were read again."""
 
 
-class StagingPool(Protocol):
-    """The parts that pools with and without a cache have in common."""
+class StagingPool(ABC):
+    """The parts that pools with and without a cache have in common. A ``with`` closes it."""
 
     def get(self, store: FileStore[T], name: str, sample: object = None) -> T:
-        """The file's value, read here and now, past the cache; ``sample`` gets its source added."""
-        ...
+        """The file's value, read here and now, past the cache; ``sample`` gets its source added.
 
+        Raises:
+            CacheError: The pool is closed.
+            Exception: What the store raises.
+        """
+        value, source = self._read(store, name)
+        if sample is not None:
+            add_source_info(sample, source)
+        return value
+
+    @abstractmethod
     def get_lazy(self, store: FileStore[T], name: str) -> Lazy[T]:
         """A handle for the file's value, for later. Returns at once."""
-        ...
 
+    @abstractmethod
     def to_cache(self, value: T, name: str) -> Lazy[T]:
         """A handle for a value that is at hand now and needed later; ``name`` is for messages only."""
-        ...
 
+    @abstractmethod
     def statistics(self) -> StagingStatistics:
         """Return what it holds and did."""
-        ...
 
     @property
+    @abstractmethod
     def path(self) -> str | None:
         """The directory that its files are in; None where there are none."""
-        ...
 
+    @abstractmethod
     def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
         """Its end, at which it waits for reads under way, at most so long."""
-        ...
+
+    @abstractmethod
+    def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]:
+        """Read a file and count that."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
 
-class CachePool:
+class CachePool(StagingPool):
     """Stages files on a local disk between the moment that they are chosen and the moment that they are needed.
 
     A shuffle buffer or a packer holds handles (``get_lazy``) rather than data. The pool reads what they stand for in
@@ -147,7 +166,7 @@ class CachePool:
         if timeout_seconds is not None and timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds must be positive, or None for no limit, not {timeout_seconds}")
         self._parent = None if parent_dir is None else str(absolute_directory(parent_dir))
-        self._settings = (parent_dir, workers, max_bytes, max_count, method, timeout_seconds)
+        self._settings: tuple[Any, ...] = (parent_dir, workers, max_bytes, max_count, method, timeout_seconds)
         self._workers = workers
         self._max_bytes = max_bytes
         self._max_count = max_count
@@ -158,22 +177,6 @@ class CachePool:
         # dictionary is atomic.
         self._engines: dict[int, StagingEngine] = {}
 
-    def get(self, store: FileStore[T], name: str, sample: object = None) -> T:
-        """The file's value, read here and now, past the cache.
-
-        Raises:
-            CacheError: The pool is closed.
-            Exception: What the store raises.
-        """
-        self._check_open()
-        with self._engine().table() as table:
-            table.reads += 1
-            table.direct_reads += 1
-        value, source = store[name]
-        if sample is not None:
-            add_source_info(sample, source)
-        return value
-
     def get_lazy(self, store: FileStore[T], name: str) -> Lazy[T]:
         """A handle for the file's value, which is staged in the background. Returns at once.
 
@@ -181,16 +184,8 @@ class CachePool:
             CacheError: The pool is closed.
         """
         self._check_open()
-        binding = StoreBinding(store, name, self._method)
-        return StagedLazy(
-            self,
-            store,
-            name,
-            binding=binding,
-            claim=self._engine().request(binding),
-            engine_here=self._engine,
-            timeout_seconds=self._timeout_seconds,
-        )
+        binding = Binding(store, name, self._method)
+        return self._lazy(store, name, binding, self._engine().request(binding))
 
     def to_cache(self, value: T, name: str) -> Lazy[T]:
         """A handle for a value at hand, pickled and written here and now: from a thread, not on an event loop.
@@ -201,17 +196,9 @@ class CachePool:
             CacheError: The pool is closed, or the value can't be pickled.
         """
         self._check_open()
-        stored = StoredFile(dumps(value, name), None, pickled=True)
-        binding = ValueBinding(stored.data, name)
-        return StagedLazy(
-            self,
-            None,
-            name,
-            binding=binding,
-            claim=self._engine().adopt(binding, stored),
-            engine_here=self._engine,
-            timeout_seconds=self._timeout_seconds,
-        )
+        store = ValueStore(value, name)
+        binding = Binding(store, name, "raw")
+        return self._lazy(None, name, binding, self._engine().adopt(binding, store))
 
     def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
         """End the pool; idempotent.
@@ -238,21 +225,7 @@ class CachePool:
         engine = self._engines.get(os.getpid())
         if engine is None:
             return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count)
-        engine.settle()
-        with engine.table() as table:
-            return StagingStatistics(
-                bytes=table.quota.bytes,
-                count=table.quota.count,
-                max_bytes=self._max_bytes,
-                max_count=self._max_count,
-                entries=len(table),
-                queued=table.queued,
-                waiting=table.waiting,
-                reads=table.reads,
-                direct_reads=table.direct_reads,
-                write_failures=engine.write_failures,
-                damaged=engine.damaged,
-            )
+        return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count, **engine.figures())
 
     @property
     def path(self) -> str | None:
@@ -264,26 +237,36 @@ class CachePool:
         process = os.getpid()
         engine = self._engines.get(process)
         if engine is None:
-            quota = Quota(self._max_bytes, self._max_count)
-            fresh = StagingEngine(StagingDirectory(self._parent), quota, self._workers, is_closed=self._closed)
+            room = StagingRoom(self._max_bytes, self._max_count)
+            fresh = StagingEngine(StagingDirectory(self._parent), room, self._workers, is_closed=self._closed)
             engine = self._engines.setdefault(process, fresh)
             if engine is fresh:
                 weakref.finalize(self, engine.abandon).atexit = False
         return engine
 
+    def _lazy(self, store: FileStore[T] | None, name: str, binding: Binding, claim: StagingClaim) -> Lazy[T]:
+        return StagedLazy(
+            self,
+            store,
+            name,
+            binding=binding,
+            claim=claim,
+            engine_here=self._engine,
+            timeout_seconds=self._timeout_seconds,
+        )
+
+    def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]:
+        self._check_open()
+        self._engine().count_direct_read()
+        return store[name]
+
     def _check_open(self) -> None:
         if self._closed:
             raise CacheError("this cache pool is closed: make a new one, or pick up what it has before the end")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
         *settings, timeout_seconds = self._settings
-        return _make, (type(self), settings, timeout_seconds)
+        return partial(type(self), *settings, timeout_seconds=timeout_seconds), ()
 
     def __repr__(self) -> str:
         now = self.statistics()
@@ -294,26 +277,19 @@ class CachePool:
         )
 
 
-class NoCachePool:
-    """The face of CachePool without the cache: a handle reads its store when it is picked up."""
+class NoCachePool(StagingPool):
+    """A pool that never queues: a handle reads its store when it is picked up."""
 
     def __init__(self) -> None:
         self._reads = 0
 
-    def get(self, store: FileStore[T], name: str, sample: object = None) -> T:
-        """The file's value, read here and now."""
-        value, source = self._read(store, name)
-        if sample is not None:
-            add_source_info(sample, source)
-        return value
-
     def get_lazy(self, store: FileStore[T], name: str) -> Lazy[T]:
         """A handle that reads the file when it is first asked."""
-        return DirectLazy(self, store, name, lambda: self._read(store, name))
+        return Lazy(self, store, name, partial(self._read, store, name))
 
     def to_cache(self, value: T, name: str) -> Lazy[T]:
         """A handle that holds the value itself."""
-        return DirectLazy(self, None, name, lambda: (value, None))
+        return Lazy(self, None, name, lambda: (value, None))
 
     def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
         """Nothing: it holds nothing, and handles go on."""
@@ -330,15 +306,5 @@ class NoCachePool:
         self._reads += 1
         return store[name]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<NoCachePool {self._reads} reads>"
-
-
-def _make(kind: type[CachePool], settings: list[Any], timeout_seconds: float | None) -> CachePool:
-    return kind(*settings, timeout_seconds=timeout_seconds)

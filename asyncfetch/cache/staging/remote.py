@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from asyncfetch.cache.staging.stores import SourceInfo, SplitStore, check_name
+from asyncfetch.cache.staging.stores import BytesStore, SourceInfo, check_name
 from asyncfetch.config import FetchConfig, PrivateUrl
 from asyncfetch.errors import (
     AsyncFetchError,
@@ -29,13 +29,14 @@ from asyncfetch.fetch.objects import difference, strong_etag
 from asyncfetch.fetch.urls import hidden, join_url
 from asyncfetch.runtime.loop_thread import BackgroundContext, LoopThread
 from asyncfetch.runtime.memory_pool import allocate
-from asyncfetch.runtime.single_flight import SharedFuture
+from asyncfetch.runtime.single_flight import call_once
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
     from typing import Self
 
     from asyncfetch.ranges import ObjectInfo
+    from asyncfetch.runtime.single_flight import SharedFuture
 
 
 class ThreadFetcher:
@@ -78,16 +79,7 @@ class ThreadFetcher:
     def _session(self) -> _RemoteSession:
         if self._closed:
             raise ClosedError("this store is closed: make a new one")
-        process = os.getpid()
-        mine: SharedFuture[_RemoteSession] = SharedFuture()
-        session = self._sessions.setdefault(process, mine)
-        if session is mine:  # the first of the threads starts it
-            try:
-                mine.set_result(_RemoteSession(self.config))
-            except BaseException as error:  # noqa: BLE001 - it is raised to everybody who waits for it, the caller too
-                self._sessions.pop(process, None)
-                mine.fail(error)
-        return session.result()
+        return call_once(self._sessions, os.getpid(), partial(_RemoteSession, self.config), keeps=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.config,)
@@ -119,7 +111,28 @@ async def _fetch_version(fetcher: Fetcher, version: ObjectInfo, start: int, stop
     return view.toreadonly()
 
 
-class UrlStore(SplitStore[bytes]):
+class RemoteStore(BytesStore):
+    """A store with a fetcher of its own, which is left by a ``with``.
+
+    Args:
+        config: How it asks for objects.
+    """
+
+    def __init__(self, config: FetchConfig | None) -> None:
+        self._fetcher = ThreadFetcher(config)
+
+    def close(self) -> None:
+        """End its connections and its thread."""
+        self._fetcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class UrlStore(RemoteStore):
     """Objects below a url, whole: any url that a Fetcher reads.
 
     Args:
@@ -133,9 +146,9 @@ class UrlStore(SplitStore[bytes]):
     """
 
     def __init__(self, root: str, config: FetchConfig | None = None, *, sizes: dict[str, int] | None = None) -> None:
+        super().__init__(config)
         self._root = PrivateUrl(root)
         self._path = redact_url(root)
-        self._fetcher = ThreadFetcher(config)
         self._sizes = sizes or {}
 
     @property
@@ -154,23 +167,9 @@ class UrlStore(SplitStore[bytes]):
         body = self._fetcher.fetch(join_url(self._root, name))
         return bytes(body), SourceInfo(self.path, name, None, (name,))
 
-    def decode(self, raw: bytes, name: str) -> bytes:
-        """The bytes themselves."""
-        return raw
-
     def size(self, name: str) -> int | None:
         """Return what ``sizes`` says."""
         return self._sizes.get(name)
-
-    def close(self) -> None:
-        """End its connections and its thread."""
-        self._fetcher.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 FIRST_WINDOW_BYTES = 64 * 1024
@@ -195,7 +194,7 @@ class TarMember:
     stop: int
 
 
-class TarStore(SplitStore[bytes]):
+class TarStore(RemoteStore):
     """The files in one or more uncompressed tar archives.
 
     Which member lies where is found at the first use, by reading the archives' headers, 16 archives at a time, and
@@ -224,8 +223,8 @@ class TarStore(SplitStore[bytes]):
         if len(set(shards)) < len(shards):
             twice = next(shard for shard in shards if shards.count(shard) > 1)
             raise ConfigError(f"two archives are called {twice!r}: give each a store of its own")
+        super().__init__(config)
         self._path = _path(self._urls)
-        self._fetcher = ThreadFetcher(config)
         self._index: _Index | None = None
         # By process: a child's threads can't wait for the parent's. A ThreadFetcher keeps its sessions in such futures;
         # an index goes along to a child, and may be made anew, so these end with their search.
@@ -257,43 +256,22 @@ class TarStore(SplitStore[bytes]):
             raise
         return bytes(body), SourceInfo(self.path, name, _shard_name(member.archive.url), (name,))
 
-    def decode(self, raw: bytes, name: str) -> bytes:
-        """The bytes themselves."""
-        return raw
-
     def size(self, name: str) -> int | None:
         """The member's length."""
         member = self._indexed().find(name, self.path)
         return member.stop - member.start
 
-    def close(self) -> None:
-        """End its connections and its thread."""
-        self._fetcher.close()
-
     def _indexed(self) -> _Index:
-        index = self._index
-        if index is not None:
-            return index
-        process = os.getpid()
-        mine: SharedFuture[_Index] = SharedFuture()
-        search = self._searches.setdefault(process, mine)
-        if search is mine:  # the first of the threads searches; after an error the next one does
-            try:
-                index = self._index = _search(self._fetcher, self._urls)
-            except BaseException as error:
-                del self._searches[process]  # first: who is told of it may ask again at once
-                mine.fail(error)
-                raise
-            del self._searches[process]
-            mine.set_result(index)
-            return index
-        return search.result()
+        return self._index or call_once(self._searches, os.getpid(), self._search, keeps=False)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def _search(self) -> _Index:
+        with ThreadPoolExecutor(
+            min(ARCHIVES_AT_ONCE, len(self._urls)), thread_name_prefix="asyncfetch tar index"
+        ) as threads:
+            found = list(threads.map(partial(_members, self._fetcher), self._urls))
+        index = _Index({_shard_name(url): members for url, members in zip(self._urls, found, strict=True)})
+        self._index = index
+        return index
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_searches": {}}
@@ -330,12 +308,6 @@ class _Index:
             having = [shard for shard, members in self._shards.items() if name in members]
             raise FormatError(f"{name!r} is in {len(having)} archives of {store}: ask for {having[0]}/{name}, ...")
         raise NotFound(f"no archive has a file {name!r}, of {len(self._by_path)} names", url=store)
-
-
-def _search(fetcher: ThreadFetcher, urls: list[str]) -> _Index:
-    with ThreadPoolExecutor(min(ARCHIVES_AT_ONCE, len(urls)), thread_name_prefix="asyncfetch tar index") as threads:
-        found = list(threads.map(partial(_members, fetcher), urls))
-    return _Index({_shard_name(url): members for url, members in zip(urls, found, strict=True)})
 
 
 def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:

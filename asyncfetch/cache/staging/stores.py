@@ -21,98 +21,42 @@ Method = Literal["raw", "pickle"]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class StoredFile:
-    """The bytes that a read brought, in the form that is staged."""
+    """The raw bytes that a read brought, as they are staged."""
 
     data: bytes
     source: SourceInfo | None
-    pickled: bool
-    """True if ``data`` is a pickle of the value rather than the value's raw bytes."""
 
 
-class Binding(Protocol):
-    """One file, as one handle sees it. Handles with equal keys share what is read."""
+class Binding:
+    """A file of a store, as one handle sees it. Handles with equal keys share what is read.
 
-    @property
-    def key(self) -> Hashable:
-        """The key of what is shared: file and stored form."""
-        ...
+    Raw bytes are shared by stores of one identity; pickled values by handles of one store.
+    """
 
-    def size(self) -> int | None:
-        """Length of what ``read`` will bring, where it is known without reading. May do I/O."""
-        ...
-
-    def read(self) -> StoredFile:
-        """Read the file."""
-        ...
-
-    def value(self, stored: StoredFile) -> Any:  # noqa: ANN401
-        """The handle's own value of what any handle of this key read."""
-        ...
-
-
-class StoreBinding:
-    """A file of a store. Raw bytes are shared by stores of one identity; decoded values by handles of one store."""
-
-    __slots__ = ("_method", "key", "name", "store")
+    __slots__ = ("_raw", "key", "name", "store")
 
     def __init__(self, store: FileStore[Any], name: str, method: Method) -> None:
         self.store = store
         self.name = name
-        self._method: Method = method
-        full_name = resolved(store, name)
-        self.key: Hashable = (_origin(store) if method == "raw" else id(store), full_name)
+        self._raw = PickledStore(store) if method == "pickle" else split(store)
+        self.key: Hashable = (id(store) if method == "pickle" else _origin(store), resolved(store, name))
 
     def size(self) -> int | None:
-        """The store's word for it; a pickle's size isn't known."""
-        return size_of(self.store, self.name) if self._method == "raw" else None
+        """Length of what ``read`` will bring, where it is known without reading. May do I/O."""
+        return size_of(self._raw, self.name)
 
     def read(self) -> StoredFile:
-        """Read raw bytes, or the value and pickle it."""
-        if self._method == "pickle":
-            value, source = self.store[self.name]
-            return StoredFile(dumps(value, self.name), source, pickled=True)
-        raw: Any  # of a store that doesn't split, its values
-        raw, source = split(self.store).read_raw(self.name)
-        if isinstance(raw, bytes | bytearray | memoryview):
-            return StoredFile(bytes(raw), source, pickled=False)
-        return StoredFile(dumps(raw, self.name), source, pickled=True)
+        """Read the file."""
+        raw, source = self._raw.read_raw(self.name)
+        return StoredFile(bytes(raw), source)
 
     def value(self, stored: StoredFile) -> Any:  # noqa: ANN401
-        """Decoded by this binding's own store."""
-        data = pickle.loads(stored.data) if stored.pickled else stored.data
-        return data if self._method == "pickle" else split(self.store).decode(data, self.name)
+        """The handle's own value of what any handle of this key read."""
+        return self._raw.decode(stored.data, self.name)
 
-
-class ValueBinding:
-    """A value given to ``to_cache``. It is there once: on disk, or here where the disk had no room."""
-
-    __slots__ = ("data", "name")
-
-    def __init__(self, data: bytes, name: str) -> None:
-        self.data: bytes | None = data
-        self.name = name
-
-    @property
-    def key(self) -> Hashable:
-        """Its own: nothing is shared."""
-        return id(self)
-
-    def size(self) -> int | None:
-        """Length of the pickle, where it is here."""
-        return None if self.data is None else len(self.data)
-
-    def read(self) -> StoredFile:
-        """The pickle, where it is here; CacheError where it was on disk alone and isn't any more."""
-        if self.data is None:
-            raise CacheError(
-                f"the value {self.name!r} given to to_cache is gone: its pool was closed, its file was deleted, or it "
-                "was staged by the process that this one was forked from. Get it before that."
-            )
-        return StoredFile(self.data, None, pickled=True)
-
-    def value(self, stored: StoredFile) -> Any:  # noqa: ANN401
-        """A copy of what was given."""
-        return pickle.loads(stored.data)
+    def read_value(self) -> tuple[Any, SourceInfo | None]:
+        """The handle's own value, read here and now, and its source."""
+        return self.store[self.name]
 
 
 def dumps(value: object, name: str) -> bytes:
@@ -125,7 +69,7 @@ def dumps(value: object, name: str) -> bytes:
 
 def _origin(store: FileStore[Any]) -> Hashable:
     """Return what tells the raw bytes of a store from another's; its bindings keep it alive, so its id is its own."""
-    while isinstance(store, DecodingStore | KeyedStore):
+    while isinstance(store, ForwardingStore):
         store = store.inner
     return getattr(store, "identity", store.path) if splits(store) else (store.path, id(store))
 
@@ -236,7 +180,15 @@ class SplitStore(ABC, Generic[T]):
         return f"<{type(self).__name__} {self.path}>"
 
 
-class DirectoryStore(SplitStore[bytes]):
+class BytesStore(SplitStore[bytes]):
+    """A SplitStore whose values are its files' bytes."""
+
+    def decode(self, raw: bytes, name: str) -> bytes:
+        """The bytes themselves."""
+        return raw
+
+
+class DirectoryStore(BytesStore):
     """The files of a directory, whole.
 
     Args:
@@ -264,10 +216,6 @@ class DirectoryStore(SplitStore[bytes]):
             raise _mapped(error, str(file)) from error
         return data, SourceInfo(self.path, name, None, (name,))
 
-    def decode(self, raw: bytes, name: str) -> bytes:
-        """The bytes themselves."""
-        return raw
-
     def size(self, name: str) -> int | None:
         """The file's length; None for what is no regular file."""
         file = self._file(name)
@@ -284,7 +232,47 @@ class DirectoryStore(SplitStore[bytes]):
         return self._root / name
 
 
-class DecodingStore(SplitStore[T]):
+class ForwardingStore(SplitStore[T]):
+    """Another store's files, under the same names. Its raw bytes are the other's, so handles of both share one read.
+
+    Args:
+        inner: Where the bytes come from.
+    """
+
+    def __init__(self, inner: FileStore[Any]) -> None:
+        self.inner = inner
+
+    @property
+    def path(self) -> str:
+        """The inner store's path."""
+        return self.inner.path
+
+    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """The file's bytes, and where they were read."""
+        return split(self.inner).read_raw(self._full(name))
+
+    def decode(self, raw: bytes, name: str) -> T:
+        """The value that the bytes stand for."""
+        value: T = split(self.inner).decode(raw, self._full(name))
+        return value
+
+    def size(self, name: str) -> int | None:
+        """Length of the raw bytes where it is known without reading them."""
+        return size_of(self.inner, self._full(name))
+
+    def resolve(self, name: str) -> str:
+        """The full name that ``name`` stands for."""
+        return resolved(self.inner, self._full(name))
+
+    def __getitem__(self, name: str) -> tuple[T, SourceInfo]:
+        found: tuple[T, SourceInfo] = self.inner[self._full(name)]
+        return found
+
+    def _full(self, name: str) -> str:
+        return name
+
+
+class DecodingStore(ForwardingStore[T]):
     """Another store's files, decoded. Its raw bytes are the other's, so handles of both share one read.
 
     Args:
@@ -293,32 +281,19 @@ class DecodingStore(SplitStore[T]):
     """
 
     def __init__(self, inner: FileStore[Any], decode: Callable[[Any, str], T]) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._decode = decode
-
-    @property
-    def path(self) -> str:
-        """The inner store's."""
-        return self.inner.path
-
-    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        """Return what the inner store reads."""
-        return split(self.inner).read_raw(name)
 
     def decode(self, raw: bytes, name: str) -> T:
         """Decoded by the inner store, then by this one."""
-        return self._decode(split(self.inner).decode(raw, name), name)
+        return self._decode(super().decode(raw, name), name)
 
-    def size(self, name: str) -> int | None:
-        """The inner store's."""
-        return size_of(self.inner, name)
-
-    def resolve(self, name: str) -> str:
-        """The inner store's."""
-        return resolved(self.inner, name)
+    def __getitem__(self, name: str) -> tuple[T, SourceInfo]:
+        value, source = self.inner[name]
+        return self._decode(value, name), source
 
 
-class KeyedStore(SplitStore[T]):
+class KeyedStore(ForwardingStore[T]):
     """Another store for one sample: names that begin with "." get the sample's key in front.
 
     Args:
@@ -327,50 +302,63 @@ class KeyedStore(SplitStore[T]):
     """
 
     def __init__(self, inner: FileStore[T], key: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.key = key
-
-    @property
-    def path(self) -> str:
-        """The inner store's."""
-        return self.inner.path
-
-    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        """Return what the inner store reads under the full name."""
-        return split(self.inner).read_raw(self._full(name))
-
-    def decode(self, raw: bytes, name: str) -> T:
-        """Decoded by the inner store."""
-        value: T = split(self.inner).decode(raw, self._full(name))
-        return value
-
-    def size(self, name: str) -> int | None:
-        """The inner store's."""
-        return size_of(self.inner, self._full(name))
-
-    def resolve(self, name: str) -> str:
-        """The name with the key, as the inner store resolves it."""
-        return resolved(self.inner, self._full(name))
 
     def _full(self, name: str) -> str:
         return self.key + name if name.startswith(".") else name
 
 
-class _Whole:
-    """A store that doesn't split: its values are its raw bytes, whatever their type."""
+class PickledStore(ForwardingStore[Any]):
+    """Any store as one that splits: its values, pickled, are its raw bytes."""
 
-    def __init__(self, store: FileStore[Any]) -> None:
-        self.path = store.path
-        self._store = store
+    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """The value's pickle."""
+        value, source = self.inner[name]
+        return dumps(value, name), source
 
-    def __getitem__(self, name: str) -> tuple[Any, SourceInfo]:
-        return self._store[name]
+    def decode(self, raw: bytes, name: str) -> Any:  # noqa: ANN401
+        """A copy of the value."""
+        return pickle.loads(raw)
 
-    def read_raw(self, name: str) -> tuple[Any, SourceInfo]:
-        return self._store[name]
+    def size(self, name: str) -> int | None:
+        """What the inner store says, but for one that splits: that is another length."""
+        return None if splits(self.inner) else super().size(name)
 
-    def decode(self, raw: Any, name: str) -> Any:  # noqa: ANN401
-        return raw
+
+class ValueStore(SplitStore[Any]):
+    """A value given to ``to_cache``. Its pickle is there once: on disk, or here where the disk had no room.
+
+    Attributes:
+        data: The pickle, where it is here.
+    """
+
+    path = ""
+
+    def __init__(self, value: object, name: str) -> None:
+        self.data: bytes | None = dumps(value, name)
+
+    @property
+    def identity(self) -> Hashable:
+        """Its own: nothing is shared."""
+        return id(self)
+
+    def read_raw(self, name: str) -> tuple[bytes, Any]:
+        """The pickle, where it is here; CacheError where it was on disk alone and isn't any more."""
+        if self.data is None:
+            raise CacheError(
+                f"the value {name!r} given to to_cache is gone: its pool was closed, its file was deleted, or it was "
+                "staged by the process that this one was forked from. Get it before that."
+            )
+        return self.data, None
+
+    def decode(self, raw: bytes, name: str) -> Any:  # noqa: ANN401
+        """A copy of what was given."""
+        return pickle.loads(raw)
+
+    def size(self, name: str) -> int | None:
+        """Length of the pickle, where it is here."""
+        return None if self.data is None else len(self.data)
 
 
 def splits(store: FileStore[Any]) -> TypeGuard[RawFileStore[Any]]:
@@ -379,8 +367,8 @@ def splits(store: FileStore[Any]) -> TypeGuard[RawFileStore[Any]]:
 
 
 def split(store: FileStore[Any]) -> RawFileStore[Any]:
-    """The store as one that splits; where it doesn't, its values take the place of raw bytes."""
-    return store if splits(store) else _Whole(store)
+    """The store as one that splits; where it doesn't, pickles of its values take the place of raw bytes."""
+    return store if splits(store) else PickledStore(store)
 
 
 def size_of(store: FileStore[Any], name: str) -> int | None:

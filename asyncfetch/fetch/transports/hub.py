@@ -31,9 +31,10 @@ from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, ObjectChan
 from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.refusals import explained
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
-from asyncfetch.fetch.url_resolution import Address, AsyncCache, Found
+from asyncfetch.fetch.url_resolution import Address
 from asyncfetch.fetch.urls import next_url, origin_of, parse_url, static_headers, userinfo
 from asyncfetch.ranges import ObjectInfo
+from asyncfetch.runtime.single_flight import AsyncCache, Found
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:

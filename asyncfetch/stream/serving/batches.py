@@ -12,12 +12,12 @@ from dataclasses import replace
 from multiprocessing import resource_tracker, util
 from typing import TYPE_CHECKING, Any, Self
 
+from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, WorkerError
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
 from asyncfetch.order.placement import Placement
 from asyncfetch.order.state import has_given_all, identity_of
-from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.liveness import LOOK_SECONDS, Watch, how_it_ended
 from asyncfetch.runtime.loop_thread import STOP_SECONDS

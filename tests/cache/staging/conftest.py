@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncfetch.cache.staging import CachePool, SourceInfo, SplitStore
-from asyncfetch.cache.staging.table import StagingPhase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -156,14 +155,16 @@ def is_empty(pool: CachePool) -> bool:
 def is_staged(pool: CachePool, count: int) -> bool:
     """So many files are on disk, whole."""
     pool.statistics()
-    with pool._engine().table() as table:
-        return count == sum(entry.phase is StagingPhase.STAGED for entry in table._entries.values())
+    engine = pool._engine()
+    with engine._lock:
+        return count == sum(entry.file is not None for entry in engine._entries.values())
 
 
 def joined(pool: CachePool) -> int:
-    """Claims that wait for a read."""
-    with pool._engine().table() as table:
-        return sum(len(entry.joined) for entry in table._entries.values())
+    """Handles that wait for a read."""
+    engine = pool._engine()
+    with engine._lock:
+        return sum(entry.waiters for entry in engine._entries.values())
 
 
 class InThread:

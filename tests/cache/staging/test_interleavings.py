@@ -1,7 +1,8 @@
 """Every interleaving of what handles and threads do, one step at a time, in one thread.
 
-All that threads share changes between the steps of a ``StagingRead`` and within the calls of a handle, so a machine
-that takes these in any order goes through what threads can do, and always through the same for the same example.
+All that threads share changes between the steps of a read (``_size``, ``_read``, ``_write``) and within the calls of a
+handle, so a machine that takes these in any order goes through what threads can do, and always through the same for the
+same example.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asyncfetch.cache.staging import DecodingStore, Lazy
 from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
-from asyncfetch.cache.staging.engine import StagingEngine, StagingRead
+from asyncfetch.cache.staging.engine import StagingEngine, StagingRoom, Urgency
 from asyncfetch.cache.staging.lazy import StagedLazy
-from asyncfetch.cache.staging.stores import StoreBinding, StoredFile, ValueBinding, dumps
-from asyncfetch.cache.staging.table import Quota, StagingPhase
+from asyncfetch.cache.staging.stores import Binding, StoredFile, ValueStore
 from asyncfetch.errors import CacheError
 from tests.cache.staging.conftest import GatedStore
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from asyncfetch.cache.staging import FileStore
-    from asyncfetch.cache.staging.stores import Binding
-    from asyncfetch.cache.staging.table import StagedEntry, StagingClaim
+    from asyncfetch.cache.staging.engine import StagedEntry, StagingClaim
 
 FILES = {"empty": b"", "small": b"s", "medium": b"m" * 4, "large": b"l" * 9, "full": b"f" * 16, "huge": b"h" * 17}
 NAMES = st.sampled_from(sorted(FILES))
@@ -59,7 +58,7 @@ class SteppedEngine(StagingEngine):
     def __init__(self, parent: str) -> None:
         self.disk = Disk(parent)
         self.clock = 0.0
-        super().__init__(self.disk, Quota(MAX_BYTES, MAX_COUNT), WORKERS, now=lambda: self.clock)
+        super().__init__(self.disk, StagingRoom(MAX_BYTES, MAX_COUNT), WORKERS, now=lambda: self.clock)
 
     def _open(self) -> None:
         pass
@@ -92,13 +91,13 @@ class Interleavings(RuleBasedStateMachine):
     def request(self, names: list[str], count: int, decoded: bool) -> None:
         store: FileStore[Any] = self.decoding if decoded else self.store
         for name in names * count:
-            self.add(store, name, StoreBinding(store, name, "raw"))
+            self.add(store, name, Binding(store, name, "raw"))
 
     @rule(size=st.integers(0, 8))
     def put(self, size: int) -> None:
-        stored = StoredFile(dumps("v" * size, "value"), None, pickled=True)
-        binding = ValueBinding(stored.data, "v" * size)
-        self.add(None, "v" * size, binding, self.engine.adopt(binding, stored))
+        store = ValueStore("v" * size, "value")
+        binding = Binding(store, "v" * size, "raw")
+        self.add(None, "v" * size, binding, self.engine.adopt(binding, store))
 
     def add(self, store: FileStore[Any] | None, name: str, binding: Binding, claim: StagingClaim | None = None) -> None:
         claim = claim or self.engine.request(binding)
@@ -171,7 +170,7 @@ class Interleavings(RuleBasedStateMachine):
         if entry is not None:
             assert entry.file is None
             assert all(other.binding.key != entry.binding.key for other, _ in self.steps), "one read at a time"
-            self.steps.append((entry, StagingRead(self.engine, entry).size))
+            self.steps.append((entry, partial(self.engine._size, entry)))
 
     def step(self, index: int) -> None:
         entry, step = self.steps.pop(index)
@@ -193,9 +192,9 @@ class Interleavings(RuleBasedStateMachine):
 
     def check_given_up(self, entry: StagedEntry, following: Callable[[], Any] | None) -> None:
         """What was just read goes to the disk, unless nobody is left, it failed, or there is no room for it."""
-        table = self.engine._table
-        if following is None and entry.references and entry.phase is not StagingPhase.FAILED and not table.closed:
-            assert table.paused or not table.quota.fits(len(FILES[str(entry.binding.name)]))  # type: ignore[attr-defined]
+        engine = self.engine
+        if following is None and entry.references and not entry.has_failed and not engine.is_closed:
+            assert engine._is_paused or not engine._room.fits(len(FILES[entry.binding.name]))
 
     # The world.
 
@@ -239,7 +238,7 @@ class Interleavings(RuleBasedStateMachine):
         if entry.file is not None and entry.file.read() is None:
             for lazy in tuple(self.handles):
                 claim = getattr(lazy, "_claim", None)
-                if claim is not None and claim.held and claim.entry is entry:
+                if claim is not None and claim.is_held and claim.entry is entry:
                     self.advance(lazy)
                     return
 
@@ -247,7 +246,7 @@ class Interleavings(RuleBasedStateMachine):
 
     def entries(self) -> list[StagedEntry]:
         """Those that somebody refers to, and those that a thread is still at."""
-        known = dict.fromkeys([*self.engine._table._entries.values(), *(entry for entry, _ in self.steps)])
+        known = dict.fromkeys([*self.engine._entries.values(), *(entry for entry, _ in self.steps)])
         return list(known)
 
     def on_disk(self) -> list[os.DirEntry[str]]:
@@ -259,43 +258,40 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def room_is_accounted_for_and_within_the_bounds(self) -> None:
-        quota = self.engine._table.quota
-        reserved = [entry.reservation.size_bytes for entry in self.entries() if entry.reservation is not None]
-        assert (sum(reserved), len(reserved)) == (quota.bytes, quota.count)
-        assert quota.bytes <= MAX_BYTES
-        assert quota.count <= MAX_COUNT
-        assert sum(file.stat().st_size for file in self.on_disk()) <= quota.bytes
+        room = self.engine._room
+        taken = [entry.room_bytes for entry in self.entries() if entry.room_bytes is not None]
+        assert (sum(taken), len(taken)) == (room.bytes, room.count)
+        assert room.bytes <= MAX_BYTES
+        assert room.count <= MAX_COUNT
+        assert sum(file.stat().st_size for file in self.on_disk()) <= room.bytes
 
     @invariant()
     def at_rest_room_is_files(self) -> None:
         if self.at_rest():
-            staged = [entry for entry in self.entries() if entry.phase is StagingPhase.STAGED]
+            staged = [entry for entry in self.entries() if entry.file is not None]
             files = self.on_disk()
-            assert len(staged) == len(files) == self.engine._table.quota.count
-            assert sum(file.stat().st_size for file in files) == self.engine._table.quota.bytes
+            assert len(staged) == len(files) == self.engine._room.count
+            assert sum(file.stat().st_size for file in files) == self.engine._room.bytes
 
     @invariant()
     def nothing_that_fits_is_left_lying(self) -> None:
-        table = self.engine._table
-        if self.at_rest() and not table.has_work and not table.paused and self.engine._now() >= self.engine._resume_at:
-            assert table.queued == 0 or table.waiting > 0 or table.quota.count == MAX_COUNT
+        engine, queue = self.engine, self.engine._queue
+        if self.at_rest() and engine._first() is None and not engine._is_paused:
+            assert queue.count(Urgency.LATER) == 0 or queue.count(Urgency.NEXT) > 0 or engine._room.count == MAX_COUNT
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             shutil.rmtree(self.parent)
             return
         if self.closes:
-            with self.engine.table() as table:
-                leftovers = table.close()
-            for leftover in leftovers:
-                self.engine.discard(leftover)
+            self.engine.close(0)
         # Whoever waits gets an answer from the threads that serve those who wait, without a single worker.
         rounds = 0
-        while self.waits or self.engine._table.has_urgent:
+        while self.waits or self.engine._queue.count(Urgency.NOW):
             rounds += 1
             assert rounds < 100, f"{self.waits} wait for nothing"
             while (entry := self.engine._take(urgent_only=True)) is not None:
-                self.steps.append((entry, StagingRead(self.engine, entry).size))
+                self.steps.append((entry, partial(self.engine._size, entry)))
             while self.steps:
                 self.step(0)
             self.wake()
@@ -306,9 +302,9 @@ class Interleavings(RuleBasedStateMachine):
         # With no handles there is nothing.
         self.handles.clear()
         self.engine.drain()
-        table = self.engine._table
-        assert (len(table), table.quota.bytes, table.quota.count, self.on_disk()) == (0, 0, 0, [])
-        assert not table.has_work
+        figures = self.engine.figures()
+        assert (figures["entries"], figures["bytes"], figures["count"], self.on_disk()) == (0, 0, 0, [])
+        assert self.engine._first() is None
         self.engine.disk.close()
         assert os.listdir(self.parent) == []
         os.rmdir(self.parent)
@@ -372,7 +368,6 @@ def moves_of(machine: Interleavings) -> list[Callable[[], object]]:
     awake = [lazy for lazy, flight in machine.waits if flight.done()]
     moves: list[Callable[[], object]] = [partial(machine.advance, lazy) for lazy in [*gets, *awake]]
     moves += [partial(machine.step, number) for number in range(len(machine.steps))]
-    table = machine.engine._table
-    if table.has_work and (table.has_urgent or len(machine.steps) < WORKERS):
+    if machine.engine._first(urgent_only=len(machine.steps) >= WORKERS) is not None:
         moves.append(machine.hire)
     return moves

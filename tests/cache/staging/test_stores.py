@@ -363,16 +363,16 @@ def test_two_archives_of_one_name_are_refused() -> None:
 def test_who_is_told_that_an_index_failed_may_ask_again_at_once(
     server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search, again = remote._search, []
+    members, again = remote._members, []
     with TarStore(f"{server.url}/one.tar", config(server)) as store:
 
         def fail_once(*arguments: Any) -> Any:  # noqa: ANN401
-            monkeypatch.setattr(remote, "_search", search)
+            monkeypatch.setattr(remote, "_members", members)
             # It is called where those who wait are told.
             store._searches[os.getpid()].add_done_callback(lambda _: again.append(store["003.txt"][0]))
             raise FetchError("of the first attempt")
 
-        monkeypatch.setattr(remote, "_search", fail_once)
+        monkeypatch.setattr(remote, "_members", fail_once)
         with pytest.raises(FetchError, match="of the first attempt"):
             store.names()
         assert again == [FILES["003.txt"]]

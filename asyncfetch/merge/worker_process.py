@@ -1,0 +1,215 @@
+"""A process that runs pieces of a merge, one at a time.
+
+It is started by ``subprocess``, not by multiprocessing, which would run the caller's main module once more in each: a
+merge needs no ``if __name__ == "__main__"``. Requests go to its standard input and answers come from its standard
+output, as pickles with their length in front; what anything in it prints goes to standard error. When its standard
+input closes, because the merge has ended or was killed, it ends at once, in the midst of whatever it does.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import IO, TYPE_CHECKING, Any, Self
+
+import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from asyncfetch.config.secrets import among_own_processes
+from asyncfetch.errors import AsyncFetchError, WorkerError
+from asyncfetch.fetch import Fetcher
+from asyncfetch.merge.executor import WorkerSetup
+from asyncfetch.runtime.concurrently import ungrouped
+from asyncfetch.runtime.liveness import LONGER_SILENCE, LOOK_SECONDS, Silence, beat, how_it_ended, how_silent, vitals
+from asyncfetch.runtime.threads import run_sync
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from anyio.abc import Process
+
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.merge.executor import Piece
+
+LENGTH_BYTES = 8
+WROTE, DONE, FAILED, BEAT = "wrote", "done", "failed", "beat"
+"""Kinds of answers: arguments of ``WorkerSetup.wrote``, the piece's value, its error, or a sign of life meanwhile."""
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """The process, as the one that started it has it."""
+
+    process: Process
+    answers: BufferedByteReceiveStream
+    silent_seconds: float
+    """See ``TimeoutConfig.silent_process_seconds``."""
+    beats: int | None = None
+    """Signs of life so far; None before the first."""
+
+    @classmethod
+    async def start(cls, fetch: FetchConfig) -> Self:
+        """Start it; it reads with this configuration, secrets included.
+
+        Raises:
+            WorkerError: The system refuses another process.
+        """
+        path = os.pathsep.join(filter(None, sys.path))
+        try:
+            process = await anyio.open_process(
+                [sys.executable, "-c", "from asyncfetch.merge.worker_process import main; main()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # this process decides what Ctrl-C means
+            )
+        except OSError as error:
+            raise WorkerError(f"the system refuses another process for the merge: {error}") from error
+        assert process.stdout is not None
+        worker = cls(process, BufferedByteReceiveStream(process.stdout), fetch.timeouts.silent_process_seconds)
+        try:
+            await worker._send(fetch)
+        except BaseException:
+            await worker.end()
+            raise
+        return worker
+
+    async def run(self, piece: Piece, arguments: Sequence[Any], wrote: Callable[[str, int], object]) -> Any:  # noqa: ANN401
+        """Return the piece's value, or raise its error. After an error or a cancellation, ``end`` it.
+
+        Raises:
+            WorkerError: The process has died, is stopped, or hangs.
+        """
+        with ungrouped():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch)
+                await self._send((piece, arguments))
+                value = await self._answer(wrote)
+                tasks.cancel_scope.cancel()
+        return value
+
+    async def end(self) -> None:
+        """Kill it. Nothing of it runs when this returns."""
+        with anyio.CancelScope(shield=True):
+            if self.process.returncode is None:
+                self.process.kill()
+            await self.process.aclose()
+
+    async def _watch(self) -> None:
+        """Raise WorkerError when the process has shown no sign of life for too long."""
+        pid, silence = self.process.pid, Silence(time.monotonic())
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            seen = await run_sync(vitals, pid)
+            seconds = silence.look(time.monotonic(), self.beats, seen)
+            if seconds > self.silent_seconds:
+                raise WorkerError(
+                    f"a process of the merge (pid {pid}) {how_silent(seconds, seen)}, so it was killed. The same call "
+                    f"goes on where it stopped. {LONGER_SILENCE}"
+                )
+
+    async def _answer(self, wrote: Callable[[str, int], object]) -> Any:  # noqa: ANN401
+        while True:
+            kind, value = await self._receive()
+            if kind == WROTE:
+                wrote(*value)
+            elif kind == DONE:
+                return value
+            elif kind == FAILED:
+                raise value
+            else:
+                self.beats = (self.beats or 0) + 1
+
+    async def _send(self, request: object) -> None:
+        assert self.process.stdin is not None
+        packed = await run_sync(pack, request)
+        try:
+            await self.process.stdin.send(packed)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            raise await self._why_it_ended() from None
+
+    async def _receive(self) -> tuple[str, Any]:
+        try:
+            length = int.from_bytes(await self.answers.receive_exactly(LENGTH_BYTES), "big")
+            data = await self.answers.receive_exactly(length)
+        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
+            raise await self._why_it_ended() from None
+        message: tuple[str, Any] = await run_sync(partial(pickle.loads, data))
+        return message
+
+    async def _why_it_ended(self) -> WorkerError:
+        how = how_it_ended(await self.process.wait())
+        return WorkerError(
+            f"a process of the merge (pid {self.process.pid}) {how}. What it printed may say why. The same call goes "
+            "on where it stopped"
+        )
+
+
+def pack(message: object) -> bytes:
+    """A pickle with its length in front, secrets included."""
+    with among_own_processes():
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def main() -> None:
+    """The process's main function."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    anyio.run(_serve, _next_request(requests), requests, answers)
+
+
+async def _serve(fetch: FetchConfig, requests: IO[bytes], answers: IO[bytes]) -> None:
+    outbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+    threading.Thread(target=_send_all, args=(outbox, answers), name="asyncfetch answers", daemon=True).start()
+    async with Fetcher(fetch) as fetcher, anyio.create_task_group() as tasks:
+        setup = WorkerSetup(fetcher, lambda url, nbytes: outbox.put((WROTE, (url, nbytes))))
+        while True:  # also while a piece runs, so as to see the end
+            piece, arguments = await run_sync(_next_request, requests)
+            tasks.start_soon(_run, setup, piece, arguments, outbox)
+
+
+async def _run(
+    setup: WorkerSetup, piece: Piece, arguments: Sequence[Any], outbox: SimpleQueue[tuple[str, Any]]
+) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(beat, lambda turns: outbox.put((BEAT, turns)))
+        try:
+            outbox.put((DONE, await piece(setup, *arguments)))
+        except Exception as error:  # noqa: BLE001 - it is raised where the piece was asked for
+            if not isinstance(error, AsyncFetchError):
+                error.add_note(traceback.format_exc())
+            outbox.put((FAILED, error))
+        tasks.cancel_scope.cancel()
+
+
+def _next_request(requests: IO[bytes]) -> Any:  # noqa: ANN401
+    length = requests.read(LENGTH_BYTES)
+    data = requests.read(int.from_bytes(length, "big"))
+    if not data:
+        os._exit(0)  # half a file stays, which isn't noted to be whole
+    return pickle.loads(data)
+
+
+def _send_all(outbox: SimpleQueue[tuple[str, Any]], answers: IO[bytes]) -> None:
+    """Send all answers in order, in a thread of its own."""
+    while True:
+        kind, value = outbox.get()
+        try:
+            packed = pack((kind, value))
+        except Exception as error:  # noqa: BLE001 - a foreign error that doesn't pickle
+            packed = pack((FAILED, WorkerError(f"a piece of the merge gave what doesn't pickle: {value!r}, {error!r}")))
+        try:
+            answers.write(packed)
+            answers.flush()
+        except OSError:
+            os._exit(0)
