@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.order.state import beginning, identity_of
-from asyncfetch.stream import Placement
+from asyncfetch.stream import Placement, handing_over
 from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.testing import read_identity
 
@@ -72,6 +72,12 @@ def stream(served: tuple[af.Stream, af.ServedBatches]) -> af.Stream:
 
 
 @pytest.fixture
+def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors come as large ones do."""
+    monkeypatch.setattr(handing_over, "MAX_COPIED_BYTES", 0)
+
+
+@pytest.fixture
 def batches(served: tuple[af.Stream, af.ServedBatches]) -> af.ServedBatches:
     return served[1]
 
@@ -109,6 +115,7 @@ def test_an_early_break_leaves_it_usable_and_takes_the_epoch_again(
     assert indices(batches) == alone(truth, 0)
 
 
+@pytest.mark.usefixtures("no_copies")
 def test_batches_that_are_kept_stay_what_they_are(
     truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
 ) -> None:
@@ -122,6 +129,7 @@ def test_batches_that_are_kept_stay_what_they_are(
                 assert read_identity(batch[camera][number]) == truth.identity(episode, frame, camera)
 
 
+@pytest.mark.usefixtures("no_copies")
 def test_memory_goes_round(stream: af.Stream, batches: af.ServedBatches) -> None:
     """What is decoded ahead lies in batches already, so those of an epoch may be on their way together, and no more."""
     places = [batch["action"].data_ptr() for _ in range(6) for batch in batches]
