@@ -23,12 +23,12 @@ from asyncfetch.merge.plan import disagreements, plan_merge, refuse
 from asyncfetch.merge.quantiles import QuantileSearch
 from asyncfetch.merge.sources import MergeSource, load_source
 from asyncfetch.merge.summaries import Summary, add, count_prefixes_again, quantile_ranks, summarise
-from asyncfetch.merge.tasks import file_units, write, write_metadata
+from asyncfetch.merge.tasks import RowsTask, file_units, write, write_metadata
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from asyncfetch.merge.destination import Build, Destination, WrittenFile
@@ -101,8 +101,9 @@ class FileWork:
         """Statistics of numeric features over all rows."""
         self._pool = pool
         self._build = build
-        self._units = units
-        self._parts = [part for unit in units for part in unit.parts()]
+        self._rows = [unit for unit in units if isinstance(unit, RowsTask)]
+        self._videos = [unit for unit in units if not isinstance(unit, RowsTask)]
+        self._parts = [part for unit in self._rows for part in unit.parts()]
         self._progress = progress
         self._workers = anyio.CapacityLimiter(pool.workers)
 
@@ -113,8 +114,8 @@ class FileWork:
             FetchError: A source could not be read, or the destination not be written.
             DatasetError: A source isn't what its metadata say.
         """
-        others = [unit for unit in self._units if not unit.parts()]
-        await gather(self._write_and_summarise, partial(_for_each, others, self._write, self._pool.workers))
+        workers = self._pool.workers
+        await gather(self._write_and_summarise, partial(for_each, self._videos, self._write, workers=workers))
 
     async def _write(self, unit: FileUnit) -> None:
         async with self._workers:
@@ -124,8 +125,6 @@ class FileWork:
 
     async def _write_and_summarise(self) -> None:
         """Write the files of rows, and look at each again while it is in memory; then as quantiles need it."""
-        if not self._parts:
-            return
         count = sum(sum(part.lengths) for part in self._parts)
         search = QuantileSearch(count, quantile_ranks(count))
         sums = self._begin_sum()
@@ -137,7 +136,9 @@ class FileWork:
             await self._write(unit)
             await gather(*(partial(self._add, sums, one, summarise, (search.shift,)) for one in numbers[unit.path]))
 
-        await _for_each([unit for unit in self._units if unit.parts()], write_one, self._pool.workers)
+        await for_each(self._rows, write_one, workers=self._pool.workers)
+        if not self._parts:
+            return
         self.summary = await self._pool.get(sums.total)
         search.learn(self.summary.counted)
         while search.wanted:
@@ -156,10 +157,6 @@ class FileWork:
         """Have a part looked at, and add what is found."""
         async with self._workers:  # until it is added, so that few sums wait
             await sums.put(number, await self._pool.run(piece, self._build, self._parts[number], *more))
-
-
-async def _for_each(units: Sequence[FileUnit], work: Callable[[FileUnit], Awaitable[None]], workers: int) -> None:
-    await for_each(units, work, key=lambda _: "", workers=workers)
 
 
 _SOURCES_AT_ONCE = 16
@@ -329,7 +326,7 @@ async def carry_out_share(job: MergeJob, pool: WorkerPool, rank: int, world_size
             return
         needed = job.needed(pool.workers)
         async with job.build.open(pool.fetcher, needed, overwrite=job.overwrite, shared=True):
-            await _for_each(job.units[rank::world_size], write_file, pool.workers)
+            await for_each(job.units[rank::world_size], write_file, workers=pool.workers)
 
 
 def _are_anywhere(sources: Sequence[MergeSource | Selection]) -> bool:

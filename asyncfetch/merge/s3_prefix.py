@@ -208,4 +208,4 @@ async def _list(fetcher: Fetcher, url: str, *, recursive: bool = False) -> list[
 
 
 async def _delete(fetcher: Fetcher, urls: Iterable[str]) -> None:
-    await for_each(urls, fetcher.delete, key=lambda _: "", workers=_DELETED_AT_ONCE)
+    await for_each(urls, fetcher.delete, workers=_DELETED_AT_ONCE)
