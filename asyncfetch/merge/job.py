@@ -1,8 +1,8 @@
 """A planned merge, and carrying it out, by any number of processes and in any number of attempts.
 
-Every file is written once, and what is known of the rows reduced. What is reduced in a tree is what grows with the
-rows: statistics, and the tasks of each episode. Two passes aren't, the plan and ``write_metadata``: in which file an
-episode lies depends on all before it. They take 0.1 ms an episode (one camera).
+Every file is written once. Statistics, and the tasks of each episode, are added up in pairs. Two passes are serial, the
+plan and ``write_metadata``, because an episode's file depends on all episodes before it. They take 0.1 ms an episode
+(one camera).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MergeProgress:
 
     bytes_done: int
     bytes_total: int
-    """About; at least what is done."""
+    """About; at least ``bytes_done``."""
     files_done: int
     files_total: int
 
@@ -252,8 +252,8 @@ async def load_sources(
 async def carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: ProgressCounter) -> list[tuple[int, int]]:
     """Write what isn't written yet: number of files and their bytes, by job.
 
-    When all of it is written, the datasets take their places one right after the other: what ends earlier leaves none,
-    and all of it is gone on with. What a merge had finished before it was killed is counted like what is written now.
+    When all of it is written, the datasets take their places one right after the other. A merge that ends before that
+    leaves no dataset, and the same call goes on from there. Files that a killed merge had finished are counted, too.
 
     Raises:
         MergeError: There is no room or no permission to write, or another merge is building the destination, or it was

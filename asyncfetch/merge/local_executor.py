@@ -1,9 +1,8 @@
 """A merge's pieces on this machine: coroutines on this loop, what blocks in threads, or in processes where they pay.
 
 Little is computed for a piece: the pictures of a video are copied without the interpreter, a header of 38,400 frames
-takes 43 ms, an episode's rows and their summary 2 ms. So for most merges to start a process, 1.1 s of CPU for imports,
-costs more than it brings, and ``processes_pay`` decides by what the plan says. The reductions stay here, where their
-values are wanted.
+takes 43 ms, an episode's rows and their summary 2 ms. For most merges a process, which takes 1.1 s of CPU for its
+imports, costs more than it saves, so ``processes_pay`` decides by the plan. Sums are made here, where they are needed.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ START_SECONDS = 1.5
 def processes_pay(work_seconds: float, workers: int) -> bool:
     """Return whether work is done earlier by so many processes than by threads of this one. Pure.
 
-    Threads are taken to have one processor among them, since most of the work holds the interpreter's lock. The gain
-    must be twice what is known: an estimate is one, and processes take memory, too.
+    Threads count as one processor, since most of the work holds the interpreter's lock. The gain must be twice the time
+    that a process takes to start: it is an estimate, and processes take memory, too.
     """
     return workers > 1 and work_seconds - work_seconds / workers > 2 * START_SECONDS
 

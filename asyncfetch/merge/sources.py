@@ -74,7 +74,7 @@ _FILES_AT_ONCE = 32
 _FOOTERS_BYTES = 64 * 1024 * 1024
 """Memory for what is known of files while their rows are looked for, or the times of these are read."""
 _ENTRY_BYTES = 4096
-"""Bytes of a frame, where what is said beside its picture is all in these."""
+"""Bytes of a frame that hold all there is beside its picture."""
 _ENTRIES_LOOKED_AT = 2
 _CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
 _CARRIED_OF_V2 = frozenset({"info.json", "stats.json", "tasks.jsonl", "episodes.jsonl", "episodes_stats.jsonl"})
