@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from asyncfetch.fetch import Fetcher
 from asyncfetch.merge.executor import WorkerSetup
 from asyncfetch.merge.summaries import add
-from asyncfetch.merge.worker_process import WorkerProcess
+from asyncfetch.merge.worker_process import PieceProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -81,7 +81,7 @@ class _LocalPool:
             fetch = replace(fetch, max_bytes_per_second=max(1, fetch.max_bytes_per_second // workers))
         self._fetch = fetch
         self._processes = processes
-        self._idle: list[WorkerProcess] = []
+        self._idle: list[PieceProcess] = []
         self._pays = pays
         self._in_processes = False
 
@@ -94,7 +94,7 @@ class _LocalPool:
         if self._idle:
             worker = self._idle.pop()
         else:
-            worker = await WorkerProcess.start(self._fetch)
+            worker = await PieceProcess.start(self._fetch)
             self._processes.push_async_callback(worker.end)
         try:
             value = await worker.run(piece, arguments, self._setup.wrote)
