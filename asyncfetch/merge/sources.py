@@ -436,17 +436,14 @@ async def _load_metadata(
 
 
 def _statistics_of_version2(old: Version2) -> _PictureStatistics:
-    found: _PictureStatistics = {}
     episodes = old.metadata.episodes
-    for key, feature in old.metadata.features.items():
-        if has_pictures(feature):
-            named = [(episode, stats) for episode, stats in old.episode_stats.items() if episode in episodes]
-            given = {episode: stats[key] for episode, stats in named if key in stats}
-            found[key] = {}
-            for name in STATISTICS:
-                values = {episode: own[name] for episode, own in given.items() if name in own}
-                where = f"{name} of {key} in meta/episodes_stats.jsonl of {redact_url(old.metadata.url)}"
-                _put(found[key], name, episodes, list(values), list(values.values()), where)
+    known = {episode: stats for episode, stats in old.episode_stats.items() if episode in episodes}
+    found: _PictureStatistics = {key: {} for key, feature in old.metadata.features.items() if has_pictures(feature)}
+    for key, columns in found.items():
+        for name in STATISTICS:
+            values = {episode: stats[key][name] for episode, stats in known.items() if name in stats.get(key, {})}
+            where = f"{name} of {key} in meta/episodes_stats.jsonl of {redact_url(old.metadata.url)}"
+            _put(columns, name, episodes, list(values), list(values.values()), where)
     return found
 
 
