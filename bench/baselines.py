@@ -16,7 +16,7 @@ from fsspec.implementations.http import HTTPFileSystem
 from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 from asyncfetch.order.placement import Placement
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -158,7 +158,7 @@ def start(url: str, *, reads_ahead: bool) -> dict[str, float]:
     torch.set_num_threads(1)
     imports = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Nothing waits for its turn either: 64 requests at a time would take the 100 places of such a table in two rounds.
-    unlimited = af.FetchConfig(max_requests_per_host=4096, initial_requests_per_host=4096, learn_limit=False)
+    unlimited = af.FetchConfig(max_requests_per_host=4096, learn_limit=False)
     alone = af.StreamConfig(pool_segments=1, prefetch_segments=0, decoded_max_bytes=1, fetch=unlimited)
     stream = af.Stream(url, config=af.StreamConfig() if reads_ahead else alone)
     began = time.perf_counter()

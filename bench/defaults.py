@@ -41,8 +41,8 @@ GRID: dict[str, dict[str, int]] = {
     "larger pool": {"pool_segments": 128},
     "less ahead": {"prefetch_segments": 2},
     "more ahead": {"prefetch_segments": 32},
-    "few requests": {"fetch.max_requests_per_host": 16, "fetch.initial_requests_per_host": 16},
-    "many requests": {"fetch.max_requests_per_host": 256, "fetch.initial_requests_per_host": 256},
+    "few requests": {"fetch.max_requests_per_host": 16},
+    "many requests": {"fetch.max_requests_per_host": 256},
     "more threads": {"decode_threads": 4},
 }
 """What is changed of the defaults."""

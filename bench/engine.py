@@ -49,8 +49,7 @@ OBJECT_BYTES = 64 * MIB
 MAX_IN_FLIGHT_BYTES = 512 * MIB
 """All clients keep what they once held, side by side."""
 DEFAULT_CLIENTS = (
-    "asyncfetch", "asyncfetch@aiofastnet", "asyncfetch-s3", "obstore", "aiohttp", "fsspec", "aiobotocore", "s3fs",
-    "s3torchconnector",
+    "asyncfetch", "asyncfetch-s3", "obstore", "aiohttp", "fsspec", "aiobotocore", "s3fs", "s3torchconnector",
 )  # fmt: skip
 SIZES = (16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 CONCURRENCIES = (16, 64, 256)

@@ -71,7 +71,7 @@ Fetch = Callable[[int], Awaitable[int]]
 """Fetches the range that starts there and tells how many bytes came."""
 
 
-async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: bool = True) -> Fetch:
+async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, by_session: bool = False) -> Fetch:
     """This engine."""
     import asyncfetch as af
 
@@ -80,10 +80,8 @@ async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: b
         max_requests_per_host=case.concurrency,
         learn_limit=False,
         trust_env=False,
-        direct_bodies=direct_bodies,
-        aiofastnet=False,  # that client runs on a loop of its own, so that this one shows what it saves
     )
-    fetcher = await stack.enter_async_context(af.Fetcher(config))
+    fetcher = await stack.enter_async_context(af.Fetcher(config, _by_session=by_session))
 
     async def fetch(start: int) -> int:
         return len(await fetcher.fetch(case.url, start, start + case.range_bytes))
@@ -93,7 +91,7 @@ async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: b
 
 async def open_asyncfetch_copying(case: Case, stack: AsyncExitStack) -> Fetch:
     """This engine where the socket doesn't write into the buffers itself."""
-    return await open_asyncfetch(case, stack, direct_bodies=False)
+    return await open_asyncfetch(case, stack, by_session=True)
 
 
 async def open_aiohttp(case: Case, stack: AsyncExitStack) -> Fetch:
@@ -204,21 +202,9 @@ def run_uvloop(work: Coroutine[None, None, None]) -> None:
     uvloop.run(work)
 
 
-def run_aiofastnet(work: Coroutine[None, None, None]) -> None:
-    """The standard library's loop with the transports of aiofastnet, if that is installed."""
-    import aiofastnet
-
-    async def patched() -> None:
-        aiofastnet.patch_loop()
-        await work
-
-    asyncio.run(patched())
-
-
 LOOPS: dict[str, Callable[[Coroutine[None, None, None]], None]] = {
     "asyncio": run_asyncio,
     "uvloop": run_uvloop,
-    "aiofastnet": run_aiofastnet,
 }
 """By name: runs a coroutine."""
 

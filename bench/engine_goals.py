@@ -22,7 +22,7 @@ class Goal:
     """For each case of some sizes: this engine's CPU is at most so much of a peer's, which is the same for GiB."""
 
     ours: str
-    """A client of this engine: with aiofastnet, plain, or signing for S3."""
+    """A client of this engine: plain, or signing for S3."""
     peer: str
     tls: bool | None
     """None: either."""
@@ -35,7 +35,6 @@ class Goal:
 LARGE, SMALL = (MIB, 16 * MIB), (16 * KIB, 64 * KIB)
 GOALS = (
     Goal("asyncfetch", "obstore", False, *LARGE, 0.7),
-    Goal("asyncfetch@aiofastnet", "obstore", True, *LARGE, 0.95),
     Goal("asyncfetch", "obstore", True, *LARGE, 0.95),
     Goal("asyncfetch", "aiohttp", False, *LARGE, 0.55),
     Goal("asyncfetch", "aiohttp", True, *LARGE, 0.8),

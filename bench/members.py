@@ -28,7 +28,7 @@ GOAL_MIB = 0.2
 def open_mixture(root: str, members: int) -> dict[str, float]:
     """Return what a mixture took up to its first sample, in this process: seconds, CPU seconds, MiB at the peak."""
     import asyncfetch as af
-    from asyncfetch.stream.source import source_of
+    from asyncfetch.stream.epoch_stream import source_of
 
     streams = [af.Stream(os.path.join(root, str(number)), seed=0) for number in range(members)]
     began, cpu = time.perf_counter(), time.process_time()

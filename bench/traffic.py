@@ -33,8 +33,8 @@ import asyncfetch as af
 from asyncfetch.order.deal import Deal, Left, Leg
 from asyncfetch.order.line import Line
 from asyncfetch.order.runs import FIRST, Runs
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.stream.ranks import found_placement
-from asyncfetch.stream.source import source_of
 from asyncfetch.stream.traffic import frames_fetched
 from asyncfetch.testing import RangeServer, write_dataset
 

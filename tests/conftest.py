@@ -10,7 +10,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import aiofastnet
 import anyio
 import pytest
 import uvloop
@@ -46,7 +45,6 @@ loop that is there to be blocked."""
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
-    "aiofastnet": aiofastnet.loop_factory(),
 }
 ON_UVLOOP = {"test_a_fault_in_the_middle_of_a_body_is_read_over"}
 """Tests besides the engine's own that run on uvloop, too."""
@@ -58,7 +56,6 @@ QUIET_TURNS = 10
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What the engine's tests can be run over as a whole: tests/fetch --loop uvloop."""
     parser.addoption("--loop", choices=LOOPS, help="the loop that all async tests run on, instead of their own choice")
-    parser.addoption("--carried", action="store_true", help="aiofastnet carries TLS on asyncio's loop, too")
 
 
 def pytest_asyncio_loop_factories(

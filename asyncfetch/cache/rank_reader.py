@@ -15,7 +15,9 @@ shared nothing: what is waited for never waits for room that others hold.
 from __future__ import annotations
 
 import asyncio
+import copyreg
 import errno
+import io
 import itertools
 import os
 import pickle
@@ -78,10 +80,14 @@ class _Lent(NamedTuple):
 class _PieceAnswer(NamedTuple):
     """The server's answer to any other question."""
 
-    value: Any
+    pickled: bytes
     info: ObjectInfo | None
     """The version that it is of."""
-    nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return len(self.pickled)
 
 
 class _LostError(Exception):
@@ -241,8 +247,7 @@ class _Server:
             except ObjectChanged:
                 self._forget(url)
                 raise
-            value = _without_views(found)
-            return _PieceAnswer(value, self._known(url), len(pickle.dumps(value)))
+            return _PieceAnswer(_pickled(found), self._known(url))
 
         return await self._small.get((verb, *arguments), ask)
 
@@ -253,24 +258,16 @@ class _Server:
         self._small.clear(lambda key: url in key or any(getattr(each, "url", "") == url for each in key[1]))
 
 
-def _without_views(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, memoryview):
-        return bytes(value)
-    if isinstance(value, tuple | list):
-        return type(value)(map(_without_views, value))
-    return value
-
-
-def _with_views(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, bytes):
-        return memoryview(value)
-    if isinstance(value, tuple | list):
-        return type(value)(map(_with_views, value))
-    return value
+def _pickled(value: object) -> bytes:
+    """A value with memoryviews in it, of which copies come back."""
+    pickler = pickle.Pickler(file := io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = {**copyreg.dispatch_table, memoryview: lambda view: (memoryview, (bytes(view),))}
+    pickler.dump(value)
+    return file.getvalue()
 
 
 class _RemoteCaller(Caller):
-    """A question's caller, which tells the server where somebody waits for the answer now."""
+    """A question's caller, which tells the server when the answer becomes urgent."""
 
     __slots__ = ("_tell",)
 
@@ -329,7 +326,7 @@ class _Line:
             self._tell("cancel", number)
             raise
         finally:
-            caller.urgent = True  # its end: nobody is told any more
+            caller.urgent = True  # from now on the server isn't told
 
     def view(self, lent: _Lent) -> memoryview | None:
         """Return what was lent; None where it can't be mapped: the server has ended, or /proc hides its files."""
@@ -343,7 +340,7 @@ class _Line:
             return None
 
     def tell_gone(self) -> None:
-        """Give back what nobody has a view of any more."""
+        """Give back what this process has no view of any more."""
         if names := self._regions.gone():
             self._tell("gone", names)
 
@@ -491,7 +488,7 @@ class RankReader:
                 self._infos.pop(url, None)
                 raise
         self._note(url, answer.info)
-        return _with_views(answer.value)
+        return pickle.loads(answer.pickled)
 
     def _note(self, url: str, info: ObjectInfo | None) -> None:
         known = self._infos.get(url)

@@ -1,7 +1,7 @@
 """Memory that one process fills and others map, in pieces, each of which goes back to the system by itself.
 
 Pieces lie one after the other in files without a name, and no place is used twice: what isn't used any more is cut
-out of its file. So nobody ever sees other bytes where it saw some, and however the processes end, nothing is left.
+out of its file. So a process never sees other bytes where it saw some, and however they end, nothing is left.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import CacheError
+from asyncfetch.runtime.shared_memory import ViewEnd, lend
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,40 +52,15 @@ class _Region:
         return cls(number, descriptor, mapped, np.frombuffer(mapped, np.uint8))
 
 
-class _RegionPiece:
-    """The owner of a piece, which every view refers to in the end."""
-
-    __slots__ = ("__array_interface__", "__weakref__", "_region")
-
-    def __init__(self, region: _Region, start: int, stop: int) -> None:
-        self._region = region
-        self.__array_interface__ = region.memory[start:stop].__array_interface__
-
-
-class _Gone(weakref.ref[_RegionPiece]):
-    """Says which piece's last view is gone."""
-
-    __slots__ = ("name",)
-    name: int
-
-
-def _lend(region: _Region, start: int, stop: int, name: int, gone: deque[_Gone]) -> tuple[memoryview, _Gone]:
-    """A piece, of which ``gone`` is told when its last view is gone. That may be anywhere, in any thread."""
-    piece = _RegionPiece(region, start, stop)
-    reference = _Gone(piece, gone.append)
-    reference.name = name
-    return np.asarray(piece).data, reference
-
-
 class Regions:
     """The process that fills them. Belongs to its loop, but for what is lent, which may go in any thread."""
 
     def __init__(self) -> None:
         self._made = 0
         self._current: _Region | None = None
-        self._lent: dict[int, tuple[_Gone, _Region, int, int]] = {}
+        self._lent: dict[int, tuple[ViewEnd, _Region, int, int]] = {}
         """Region, start and stop of each piece, by its address."""
-        self._gone: deque[_Gone] = deque()
+        self._gone: deque[ViewEnd] = deque()
 
     def allocate(self, size_bytes: int) -> memoryview:
         """Writable bytes. CacheError where the system has no memory for so many."""
@@ -97,9 +73,9 @@ class Regions:
         region.used_bytes += nbytes
         region.pieces += 1
         address = region.memory.ctypes.data + start
-        view, reference = _lend(region, start, start + size_bytes, address, self._gone)
-        self._lent[address] = reference, region, start, start + nbytes
-        return view
+        view, end = lend(region.memory[start : start + size_bytes], region, address, self._gone)
+        self._lent[address] = end, region, start, start + nbytes
+        return view.data
 
     def _renew(self, nbytes: int) -> _Region:
         self._made += 1
@@ -124,9 +100,9 @@ class Regions:
         return RegionPlace(region.number, region.descriptor, region.memory.nbytes, start, start + view.nbytes)
 
     def sweep(self) -> None:
-        """Give to the system what nobody here has a view of any more: who else has one must be known to the caller."""
+        """Give to the system what this process has no view of any more. The caller must know that no other one has."""
         while self._gone:
-            _, region, start, stop = self._lent.pop(self._gone.popleft().name)
+            _, region, start, stop = self._lent.pop(self._gone.popleft().number)
             region.map.madvise(mmap.MADV_REMOVE, start, stop - start)
             region.pieces -= 1
             self._close_unless_used(region)
@@ -136,7 +112,7 @@ class Regions:
             os.close(region.descriptor)
 
     def close(self) -> None:
-        """Nobody can map them any more; what is mapped stays, here and elsewhere."""
+        """No process can map them any more; what is mapped stays, here and elsewhere."""
         for descriptor in {region.descriptor for _, region, _, _ in self._lent.values()}:
             os.close(descriptor)
         if self._current is not None and self._current.pieces == 0:
@@ -154,8 +130,8 @@ class MappedRegions:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._regions: weakref.WeakValueDictionary[int, _Region] = weakref.WeakValueDictionary()
-        self._lent: dict[int, _Gone] = {}
-        self._gone: deque[_Gone] = deque()
+        self._lent: dict[int, ViewEnd] = {}
+        self._gone: deque[ViewEnd] = deque()
 
     def view(self, place: RegionPlace, name: int) -> memoryview:
         """The bytes there, writable; OSError where the other process has ended. ``gone`` says when none is left."""
@@ -166,13 +142,13 @@ class MappedRegions:
                 region = self._regions[place.region] = _Region.of(place.region, descriptor, place.region_bytes)
             finally:
                 os.close(descriptor)
-        view, self._lent[name] = _lend(region, place.start, place.stop, name, self._gone)
-        return view
+        view, self._lent[name] = lend(region.memory[place.start : place.stop], region, name, self._gone)
+        return view.data
 
     def gone(self) -> list[int]:
         """The names of those of which no view is left, once."""
         names = []
         while self._gone:
-            names.append(self._gone.popleft().name)
+            names.append(self._gone.popleft().number)
             del self._lent[names[-1]]
         return names

@@ -24,7 +24,7 @@ except ModuleNotFoundError as missing:
     raise MissingDependency(f"the command asyncfetch needs typer and rich: {install_command('cli')}") from missing
 
 PACKAGES = ("asyncfetch", "aiohttp", "anyio", "numpy", "torch", "torchcodec", "av", "pyarrow", "lerobot", "aiobotocore")
-PACKAGES_OF_EXTRAS = ("fsspec", "xxhash", "aiofastnet", "ray")
+PACKAGES_OF_EXTRAS = ("fsspec", "xxhash", "ray")
 OPTIONS_ARE_THEIRS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 """All that comes after the command's name."""
 

@@ -292,7 +292,7 @@ async def _measure_link(config: StreamConfig, ranges: Sequence[ByteRange], strea
     from asyncfetch.fetch import Fetcher
 
     fetch = replace(config.fetch, max_requests_per_host=streams, learn_limit=False, max_span_bytes=0, hedge=None)
-    fetch = replace(fetch, min_requests_per_host=1, part_bytes=RANGE_BYTES, min_part_bytes=RANGE_BYTES)
+    fetch = replace(fetch, part_bytes=RANGE_BYTES, min_part_bytes=RANGE_BYTES)
     taken_bytes, started = 0, time.perf_counter()
     async with Fetcher(fetch) as fetcher:
         with anyio.move_on_after(LINK_SECONDS):

@@ -153,18 +153,13 @@ class S3Config:
     """Seconds that a signed url is good for, and so used for all ranges of its object. S3 allows 7 days."""
     upload_part_bytes: int = 16 * MIB
     """Length of a part: longer objects are put in parts, side by side. S3 takes 10,000 parts of at least 5 MiB: the
-    parts of an object of more than 156 GiB get longer, where its size is known. S3's guide advises 8-16 MiB."""
-    upload_parts_in_flight: int = 4
-    """Parts of one object on their way at a time; one more is read meanwhile. A source that isn't in memory already
-    takes ``(upload_parts_in_flight + 1) * upload_part_bytes`` of it."""
+    parts of an object of more than 156 GiB get longer, where its size is known. S3's guide advises 8-16 MiB. Four parts
+    of an object are on their way at a time and one more is read meanwhile, so that a source which isn't in memory
+    already takes five times this."""
 
     def __post_init__(self) -> None:
         check_types(self)
         require(self.upload_part_bytes >= 1, f"upload_part_bytes must be at least 1, not {self.upload_part_bytes}")
-        require(
-            self.upload_parts_in_flight >= 1,
-            f"upload_parts_in_flight must be at least 1, not {self.upload_parts_in_flight}",
-        )
         require(
             1 <= self.presign_seconds <= 604_800,
             f"presign_seconds must be between 1 and 604800 (7 days), not {self.presign_seconds}",
@@ -183,15 +178,10 @@ class FetchConfig:
     max_requests_per_host: int = 64
     """Most requests in flight to one (scheme, host, port). 64 connections were the best of 4-128 on a Hub bucket. Raise
     it for a store that stands more, and the limit grows as long as that brings more."""
-    initial_requests_per_host: int = 64
-    """Limit to begin with, or ``max_requests_per_host`` where that is less. Lower, a stream starts slowly."""
-    min_requests_per_host: int = 4
-    """Fewest that throttling and late answers bring the limit down to, or ``max_requests_per_host`` where that is less.
-    Where 4 are too many a server asks for pauses, which are kept. xet-core goes down to 1, aws-c-s3 to 10."""
     learn_limit: bool = True
-    """True if the limit of a web server moves between these bounds: up while goodput grows and requests wait for it,
-    down where the server says 429 or 503, or answers late. False holds it at ``max_requests_per_host``; a server's
-    Retry-After pauses its requests either way."""
+    """True if the limit of a web server moves. It begins at 64 or ``max_requests_per_host``, whichever is less, rises
+    while goodput grows and requests wait for it, and falls, to no less than 4, where the server says 429 or 503 or
+    answers late. False holds it at ``max_requests_per_host``; a server's Retry-After pauses its requests either way."""
     max_gap_bytes: int = 64 * KIB
     """Longest run of unasked bytes that is read over to save a request of fetch_many, or of calls made at once, where
     there are more than may be in flight: 1,000 ranges of 4 KiB so far apart took 0.39 s instead of 0.94 s at 50 ms
@@ -234,27 +224,12 @@ class FetchConfig:
     """Bearer tokens by host as above, sent over https only (and to loopback)."""
     trust_env: bool = True
     """True if HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count. A login of netrc goes where headers by host go."""
-    direct_bodies: bool = True
-    """True if ranges are asked for on connections of our own, which read plain answers into their buffers. It saves
-    more than half of the CPU of small ranges and a third of that of large ones. False has aiohttp's session ask for
-    all, as it does behind a proxy, and where a host's answers aren't plain; then no late answer is asked for again."""
-    aiofastnet: bool = True
-    """True if aiofastnet, where it is installed (an extra), carries TLS on asyncio's own loop. That took 7-15 % less of
-    the client's CPU over TLS in ranges of 1-16 MiB, and as much or 9 % less in ranges of 64 KiB; a stream of samples
-    kept up no better with it. uvloop carries TLS itself, and so does any loop where the installed version of aiofastnet
-    isn't known, which a warning says."""
-    max_idle_buffer_bytes: int = 128 * MIB
-    """Memory of bodies that nobody refers to any more, kept for the next ones; blocks below 64 KiB are not. Fresh pages
-    cost 0.8 ms a MiB where this was measured, more than all the rest of a fetch over plain HTTP. It comes beside the
-    bound of a ByteCache over the fetcher. Streams and datasets keep none: ``StreamConfig.max_bytes`` is all of it."""
     s3: S3Config = field(default_factory=S3Config)
     """Settings for s3:// urls."""
     hub_endpoint: str | None = None
     """Server that hf:// urls are asked from. None means HF_ENDPOINT or https://huggingface.co."""
     fsspec: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
     """Arguments of fsspec's file systems by scheme ("gs"), for every scheme that isn't read natively."""
-    max_known_objects: int = 65_536
-    """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
     max_unsized_bytes: int = 128 * MIB
     """Bound on an object whose server doesn't say how long it is, as one that sends chunks may: it is read whole, in
     memory, before anybody knows whether it fits. LeRobot closes a file of data at 100 MB. Of 0, none is read."""
@@ -268,8 +243,10 @@ class FetchConfig:
             if not isinstance(values, Secrets):
                 object.__setattr__(self, name, Secrets(name, _checked_entries(name, Secrets(name, values))))
         check_types(self)
-        for name in ("max_requests_per_host", "initial_requests_per_host", "min_requests_per_host"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        require(
+            self.max_requests_per_host >= 1,
+            f"max_requests_per_host must be at least 1, not {self.max_requests_per_host}",
+        )
         require(self.max_gap_bytes >= 0, f"max_gap_bytes must not be negative, not {self.max_gap_bytes}")
         require(self.max_span_bytes >= 0, f"max_span_bytes must not be negative, not {self.max_span_bytes}")
         require(self.part_bytes >= 1, f"part_bytes must be at least 1, not {self.part_bytes}")
@@ -284,8 +261,6 @@ class FetchConfig:
             require(getattr(self, name) != "", f"{name} must name a file, or be None")
         has_certificate = self.client_cert_file is not None
         require(has_certificate or self.client_key_file is None, "client_key_file needs client_cert_file beside it")
-        require(self.max_idle_buffer_bytes >= 0, "max_idle_buffer_bytes must not be negative")
-        require(self.max_known_objects >= 1, "max_known_objects must be at least 1")
         require(self.max_unsized_bytes >= 0, f"max_unsized_bytes must not be negative, not {self.max_unsized_bytes}")
         require(self.max_listed_entries >= 1, f"max_listed_entries must be at least 1, not {self.max_listed_entries}")
         _check_endpoint("hub_endpoint", self.hub_endpoint)

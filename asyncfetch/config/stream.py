@@ -129,8 +129,6 @@ def config_share(rank: StreamConfig, workers: int) -> StreamConfig:
         fetch=replace(
             rank.fetch,
             max_requests_per_host=_share("max_requests_per_host", rank.fetch.max_requests_per_host, workers),
-            initial_requests_per_host=max(1, rank.fetch.initial_requests_per_host // workers),
-            min_requests_per_host=max(1, rank.fetch.min_requests_per_host // workers),
             max_bytes_per_second=(
                 None
                 if rank.fetch.max_bytes_per_second is None

@@ -8,7 +8,7 @@ download      one range over its attempts: what has landed, in which version
 retry         the one retry loop: which failure is tried again, when, and how many of a host's
 responses     whether an answer holds exactly what was asked. Pure
 refusals      what a refusal, or an error in place of an answer, means, in words
-hosts         a limit, budgets, idle connections and counters per host; a request's permit
+hosts         a limit, budgets, idle connections and counters per host; a request's permit, and what is told of it
 limiter       whose turn it is: callers in turn, what is waited for before read-ahead
 limit         how many requests a host should have in flight. Pure
 outage        whether a host is away, when it is asked again, and when that is given up. Pure

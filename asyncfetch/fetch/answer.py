@@ -153,7 +153,9 @@ class Answer:
         """Bytes of the body that are in its memory."""
         self._view, self._missing_bytes = _SURPLUS, 0
         self._later: list[memoryview] = []
-        if view is not None:
+        if isinstance(view, memoryview):
+            self._view, self._missing_bytes = view, len(view)
+        elif view is not None:
             self._aim(view)
 
     @property
@@ -233,7 +235,11 @@ class Answer:
         expected = self._expected
         if expected is not None and expected.is_met_by(raw) and _HEAD.fullmatch(raw):
             with memoryview(received) as view:
-                self._fill(view[end:stop])
+                if self._later or stop - end != self._missing_bytes:
+                    self._fill(view[end:stop])
+                else:  # as most ranges of up to 64 KiB
+                    self._view[:] = view[end:stop]
+                    self.received_bytes, self.is_whole, self.phase, self._view = stop - end, True, _ENDED, _SURPLUS
             return self.phase is _ENDED
         head = self.head
         if head is None or head.length_bytes is None:

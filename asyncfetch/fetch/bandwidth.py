@@ -155,8 +155,7 @@ class RateLimit:
         """Note that ``nbytes`` of the body came, and pay for what comes next."""
         self._allowance.came(nbytes)
         if self._transport is not None and not self._allowance.left_bytes and self._timer is None:
-            # Not at once: what a TLS transport has read by now it would keep, and aiofastnet's gives it out only when
-            # more comes behind it, which may be never.
+            # Not at once: what a TLS transport has read by now it would keep.
             self._timer = self._loop.call_soon(self._pay)
 
     def end(self) -> None:

@@ -273,6 +273,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio."""
+        if self.answer.phase is _AWAITING_HEAD:
+            return memoryview(self._scratch)
         room = self.answer.room()
         return room if self._rate_limit is None else self._rate_limit.room(room)
 
@@ -297,7 +299,9 @@ class Connection(asyncio.BufferedProtocol):
         if is_news:
             if self._rate_limit is not None:
                 self._end_rate_limit()
-            self._wake()
+            waiter, self._waiter = self._waiter, None
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
 
     def eof_received(self) -> None:
         """See asyncio."""

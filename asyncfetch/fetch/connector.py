@@ -1,8 +1,5 @@
 """New connections of ours: names, addresses, TCP and TLS, within one limit.
 
-asyncio's own loop may leave TLS to aiofastnet, where that is installed: it took 7-15 % less of the client's CPU over
-TLS in ranges of 1-16 MiB, and as much or 9 % less in ranges of 64 KiB.
-
 Not done: resuming TLS sessions. Python copies a session by writing and parsing it whenever it is used, 0.2 ms each
 time, so the client's CPU of 64 handshakes fell by a tenth only (nginx: 70 to 64 ms, with RSA keys 58 to 51).
 """
@@ -12,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import ipaddress
-import logging
 import os
 import socket
 import ssl
@@ -33,7 +29,6 @@ from asyncfetch.runtime.sockets import Sockets, is_among_last
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Self
 
     from yarl import URL
@@ -42,51 +37,11 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.connection import Peer
     from asyncfetch.fetch.hosts import Host
 
-_log = logging.getLogger(__name__)
-
 PemFile = str | os.PathLike[str]
-KNOWN_VERSION = "1.2."
-"""The version of aiofastnet that is known: another one might take ``_QuietContext`` at its word."""
-SHUTDOWN_SECONDS = 1.0
-"""Seconds that a closed connection has at most to say good-bye, and is kept alive for."""
-
-
-class _QuietContext(ssl.SSLContext):
-    """One that checks certificates as it was told to, which OpenSSL does, but doesn't say so.
-
-    aiofastnet 1.2 asks for ``verify_mode`` only to find out whether somebody may want to read the certificate. For them
-    it would write that to a temporary file in each handshake, on the loop; and where there is no room for the file, the
-    handshake would never end.
-    """
-
-    @property
-    def verify_mode(self) -> ssl.VerifyMode:  # type: ignore[override]
-        return ssl.CERT_NONE
-
-
-class _QuietLoop:
-    """A loop that isn't told of an error's class, where an error is expected.
-
-    aiofastnet 1.2 does so where a connection is closed in its handshake, and the loop's handler fails over it. The
-    error itself is raised to who connects.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def __getattr__(self, name: str) -> object:
-        found = getattr(self._loop, name)
-        setattr(self, name, found)  # for the next time
-        return found
-
-    def call_exception_handler(self, context: dict[str, object]) -> None:
-        """See asyncio."""
-        if not isinstance(context.get("exception"), type):
-            self._loop.call_exception_handler(context)
 
 
 async def tls_context(
-    ca_file: PemFile | None, cert_file: PemFile | None = None, key_file: PemFile | None = None, *, is_fast: bool = False
+    ca_file: PemFile | None, cert_file: PemFile | None = None, key_file: PemFile | None = None
 ) -> ssl.SSLContext:
     """Return a client's context.
 
@@ -94,19 +49,16 @@ async def tls_context(
         ca_file: A PEM file of the authorities to trust; None for the system's.
         cert_file: A PEM file of the certificate to show to servers that ask for one; None for none.
         key_file: A PEM file of its key; None where that is in ``cert_file``.
-        is_fast: Whether it is for ``connect_fast_tls``.
 
     Raises:
         ConfigError: A file can't be read.
     """
     if ca_file is None and cert_file is None:
-        return await run_sync(_system_context, is_fast)
-    return await run_sync(_context, ca_file, cert_file, key_file, is_fast)
+        return await run_sync(_system_context)
+    return await run_sync(_context, ca_file, cert_file, key_file)
 
 
-def _context(
-    ca_file: PemFile | None, cert_file: PemFile | None, key_file: PemFile | None, is_fast: bool
-) -> ssl.SSLContext:
+def _context(ca_file: PemFile | None, cert_file: PemFile | None, key_file: PemFile | None) -> ssl.SSLContext:
     with forks_wait():
         try:
             context = ssl.create_default_context(cafile=ca_file)
@@ -122,8 +74,6 @@ def _context(
                     f" a password: {error}"
                 )
                 raise ConfigError(message) from error
-    if is_fast:
-        context.__class__ = _QuietContext
     context.set_alpn_protocols(["http/1.1"])
     return context
 
@@ -134,66 +84,9 @@ def _no_password() -> str:
 
 
 @functools.cache
-def _system_context(is_fast: bool) -> ssl.SSLContext:
+def _system_context() -> ssl.SSLContext:
     """Made once: reading 144 authorities takes 20 ms."""
-    return _context(None, None, None, is_fast)
-
-
-async def can_be_fast() -> bool:
-    """Return whether aiofastnet can carry TLS on the running loop.
-
-    It reads sockets when the loop's ``add_reader`` says that they can be read. uvloop says so once for one that was
-    reset, as libuv's polling is documented to do, and never again. A body that has not come whole by then would stall.
-    """
-    if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
-        return False
-    return await run_sync(_is_known)
-
-
-@functools.cache
-def _is_known() -> bool:
-    """Return whether it is installed and of a version that is known; where only the latter isn't so, warn once.
-
-    Its import takes 7 ms: call it in a thread.
-    """
-    try:
-        with forks_wait():
-            import aiofastnet
-    except ImportError:
-        return False
-    if aiofastnet.__version__.startswith(KNOWN_VERSION):
-        return True
-    _log.warning("aiofastnet %s is not known here: the loop carries TLS, for more CPU", aiofastnet.__version__)
-    return False
-
-
-async def connect_fast_tls(
-    protocol_factory: Callable[[], asyncio.BaseProtocol],
-    connected: socket.socket,
-    context: ssl.SSLContext,
-    server_hostname: str,
-    *,
-    handshake_seconds: float,
-) -> asyncio.BaseProtocol:
-    """Return the protocol of a TLS connection over a connected socket, carried by aiofastnet.
-
-    Only where it ``can_be_fast``. No handshake takes longer than ``handshake_seconds``: aiofastnet 1.2 keeps one that
-    was cancelled for as long.
-    """
-    import aiofastnet
-
-    loop: Any = _QuietLoop(asyncio.get_running_loop())
-    _, protocol = await aiofastnet.create_connection(
-        loop,
-        protocol_factory,
-        ssl=context,
-        sock=connected,
-        server_hostname=server_hostname,
-        ssl_handshake_timeout=handshake_seconds,
-        ssl_shutdown_timeout=SHUTDOWN_SECONDS,
-    )
-    found: asyncio.BaseProtocol = protocol
-    return found
+    return _context(None, None, None)
 
 
 HAPPY_EYEBALLS_SECONDS = 0.25
@@ -205,17 +98,13 @@ class Connector:
 
     Args:
         config: Timeouts, keep-alive, whom to trust.
-        own_context: For TLS carried by the loop; None for the system's.
-        fast_context: For TLS carried by aiofastnet; None where the loop carries it.
+        own_context: For TLS; None for the system's.
     """
 
-    def __init__(
-        self, config: FetchConfig, own_context: ssl.SSLContext | None, fast_context: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, config: FetchConfig, own_context: ssl.SSLContext | None) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self.own_context = self._context = own_context
-        self._fast_context = fast_context
         self._scratch = bytearray(SCRATCH_BYTES)
         self.deadlines = Deadlines(self._loop)
         self.resolver = Resolver()
@@ -228,12 +117,10 @@ class Connector:
     async def open(cls, config: FetchConfig) -> Self:
         """Return a connector for the running loop; ConfigError where a file of certificates can't be read."""
         files = config.ca_file, config.client_cert_file, config.client_key_file
-        own_context = await tls_context(*files) if any(files) else None
-        is_fast = config.aiofastnet and await can_be_fast()
-        return cls(config, own_context, await tls_context(*files, is_fast=True) if is_fast else None)
+        return cls(config, await tls_context(*files) if any(files) else None)
 
     async def context(self) -> ssl.SSLContext:
-        """Return what TLS is spoken by where the loop carries it."""
+        """Return what TLS is spoken by."""
         if self._context is None:
             self._context = await tls_context(None)
         return self._context
@@ -329,7 +216,7 @@ class Connector:
             return self.new_socket(family, kind, number)
 
         is_tls = url.scheme == "https"
-        context = (self._fast_context or await self.context()) if is_tls else None
+        context = await self.context() if is_tls else None
         connected = await aiohappyeyeballs.start_connection(
             [_address_info(*peer) for peer in addresses],
             happy_eyeballs_delay=HAPPY_EYEBALLS_SECONDS,
@@ -338,28 +225,17 @@ class Connector:
             socket_factory=new_socket,
         )
         server_hostname = name.rstrip(".") if is_tls else None  # certificates have no final dot
-        made: asyncio.BaseProtocol
         try:
-            if server_hostname is not None and context is not None and context is self._fast_context:
-                made = await connect_fast_tls(
-                    protocol,
-                    connected,
-                    context,
-                    server_hostname,
-                    handshake_seconds=self._config.timeouts.connect_seconds,
-                )
-            else:
-                _, made = await self._loop.create_connection(
-                    protocol, sock=connected, ssl=context, server_hostname=server_hostname
-                )
+            _, connection = await self._loop.create_connection(
+                protocol, sock=connected, ssl=context, server_hostname=server_hostname
+            )
         except ConnectionError as error:
             if server_hostname is None:
                 raise
             message = f"no connection to {host.name} ({str(error) or 'closed in the handshake of TLS'}): is it up?"
             self.resolver.set_aside(tried)
             raise AttemptFailed(ConnectionFailed, message, RetryVerdict.ONCE) from error
-        assert isinstance(made, Connection)
-        return made
+        return connection
 
 
 def _is_address(name: str) -> bool:

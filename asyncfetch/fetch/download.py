@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from asyncfetch.errors import FetchError, InvalidResponse, ObjectChanged
 from asyncfetch.fetch.answer import ExpectedAnswer
-from asyncfetch.fetch.objects import strong_etag
+from asyncfetch.fetch.objects import strong_etag, strong_tag
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 
@@ -30,8 +30,12 @@ def memory_for(nbytes: int, memory: MemoryPool) -> memoryview:
     try:
         return memory.take(nbytes).data
     except MemoryError as error:
-        message = f"there is no memory for its {nbytes} bytes: ask for a shorter range"
-        raise AttemptFailed(FetchError, message, RetryVerdict.FATAL) from error
+        raise _no_memory(nbytes) from error
+
+
+def _no_memory(nbytes: int) -> AttemptFailed:
+    message = f"there is no memory for its {nbytes} bytes: ask for a shorter range"
+    return AttemptFailed(FetchError, message, RetryVerdict.FATAL)
 
 
 class Download:
@@ -143,14 +147,17 @@ class Download:
             answer whose body may land in ``room`` before it is accepted, None where too little is known.
         """
         info = self.info
-        if info is None:
-            info = self._remembered = self._objects.get(self.url)
+        if info is None:  # as ObjectMemory.get, for each range
+            infos = self._objects.infos
+            info = self._remembered = infos.get(self.url)
             self.is_first = info is None
+            if info is not None:
+                infos.move_to_end(self.url)
         if self._span is None:
             start, stop = self.wanted.start, self.wanted.stop
         else:
             start, stop = self._span[0] + self.landed_bytes, self._span[1]
-        tag = strong_etag(info)
+        tag = None if info is None else strong_tag(info.etag)
         if stop is None or self.wanted.plain:
             return self.next_request().header(), tag if etag is None else None, None
         expected = None
@@ -163,7 +170,11 @@ class Download:
         """Return the writable memory for what the expected answer brings."""
         if self._buffer is None:
             assert self.wanted.stop is not None
-            self._buffer = memory_for(self.wanted.stop - self.wanted.start, self._memory)
+            nbytes = self.wanted.stop - self.wanted.start
+            try:
+                self._buffer = self._memory.take(nbytes).data
+            except MemoryError as error:
+                raise _no_memory(nbytes) from error
         return self._buffer[self.landed_bytes :]
 
     def landed(self, count: int) -> None:

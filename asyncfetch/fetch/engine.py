@@ -25,11 +25,11 @@ from asyncfetch.errors import (
 from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_asked, through
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import MIN_TELLING_BYTES, Hosts
-from asyncfetch.fetch.objects import ObjectMemory, difference
+from asyncfetch.fetch.objects import MAX_KNOWN_OBJECTS, ObjectMemory, difference
 from asyncfetch.fetch.range_reader import RangeAssembler, concerns_some
 from asyncfetch.fetch.reader import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.responses import Wanted
-from asyncfetch.fetch.retry import Clock, retried
+from asyncfetch.fetch.retry import AttemptFailed, Clock, retried
 from asyncfetch.fetch.transports.file import FileTransport
 from asyncfetch.fetch.transports.fsspec import FsspecTransport
 from asyncfetch.fetch.transports.http import WEB_URLS, HttpTransport
@@ -37,10 +37,9 @@ from asyncfetch.fetch.transports.hub import HubTransport
 from asyncfetch.fetch.transports.s3 import S3Transport
 from asyncfetch.fetch.upload_sources import open_source
 from asyncfetch.ranges import ByteRange, ObjectInfo
-from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import AsyncOnly, running_loop
-from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.runtime.memory_pool import MAX_IDLE_BUFFER_BYTES, MemoryPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -90,9 +89,9 @@ class Transports:
         """The same as ``of`` for what is known to be a string."""
 
     @classmethod
-    async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> Self:
+    async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock, *, by_session: bool) -> Self:
         """All ways on the running loop; ConfigError where ``ca_file`` or the environment can't be read."""
-        return cls(config, hosts, clock, await HttpTransport.open(config, hosts, clock))
+        return cls(config, hosts, clock, await HttpTransport.open(config, hosts, clock, by_session=by_session))
 
     async def aclose(self) -> None:
         """Closes every connection, without waiting for any server. Nothing may be under way."""
@@ -171,7 +170,13 @@ class Fetcher(AsyncOnly):
     """
 
     def __init__(
-        self, config: FetchConfig | None = None, *, _clock: Clock | None = None, _memory: MemoryPool | None = None
+        self,
+        config: FetchConfig | None = None,
+        *,
+        _clock: Clock | None = None,
+        _memory: MemoryPool | None = None,
+        _max_known_objects: int = MAX_KNOWN_OBJECTS,
+        _by_session: bool = False,
     ) -> None:
         """``config`` None means FetchConfig(), the defaults."""
         self.config = FetchConfig() if config is None else config
@@ -179,10 +184,12 @@ class Fetcher(AsyncOnly):
             raise ConfigError(f"config must be a FetchConfig or None, not of type {type(config).__name__}")
         self._clock = _clock or Clock()
         self._hosts = Hosts(self.config, self._clock)
-        self._objects = ObjectMemory(self.config.max_known_objects)
-        self._memory = _memory or MemoryPool(self.config.max_idle_buffer_bytes)
+        self._objects = ObjectMemory(_max_known_objects)
+        self._memory = _memory or MemoryPool(MAX_IDLE_BUFFER_BYTES)
         self._assembly = RangeAssembler(self.config, self._objects, self._memory, self._read)
-        self._calls: set[Interrupt] = set()
+        self._by_session = _by_session  # for tests: aiohttp's session asks for all
+        self._calls: dict[object, tuple[asyncio.Task[object], int]] = {}
+        """Calls under way: the task of each, and how many cancellations it had to deal with when the call began."""
         self._state = "new"
         self._pid = -1
 
@@ -195,7 +202,7 @@ class Fetcher(AsyncOnly):
         self._pid = os.getpid()
         self._last_call_left = anyio.Event()
         try:
-            self._transports = await Transports.open(self.config, self._hosts, self._clock)
+            self._transports = await Transports.open(self.config, self._hosts, self._clock, by_session=self._by_session)
         except BaseException:
             self._state = "closed"
             raise
@@ -206,12 +213,13 @@ class Fetcher(AsyncOnly):
         self._memory.close()
         if os.getpid() != self._pid:
             return  # the parent's connections; a child must not touch them
-        for call in self._calls:
-            call.cancel()
+        for task, _ in self._calls.values():
+            task.cancel(getattr(task, "_cancel_message", None))  # by which anyio knows its own, if two come as one
         with anyio.CancelScope(shield=True):
             if self._calls:
                 await self._last_call_left.wait()
             await self._transports.aclose()
+        self._hosts.settle()
 
     def __repr__(self) -> str:
         now = self.statistics()
@@ -239,7 +247,8 @@ class Fetcher(AsyncOnly):
         sharing requests with other calls, take a range whose end is known when it is asked for. Give the ``stop``
         where an object is long; ``stat`` has its size.
         """
-        self._check()
+        if self._state != "open" or asyncio._get_running_loop() is not self._loop:
+            self._check()
         wanted = ByteRange(url, start, stop)
         if wanted.start == wanted.stop:
             self._transports.of(url)
@@ -450,42 +459,57 @@ class Fetcher(AsyncOnly):
             self._check()
         download = Download(url, wanted, self._objects, self._memory, buffer, asked=asked, part_of=part_of)
         transport = self._transports.of_string(url) if type(url) is str else self._transports.of(url)
-        attempts = transport.attempts(download)
-        with Interrupt() as call:
-            self._calls.add(call)
+        attempt = transport.attempts(download)
+        task, began = asyncio.current_task(), self._clock.monotonic()
+        assert task is not None
+        self._calls[download] = task, task.cancelling()
+        is_cancelled, rest = False, None
+        try:
             try:
-                await retried(self.config.retry, self._clock, url, attempts, download)
-            finally:
-                self._left(call)
-        if call.cancelled_caught:
-            raise ClosedError(f"the Fetcher was closed while it read {redact_url(url)}")
+                await attempt(None)
+            except AttemptFailed as failure:
+                rest = retried(self.config.retry, self._clock, url, attempt, download, first=(began, failure))
+            if rest is not None:  # not in the handler, whose failure would be the context of what is raised
+                await rest
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
+        finally:
+            call = self._calls.pop(download)
+            if self._state == "closed":
+                self._left(call, url, "read", is_cancelled=is_cancelled)
         if download.host is not None and (download.landed_bytes >= MIN_TELLING_BYTES or download.is_first):
             self._assembly.came_from(url, download.host, download.landed_bytes)
         return download.result()
 
     async def _call(self, url: str, work: Awaitable[T], *, doing: str = "read") -> T:
         """Return what ``work`` returns; ClosedError where the fetcher is closed before that."""
-        with Interrupt() as call:
-            self._calls.add(call)
-            try:
-                return await work
-            finally:
-                self._left(call)
-        raise ClosedError(f"the Fetcher was closed while it {doing} {redact_url(url)}")
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls[work] = task, task.cancelling()
+        is_cancelled = False
+        try:
+            return await work
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
+        finally:
+            call = self._calls.pop(work)
+            if self._state == "closed":
+                self._left(call, url, doing, is_cancelled=is_cancelled)
 
-    def _left(self, call: Interrupt) -> None:
-        self._calls.discard(call)
-        if not self._calls and self._state == "closed":
+    def _left(self, call: tuple[asyncio.Task[object], int], url: str, doing: str, *, is_cancelled: bool) -> None:
+        """Take back the cancellation by which the fetcher has ended a call; ClosedError where there was no other."""
+        if not self._calls:
             self._last_call_left.set()
+        task, cancelled_before = call
+        if task.uncancel() <= cancelled_before and is_cancelled:
+            raise ClosedError(f"the Fetcher was closed while it {doing} {redact_url(url)}") from None
 
     def _check(self) -> None:
         if self._state != "open":
             raise ClosedError(f"this Fetcher is {self._state}: use it within its async with block")
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:  # none runs in a child that a task of ours has forked
-            running = None
-        if running is not self._loop:
+        if asyncio._get_running_loop() is not self._loop:  # none runs in a child that a task of ours has forked
             if os.getpid() != self._pid:
                 raise WrongLoop("this Fetcher was entered before the process forked: make one in the child")
             raise WrongLoop("this Fetcher was entered on another event loop: make one per loop")
@@ -494,7 +518,7 @@ class Fetcher(AsyncOnly):
 def insist_on(fetcher: Fetcher, version: ObjectInfo) -> None:
     """Take what another fetcher has seen of an object for what this one saw of it first. Asks nobody.
 
-    After an ObjectChanged that is forgotten, too, and may be once ``max_known_objects`` others were read: who goes
+    After an ObjectChanged that is forgotten, too, and may be once ``MAX_KNOWN_OBJECTS`` others were read: who goes
     on with what somebody else has planned says it again for each read.
 
     Raises:

@@ -44,12 +44,16 @@ MEMORY = 8
 class Hedging:
     """All that is learned of one host's first bytes, and its budget of second requests. For one loop."""
 
-    __slots__ = ("_budget", "_config", "_count", "_recent", "_success", "_usual_seconds", "patience_seconds")
+    __slots__ = (
+        "_budget", "_config", "_count", "_recent", "_success", "_usual_seconds", "may_hedge", "patience_seconds",
+    )  # fmt: skip
 
     def __init__(self, config: HedgeConfig | None) -> None:
         """``config`` None: no answer is ever late."""
         self.patience_seconds: float | None = None
         """Seconds that an answer may take before it is late; None where none is."""
+        self.may_hedge = config is not None
+        """True if the budget has room for a second request now."""
         self._config = config
         self._recent = array("d")
         self._count = 0
@@ -57,17 +61,12 @@ class Hedging:
         self._budget = BURST
         self._success = 0.5
 
-    def sent(self) -> float | None:
-        """Note that a request is sent that isn't a second one: the budget grows.
-
-        Returns:
-            How long its answer may take before it is late; None where there would be no second request anyway.
-        """
-        if self._config is None:
-            return None
-        earned = self._config.max_share * max(self._success, LEAST_SHARE)
-        self._budget = min(BURST, self._budget + earned)
-        return self.patience_seconds if self._budget >= 1 else None
+    def sent(self) -> None:
+        """Note that a request was sent that isn't a second one: the budget grows."""
+        if self._config is not None and self._budget < BURST:
+            earned = self._config.max_share * max(self._success, LEAST_SHARE)
+            self._budget = min(BURST, self._budget + earned)
+            self.may_hedge = self._budget >= 1
 
     def answered(self, first_byte_seconds: float) -> None:
         """An answer came after so long, or would have come even later."""
@@ -81,13 +80,10 @@ class Hedging:
         if self._count % REFRESH == 0:
             self.patience_seconds = self._patience(self._config)
 
-    def may_hedge(self) -> bool:
-        """Return whether the budget has room for a second request now."""
-        return self._budget >= 1
-
     def hedged(self) -> None:
         """A second request was sent."""
         self._budget -= 1
+        self.may_hedge = self._budget >= 1
 
     def ended(self, *, won: bool) -> None:
         """A second request is over; whether its answer was taken."""

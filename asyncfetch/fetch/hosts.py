@@ -20,17 +20,16 @@ from asyncfetch.fetch.outage import Outage
 from asyncfetch.fetch.retry import AWAY_STATUSES, AttemptFailed, Clock, FailureWatch, RetryBudget, RetryToken
 from asyncfetch.fetch.urls import Route
 from asyncfetch.observe import Figures, Histogram
+from asyncfetch.observe.requests import RequestWatch
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, running_meter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.connection import Connection
     from asyncfetch.observe import Quantiles
-    from asyncfetch.observe.trace import Tracer
-    from asyncfetch.observe.waits import Meter
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
 
 
@@ -80,6 +79,17 @@ class Counters:
         """Adds ``other`` to this."""
         self.counts.add(other.counts)
         self.times.add(other.times)
+
+    def count(self, waits: Iterable[float], ended: Iterable[Permit]) -> None:
+        """Counts the waits of requests that have begun, and the other times of those that have ended."""
+        times = self.times
+        for seconds in waits:
+            times.wait.record(seconds)
+        for one in ended:
+            if one.first_byte_seconds is not None:
+                times.first_byte.record(one.first_byte_seconds)
+            if one.body_seconds is not None:
+                times.body.record(one.body_seconds)
 
     def figures(self) -> dict[str, Any]:
         """Return what the statistics of a host, and of all, show of it."""
@@ -185,6 +195,13 @@ MIN_TELLING_BYTES = 256 * 1024
 """Shorter bodies say nothing of a rate: they come with the head, or at the pace of a connection that warms up."""
 REMEMBERED_BODIES = 16
 """Enough that a stalled one and one that had come while the loop was busy don't matter; few enough to see a change."""
+FIRST_REQUESTS = 64
+"""Requests in flight that a limit which is learned begins with: a stream that begins lower starts slowly."""
+LEAST_REQUESTS, LEAST_SHARE = 4, 16
+"""Fewest that such a limit falls to, or this part of the highest: the loader workers of a rank share that, and with it
+the fewest. Where 4 are too many a server asks for pauses, which are kept. xet-core goes down to 1, aws-c-s3 to 10."""
+ENDS_TOGETHER = 16
+"""Requests that have ended and are counted in one go, as many as a round of the learned limit has at least."""
 PAUSE_SPREAD = 0.1
 """Share of a pause that is added to it at random, for each request anew: all ranks of a job are paused together."""
 
@@ -217,6 +234,7 @@ class Host:
     __slots__ = (
         "_clock",
         "_config",
+        "_ended",
         "_failures",
         "_has_answered",
         "_last_failure",
@@ -228,11 +246,13 @@ class Host:
         "_pausing",
         "_probe_sleep",
         "_probes",
+        "_waits",
         "answers_plainly",
         "body_cause",
         "budget",
         "counters",
         "counts",
+        "entered",
         "hedging",
         "idle_connections",
         "in_flight",
@@ -272,8 +292,12 @@ class Host:
         """True if the latest answer with an object's bytes was one that our own connections read."""
         self.lacks_suffixes = False
         """True if it has refused the last bytes of an object that has some: they are asked for by its size."""
+        self.entered = 0
+        """Requests that have had a place so far."""
         self.in_flight = 0
         self.peak_in_flight = 0
+        self._waits: list[float] = []  # for places, in seconds, of requests that aren't counted yet
+        self._ended: list[Permit] = []  # likewise
         self._config = config
         self._clock = clock
         self._failures = FailureWatch()
@@ -339,8 +363,10 @@ class Host:
             return None
         urgent = self._limiter.enter_nowait()
         if urgent is not None:
+            self.entered += 1
             self.in_flight += 1
-            self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+            if self.in_flight > self.peak_in_flight:
+                self.peak_in_flight = self.in_flight
         return urgent
 
     def leave(self, *, urgent: bool) -> None:
@@ -363,6 +389,7 @@ class Host:
 
     async def _enter(self, asked_at: float) -> tuple[bool, bool | None]:
         """Wait for a place. Whether it counts as urgent, for ``leave``; and, of a probe alone, for ``_probes``."""
+        self.settle()  # the limit may have risen
         urgent, probe = await self._limiter.enter(), None
         try:
             if self.pause_left_seconds:
@@ -372,6 +399,7 @@ class Host:
         except BaseException:
             self._limiter.leave(urgent=urgent)
             raise
+        self.entered += 1
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         return urgent, probe
@@ -455,39 +483,56 @@ class Host:
             if self._probe_sleep is not None:
                 self._probe_sleep.cancel()
 
-    def _failed(self, failure: AttemptFailed) -> None:
-        """Warn of a host that fails most of what it is asked, once a minute; of an outage there is a warning."""
-        if self._outage.is_away:
-            return
-        # Each attempt, a second request among them, has a place of its own; this one still has its.
-        ended = self.times.wait.count + self.counts.hedges - self.in_flight
-        warning = self._failures.failed(failure, now=self._clock.monotonic(), ended=ended)
-        if warning is not None:
-            log.warning("%s %s", self.origin, warning)
+    def _failed(self, failure: AttemptFailed, *, seconds: float) -> None:
+        """Note how a request ended that had its place for so long, and complete the failure by what is known here."""
+        self.counts.errors += 1
+        failure.budget = RetryToken(self.budget)
+        # A handshake of TLS is an answer, too: a connection of plain http may be one to a port of TLS.
+        failure.has_answered = self._has_answered or (failure.address is not None and self.origin.startswith("https:"))
+        if failure.looks_away:
+            self._note_outage(failure)
+        if not self._outage.is_away:  # of which there is a warning
+            # Each attempt, a second request among them, has a place of its own; this one still has its.
+            ended = self.entered - self.in_flight
+            warning = self._failures.failed(failure, now=self._clock.monotonic(), ended=ended)
+            if warning is not None:
+                log.warning("%s %s", self.origin, warning)
+        if failure.retry_after is not None:
+            self.pause(failure.retry_after, is_quota=failure.cause is Cause.LIMIT)
+        if failure.kind is Throttled:
+            self.counts.throttled += 1
+            if not failure.is_probe and self._learned is not None:  # a probe says nothing of a limit
+                self.settle()
+                # The refused request waits by the rules of its own retry layer, without a permit, and finds the pause
+                # over when it comes back.
+                longest_seconds = self._config.retry.retry_after_maximum_seconds
+                pause_seconds = min(failure.retry_after or 0.0, longest_seconds)
+                self._learned.refused(self.now(), seconds=seconds, pause_seconds=pause_seconds)
+                self._follow_learned()
 
-    def _refused(self, seconds: float, asked_pause_seconds: float | None) -> None:
-        """Note that a request that began so long ago was answered 429 or 503.
-
-        The refused request waits by the rules of its own retry layer, without a permit, and finds the pause over when
-        it comes back.
-        """
-        pause_seconds = asked_pause_seconds or 0.0
-        longest_seconds = self._config.retry.retry_after_maximum_seconds
-        if self._learned is not None:
-            self._learned.refused(self.now(), seconds=seconds, pause_seconds=min(pause_seconds, longest_seconds))
-            self._follow_learned()
-
-    def _answered(self, now: float, sent_at: float, first_byte_seconds: float, size_bytes: int) -> None:
-        if self.budget.is_drawn:
-            self.budget.give_back()
-        if self._learned is not None and self._learned.ended(
-            now,
-            seconds=now - sent_at,
-            first_byte_seconds=first_byte_seconds,
-            size_bytes=size_bytes,
-            in_flight=self.in_flight,
-            others_waited=self._limiter.waiting > 0,
-        ):
+    def settle(self) -> None:
+        """Count the requests that have ended and weren't counted yet, and learn from them."""
+        waits, self._waits = self._waits, []
+        ended, self._ended = self._ended, []
+        self.counters.count(waits, ended)
+        learned, hedging, is_moved = self._learned, self.hedging, False
+        for one in ended:
+            hedging.sent()
+            if one.body_seconds is not None and one.size_bytes >= MIN_TELLING_BYTES:
+                self.rate.record(one.size_bytes, one.body_seconds)
+            if one.first_byte_seconds is None or one.is_refusal:  # refusals are quick
+                continue
+            hedging.answered(one.first_byte_seconds)
+            if learned is not None and one.succeeded:
+                is_moved |= learned.ended(
+                    one.ended_at,
+                    seconds=one.ended_at - one.sent_at,
+                    first_byte_seconds=one.first_byte_seconds,
+                    size_bytes=one.size_bytes,
+                    in_flight=one.in_flight,
+                    others_waited=one.others_waited,
+                )
+        if is_moved:
             self._follow_learned()
 
     def _follow_learned(self) -> None:
@@ -505,36 +550,51 @@ class Host:
             peak_in_flight=self.peak_in_flight,
             waiting=self.waiting,
             retry_budget=self.budget.left,
-            **self.counters.figures(),
+            **self.counted().figures(),
         )
+
+    def counted(self) -> Counters:
+        """Return a copy of all that is counted, with the requests that have just ended."""
+        counted = Counters()
+        counted.add(self.counters)
+        counted.count(list(self._waits), list(self._ended))
+        return counted
 
 
 class Permit:
-    """One request's place at its host: from the end of its wait to the end of its body.
+    """One request's place at its host, from the end of its wait to the end of its body, and all that is told of it.
 
-    It tells the host how the request ended: ``answered`` when its head is there, ``landed`` with the bytes after it and
-    ``received`` with the last of them, or ``failed``.
+    Whoever sends the request says when its answer's head is there (``answered``), what of the body has landed, and how
+    long it took where it came whole; or how the attempt ``failed``. At its end the host counts it.
     """
 
     __slots__ = (
-        "_entered_at", "_first_byte_seconds", "_lane", "_meter", "_metered_at", "_probe", "_sent_at", "_tracer",
-        "_urgent", "host", "size_bytes", "status", "told", "waited_seconds",
+        "_entered_at", "_probe", "_urgent", "body_seconds", "ended_at", "first_byte_seconds", "host", "in_flight",
+        "is_refusal", "others_waited", "sent_at", "size_bytes", "status", "succeeded", "waited_seconds", "watch",
     )  # fmt: skip
+
+    in_flight: int
+    """Requests in flight until its end, itself included."""
+    others_waited: bool
+    """True if other requests waited for a place then."""
+    succeeded: bool
+    """True if the answer was taken whole."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._meter: Meter | None = running_meter()
-        self._metered_at = 0.0  # what came before it is counted there
-        self._tracer: Tracer | None = None
-        """The one that its lane is of: another trace may have begun when the request ends."""
-        self._lane = 0
+        meter, tracer = running_meter(), running()
+        self.watch = None if meter is None and tracer is None else RequestWatch(host.name, meter, tracer)
+        """Follows it where somebody wants to know where its time goes."""
         self._probe: bool | None = None
         """What the host's ``_probes`` is left with; None where it isn't the probe of an outage."""
         self.status: int | None = None
         """Of the answer, where it is known."""
-        self.told: dict[str, int | None] = {}
-        """What a trace is to say of the request."""
-        self._first_byte_seconds: float | None = None
+        self.is_refusal = False
+        self.waited_seconds = 0.0
+        self.first_byte_seconds: float | None = None
+        """Seconds from having a connection to the answer's head; None until that is there."""
+        self.body_seconds: float | None = None
+        """Seconds that the body took; None where no range of an object came whole."""
         self.size_bytes = 0
         """Bytes of the body, so far."""
 
@@ -548,119 +608,91 @@ class Permit:
 
     def enter_nowait(self) -> bool:
         """Take a place where that needs no wait. Returns whether there was one; then ``leave`` must follow."""
-        host = self.host
-        urgent = host.enter_nowait()
+        urgent = self.host.enter_nowait()
         if urgent is None:
             return False
-        self._urgent, self._entered_at, self.waited_seconds = urgent, host.now(), 0.0
-        host.times.wait.record(0.0)
-        if self._meter is not None:
-            self._metered_at = self._entered_at
-            self._meter.begin(Cause.FIRST_BYTE, self._entered_at)
-        if (tracer := running()) is not None:
-            self._tracer, self._lane = tracer, tracer.enter(host.name)
+        self._urgent, self._entered_at = urgent, self.host.now()
+        self.host._waits.append(0.0)
+        if self.watch is not None:
+            self.watch.begin(Cause.FIRST_BYTE, self._entered_at)
+            self.watch.enter()
         return True
 
     async def enter(self) -> None:
         """Wait for a place; then ``leave`` must follow."""
-        host, meter = self.host, self._meter
+        host, watch = self.host, self.watch
         since, asked_at = host.now(), host._clock.monotonic()
-        if meter is not None:
-            meter.begin(host._cause_of_wait(asked_at), since)
+        if watch is not None:
+            watch.begin(host._cause_of_wait(asked_at), since)
         self._urgent, self._probe = await host._enter(asked_at)
         self._entered_at = host.now()
         self.waited_seconds = self._entered_at - since
-        if meter is not None:
-            meter.add(host._cause_of_wait(asked_at), self.waited_seconds)
-            meter.begin(Cause.FIRST_BYTE, self._entered_at)
-            self._metered_at = self._entered_at
-        host.times.wait.record(self.waited_seconds)
-        if (tracer := running()) is not None:
-            self._tracer, self._lane = tracer, tracer.enter(host.name)
+        host._waits.append(self.waited_seconds)
+        if watch is not None:
+            watch.turn(host._cause_of_wait(asked_at), self._entered_at, Cause.FIRST_BYTE)
+            watch.enter()
 
     def held_back(self) -> None:
         """Note that what came since it was entered was a wait for bandwidth that the user has bounded."""
-        if self._meter is not None:
-            now = self.host.now()
-            self._meter.add(Cause.LIMIT, now - self._metered_at)
-            self._meter.begin(Cause.FIRST_BYTE, now)
-            self._metered_at = now
-
-    def leave(self, *, succeeded: bool) -> None:
-        """Give the place to the next one. ``succeeded`` says whether the answer was taken whole."""
-        if succeeded and self._first_byte_seconds is not None:
-            self.host._answered(self.host.now(), self._sent_at, self._first_byte_seconds, self.size_bytes)
-        if self._probe is not None:
-            self._end_probe()
-        self.host.leave(urgent=self._urgent)
-        if self._tracer is not None:
-            self._trace(self._tracer, succeeded=succeeded)
-            self._tracer = None
-
-    def _end_probe(self) -> None:
-        """Let the next one see whether the host is there."""
-        if self._probe is not None:
-            self.host._probes.leave(urgent=self._probe)
-            self._probe = None
-
-    def _trace(self, tracer: Tracer, *, succeeded: bool) -> None:
-        name, lane, seconds = self.host.name, self._lane, self._first_byte_seconds
-        times = None if seconds is None else (self._sent_at, self._sent_at + seconds)
-        told = {"succeeded": succeeded, "bytes": self.size_bytes, "waited_ms": 1e3 * self.waited_seconds}
-        tracer.request(name, lane, self._entered_at, times, told | self.told | {"status": self.status})
-        tracer.leave(name, lane)
+        if self.watch is not None:
+            self.watch.turn(Cause.LIMIT, self.host.now(), Cause.FIRST_BYTE)
 
     def answered(self, sent_at: float, first_byte_at: float, *, is_refusal: bool) -> None:
         """Note that the answer's head is there: when the request went out, and when that was, by the host's ``now``."""
-        host, self._sent_at = self.host, sent_at
-        seconds = self._first_byte_seconds = first_byte_at - sent_at
-        host.times.first_byte.record(seconds)
+        host = self.host
+        self.sent_at, self.first_byte_seconds, self.is_refusal = sent_at, first_byte_at - sent_at, is_refusal
         if self.status not in AWAY_STATUSES:
             host._has_answered = True
             if host._outage.is_suspected:
                 host._is_there()
                 self._end_probe()
-        if self._meter is not None and not is_refusal:  # which ``failed`` counts
-            self._meter.add(Cause.FIRST_BYTE, first_byte_at - self._metered_at)
-            self._meter.begin(host.body_cause, first_byte_at)
-            self._metered_at = first_byte_at
-        if not is_refusal:  # those are quick
-            host.hedging.answered(seconds)
+        if self.watch is not None and not is_refusal:  # which ``failed`` counts
+            self.watch.turn(Cause.FIRST_BYTE, first_byte_at, host.body_cause)
 
     def landed(self, count: int) -> None:
         """Note that so many bytes of the body came."""
         self.size_bytes += count
         self.host.counts.bytes += count
 
-    def received(self, size_bytes: int, seconds: float) -> None:
-        """Note that the body came whole, in so much time."""
-        self.host.times.body.record(seconds)
-        if self._meter is not None:
-            self._meter.add(self.host.body_cause, seconds)
-        if size_bytes >= MIN_TELLING_BYTES:
-            self.host.rate.record(size_bytes, seconds)
-
     def failed(self, failure: AttemptFailed) -> None:
         """Note that the attempt is over, and didn't bring what was asked."""
-        host = self.host
-        host.counts.errors += 1
         self.status = failure.status
-        # A handshake of TLS is an answer, too: a connection of plain http may be one to a port of TLS.
-        failure.has_answered = host._has_answered or (failure.address is not None and host.origin.startswith("https:"))
-        failure.is_probe = self._probe is not None
-        if failure.looks_away:
-            host._note_outage(failure)
-        if self._meter is not None:
-            self._meter.add(failure.cause, host.now() - self._metered_at)
-        failure.budget, failure.waited_seconds = RetryToken(host.budget), self.waited_seconds
-        host._failed(failure)
-        if failure.retry_after is not None:
-            host.pause(failure.retry_after, is_quota=failure.cause is Cause.LIMIT)
-        if failure.kind is not Throttled:
-            return
-        host.counts.throttled += 1
-        if self._probe is None:  # which says nothing of a limit
-            host._refused(host.now() - self._entered_at, failure.retry_after)
+        failure.is_probe, failure.waited_seconds = self._probe is not None, self.waited_seconds
+        self.host._failed(failure, seconds=self.host.now() - self._entered_at)
+        if self.watch is not None:
+            self.watch.stop(failure.cause, self.host.now())
+
+    def leave(self, *, succeeded: bool) -> None:
+        """Give the place to the next one. ``succeeded`` says whether the answer was taken whole."""
+        host = self.host
+        self.ended_at, self.succeeded = host.now(), succeeded
+        self.in_flight, self.others_waited = host.in_flight, host._limiter.waiting > 0
+        if succeeded and host.budget.is_drawn and self.first_byte_seconds is not None:
+            host.budget.give_back()
+        if self.watch is not None:
+            self._tell(self.watch)
+        host._ended.append(self)
+        if len(host._ended) >= ENDS_TOGETHER:
+            host.settle()
+        if self._probe is not None:
+            self._end_probe()
+        host.in_flight -= 1
+        host._limiter.leave(urgent=self._urgent)
+
+    def _tell(self, watch: RequestWatch) -> None:
+        if self.body_seconds is not None:
+            watch.stop(self.host.body_cause, self.ended_at)
+        seconds = self.first_byte_seconds
+        watch.details |= {"succeeded": self.succeeded, "bytes": self.size_bytes, "status": self.status}
+        watch.details["waited_ms"] = 1e3 * self.waited_seconds
+        watch.leave(self._entered_at, None if seconds is None else (self.sent_at, self.sent_at + seconds))
+        self.watch = None
+
+    def _end_probe(self) -> None:
+        """Let the next one see whether the host is there."""
+        if self._probe is not None:
+            self.host._probes.leave(urgent=self._probe)
+            self._probe = None
 
 
 class Hosts:
@@ -704,14 +736,20 @@ class Hosts:
             return
         idle = [host for host in self._hosts.values() if host.is_idle and host is not keep]
         for host in sorted(idle, key=lambda host: host.pause_left_seconds)[:surplus]:
+            host.settle()
             self._forgotten.add(host.counters)
             del self._hosts[host.origin]
 
+    def settle(self) -> None:
+        """Count all requests that have ended."""
+        for host in self._hosts.values():
+            host.settle()
+
     def statistics(self, memory: MemoryPoolStatistics) -> FetchStatistics:
-        """A snapshot, with that of the memory that bodies land in; off the loop its figures can be one event apart."""
+        """A snapshot, also of the memory that bodies land in; off the loop its figures can be some events apart."""
         hosts = list(self._hosts.values())  # in one go, which the loop's thread can't come between
         total = Counters()
-        for counters in (self._forgotten, *(host.counters for host in hosts)):
+        for counters in (self._forgotten, *(host.counted() for host in hosts)):
             total.add(counters)
         return FetchStatistics(
             in_flight=sum(host.in_flight for host in hosts),
@@ -725,7 +763,5 @@ class Hosts:
 
 def _learned_limit(config: FetchConfig) -> LearnedLimit:
     highest = config.max_requests_per_host
-    lowest = min(config.min_requests_per_host, highest)
-    return LearnedLimit(
-        lowest=lowest, initial=max(lowest, min(config.initial_requests_per_host, highest)), highest=highest
-    )
+    lowest = max(1, min(LEAST_REQUESTS, highest // LEAST_SHARE))
+    return LearnedLimit(lowest=lowest, initial=min(FIRST_REQUESTS, highest), highest=highest)

@@ -164,7 +164,7 @@ class Limiter:
         reserves: Whether one permit of EVERY is for what is urgent alone.
     """
 
-    __slots__ = ("_ahead", "_ahead_in_use", "_limit", "_reserves", "_urgent", "_urgent_turns", "in_use")
+    __slots__ = ("_ahead", "_ahead_in_use", "_limit", "_reserves", "_urgent", "_urgent_turns", "in_use", "waiting")
 
     def __init__(self, limit: int, *, reserves: bool = False) -> None:
         self._limit = limit
@@ -173,6 +173,8 @@ class Limiter:
         self._ahead = _Queues()
         self._urgent_turns = 0  # in a row, while read-ahead waited for one
         self.in_use = 0
+        self.waiting = 0
+        """Number of those who wait for their turn."""
         self._ahead_in_use = 0
 
     def __repr__(self) -> str:
@@ -187,11 +189,6 @@ class Limiter:
     def limit(self, limit: int) -> None:
         self._limit = limit
         self._grant()
-
-    @property
-    def waiting(self) -> int:
-        """Number of those who wait for their turn."""
-        return self._urgent.count + self._ahead.count
 
     @property
     def free(self) -> int:
@@ -213,6 +210,7 @@ class Limiter:
             return urgent
         waiter = _Waiter(self, caller or Caller())
         (self._urgent if urgent else self._ahead).add(waiter)
+        self.waiting += 1
         waiter.caller._waiting[waiter] = None
         try:
             await waiter.granted.wait()
@@ -221,6 +219,7 @@ class Limiter:
                 self.leave(urgent=waiter.urgent)
             else:
                 (self._urgent if waiter.urgent else self._ahead).remove(waiter)
+                self.waiting -= 1
             raise
         finally:
             waiter.caller._waiting.pop(waiter, None)
@@ -230,7 +229,7 @@ class Limiter:
         """Lets the current caller in where there is room. What ``enter`` returns, or None where it would wait."""
         caller = _current.get(None)
         urgent = caller is None or caller.urgent
-        if self._room(urgent=urgent) <= 0:
+        if (self._limit - self.in_use if urgent else self._room(urgent=False)) <= 0:
             return None
         self.in_use += 1
         self._ahead_in_use += not urgent
@@ -240,7 +239,7 @@ class Limiter:
         """Gives the permit to the next one."""
         self.in_use -= 1
         self._ahead_in_use -= not urgent
-        if self._urgent.count or self._ahead.count:
+        if self.waiting:
             self._grant()
 
     def permit(self) -> LimiterPermit:
@@ -258,6 +257,7 @@ class Limiter:
     def _grant(self) -> None:
         while (queues := self._next_queues()) is not None:
             waiter = queues.take()
+            self.waiting -= 1
             del waiter.caller._waiting[waiter]
             self.in_use += 1
             self._ahead_in_use += not waiter.urgent

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
+
+
+MAX_KNOWN_OBJECTS = 65_536
+"""Objects whose version and size a fetcher remembers, about 200 bytes each: 13 MB."""
 
 
 def strong_etag(info: ObjectInfo | None) -> str | None:
@@ -15,9 +19,13 @@ def strong_etag(info: ObjectInfo | None) -> str | None:
 
     Nor is one that can't be sent back: RFC 9110 allows bytes in it that are no UTF-8.
     """
-    if info is None or info.etag is None or info.etag.startswith("W/") or not info.etag.isprintable():
-        return None
-    return info.etag
+    return None if info is None else strong_tag(info.etag)
+
+
+@lru_cache(maxsize=1024)
+def strong_tag(etag: str | None) -> str | None:
+    """The tag itself where it is a strong one, see ``strong_etag``. Cached: each range asks for its object's."""
+    return None if etag is None or etag.startswith("W/") or not etag.isprintable() else etag
 
 
 def difference(known: ObjectInfo, seen: ObjectInfo) -> str | None:
@@ -38,40 +46,35 @@ def difference(known: ObjectInfo, seen: ObjectInfo) -> str | None:
 
 
 class ObjectMemory:
-    """The first thing seen of each object, by url. Bounded: the least recently used is forgotten.
+    """The first thing seen of each object, by url. Bounded: the least recently used is forgotten. For one loop."""
 
-    Safe to use from any thread: answers come on several loops.
-    """
-
-    __slots__ = ("_infos", "_lock", "_maximum", "_whole")
+    __slots__ = ("_maximum", "_whole", "infos")
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
-        self._infos: OrderedDict[str, ObjectInfo] = OrderedDict()
         self._whole: set[str] = set()
-        self._lock = threading.Lock()
+        self.infos: OrderedDict[str, ObjectInfo] = OrderedDict()
+        """By url, the one used last at the end; ``get`` keeps them so."""
 
     def __len__(self) -> int:
-        return len(self._infos)
+        return len(self.infos)
 
     def get(self, url: str) -> ObjectInfo | None:
         """Return what was seen first of the object, None where nothing was."""
-        with self._lock:
-            info = self._infos.get(url)
-            if info is not None:
-                self._infos.move_to_end(url)
-            return info
+        info = self.infos.get(url)
+        if info is not None:
+            self.infos.move_to_end(url)
+        return info
 
     def remember(self, info: ObjectInfo) -> None:
         """Keeps ``info`` unless its url is known already with a version."""
-        with self._lock:
-            known = self._infos.get(info.url)
-            if known is None or known.version is None:
-                self._infos[info.url] = info
-            self._infos.move_to_end(info.url)
-            if len(self._infos) > self._maximum:
-                url, _ = self._infos.popitem(last=False)
-                self._whole.discard(url)
+        known = self.infos.get(info.url)
+        if known is None or known.version is None:
+            self.infos[info.url] = info
+        self.infos.move_to_end(info.url)
+        if len(self.infos) > self._maximum:
+            url, _ = self.infos.popitem(last=False)
+            self._whole.discard(url)
 
     def comes_whole(self, url: str) -> bool:
         """Return whether the object's server was seen to send all of it for a part."""
@@ -79,12 +82,10 @@ class ObjectMemory:
 
     def note_whole(self, url: str) -> None:
         """Remembers that the server of a known object sends all of it for a part."""
-        with self._lock:
-            if url in self._infos:
-                self._whole.add(url)
+        if url in self.infos:
+            self._whole.add(url)
 
     def forget(self, url: str) -> None:
         """Makes the next answer for ``url`` the first one."""
-        with self._lock:
-            self._infos.pop(url, None)
-            self._whole.discard(url)
+        self.infos.pop(url, None)
+        self._whole.discard(url)

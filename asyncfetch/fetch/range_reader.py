@@ -14,7 +14,6 @@ shares with read-ahead alone: it would hold up what somebody waits for, or overt
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +35,7 @@ from asyncfetch.runtime.concurrently import copied
 from asyncfetch.runtime.single_flight import SharedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.buffers import Target
@@ -101,6 +100,7 @@ class PartSizes:
         host = self._hosts.get(server_of(url)) if length >= 2 * config.min_part_bytes else None
         if host is None:
             return config.part_bytes
+        host.settle()
         rate = host.rate.bytes_per_second
         first_byte_seconds = host.times.first_byte.median_seconds
         if rate is None:
@@ -139,6 +139,16 @@ class SharedRequest:
     """It is made in the task of one of them, and by another one where that is cancelled; with the last one it ends."""
 
 
+class _EndOfTurn:
+    """The end of the running turn of the loop: what asyncio.sleep(0) awaits, without a coroutine for each range."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return iter((None,))  # type: ignore[return-value]  # all that a task wants of it
+
+
+_END_OF_TURN = _EndOfTurn()
+
+
 class RangeRequest:
     """A range that somebody asks for, and what its turn made of it."""
 
@@ -171,23 +181,21 @@ class Coalescer:
         self._read = read
         self._asks: list[RangeRequest] = []
 
-    async def ask(self, one: ByteRange) -> RangeRequest:
-        """Return what a closed range is brought by, at the end of the running turn."""
+    def ask(self, one: ByteRange) -> RangeRequest:
+        """Note that a closed range is asked for in the running turn; at its end ``settle`` that, or ``withdraw`` it."""
         if len(self._asks) >= MAX_PLANNED:
-            self._end()
+            self.settle()
         ask = RangeRequest(one)
         self._asks.append(ask)
-        try:
-            await asyncio.sleep(0)  # to the end of this turn, once; anyio's checkpoint costs a range 3 us more
-        except BaseException:
-            if not ask.requests:
-                self._asks.remove(ask)
-            raise
-        if not ask.requests:
-            self._end()
         return ask
 
-    def _end(self) -> None:
+    def withdraw(self, ask: RangeRequest) -> None:
+        """Ask no more for a range that isn't planned yet."""
+        if not ask.requests:
+            self._asks.remove(ask)
+
+    def settle(self) -> None:
+        """Plan all that was asked for in the turn."""
         asks, self._asks = self._asks, []
         # What holds where planning fails: only the current caller hears of that, the others make requests of their own.
         for place, ask in enumerate(asks):
@@ -287,7 +295,14 @@ class RangeAssembler:
         """
         if wanted.stop is None or not self._config.max_span_bytes:
             return await self.fetch_alone(wanted, buffer)
-        ask = await self._joining.ask(wanted)
+        ask = self._joining.ask(wanted)
+        try:
+            await _END_OF_TURN
+        except BaseException:
+            self._joining.withdraw(ask)
+            raise
+        if not ask.requests:
+            self._joining.settle()
         shared = ask.shared
         if shared is None:
             if wanted.stop - wanted.start < self._undivided_bytes:

@@ -493,6 +493,8 @@ async def retried(
     url: str,
     attempt: Callable[[AttemptFailed | None], Awaitable[T]],
     download: Resumable | None = None,
+    *,
+    first: tuple[float, AttemptFailed] | None = None,
 ) -> T:
     """Return what ``attempt`` returns, over as many attempts as the policy allows. This is the one retry loop.
 
@@ -502,20 +504,23 @@ async def retried(
         url: The object as the caller wrote it, for errors and logs.
         attempt: Given the failure of the attempt before it; None for the first one.
         download: What the attempts fill; None where no bytes of an object are asked for.
+        first: When the caller began the first attempt itself, by ``clock``, and how that failed; None where it didn't.
 
     Raises:
         FetchError: The last attempt failed.
         Exception: What ``on_retry`` raised, as it is; there is no further attempt.
     """
-    started, count, landed_bytes = clock.monotonic(), 0, 0
-    failure: AttemptFailed | None = None
+    started, failure = (clock.monotonic(), None) if first is None else first
+    del first  # else failure -> traceback -> this frame -> first is a cycle
+    count, landed_bytes = 0, 0
     retries: Retries | None = None
     start, stop = (None, None) if download is None else (download.asked.start, download.asked.stop)
     while True:
-        try:
-            return await attempt(failure)
-        except AttemptFailed as error:
-            failure = error
+        if failure is None or count:
+            try:
+                return await attempt(failure)
+            except AttemptFailed as error:
+                failure = error
         count += 1
         progressed = False
         if download is not None:

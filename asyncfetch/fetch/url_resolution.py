@@ -65,7 +65,7 @@ class WebUrls:
 
     async def resolve(self, url: str) -> Address:
         """The url itself, its user and password taken out of it and into a header."""
-        return _web_address(url)
+        return web_address(url)
 
     def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
         """There is no other."""
@@ -77,7 +77,8 @@ class WebUrls:
 
 
 @lru_cache(maxsize=1024)
-def _web_address(text: str) -> Address:
+def web_address(text: str) -> Address:
+    """Return the address that an http or https url is, its user and password taken out of it and into a header."""
     url = parse_url(text)
     login = userinfo(url)
     if login is None:

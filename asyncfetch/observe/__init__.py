@@ -2,6 +2,7 @@
 
 figures     Statistics as people read them, and sums of them; Histogram: durations in bounded memory, any quantile of
             them within 2 %. Pure
+requests    Where the time of one request goes: the meter and the trace, told as one
 waits       Where the wait of a pass's consumer went. Pure
 report      Why it waits, and what to set. Pure
 trace       What happened when, as a file that Perfetto opens

@@ -44,7 +44,7 @@ class Placement:
 
     @property
     def least_samples(self) -> int:
-        """Fewer than so many that are left of an epoch are given to nobody."""
+        """The fewest samples that make a batch; fewer that are left of an epoch aren't given."""
         return self.batch_size if self.batch_size is not None and self.drop_last else 1
 
     def of_rank(self, number: int) -> int:

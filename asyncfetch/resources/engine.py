@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -24,6 +23,7 @@ from asyncfetch.fetch.engine import FILE_THREADS
 from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.resources.room import ClipRoom
 from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Engine:
     @asynccontextmanager
     async def _opened_reader(self, config: StreamConfig) -> AsyncIterator[RangeReader]:
         # Clips land in the cache's memory; what else is fetched is small, and no bound speaks of memory kept for it.
-        async with Fetcher(replace(config.fetch, max_idle_buffer_bytes=0)) as self.fetcher:
+        async with Fetcher(config.fetch, _memory=MemoryPool(0)) as self.fetcher:
             if config.disk_cache_dir is None:
                 yield self.fetcher
                 return

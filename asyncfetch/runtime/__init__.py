@@ -5,6 +5,7 @@ single_flight   calls of several who ask for the same, made once, of tasks and o
                 a bound on bytes, or until they expire
 leased_lru      entries that are bounded in bytes and never evicted while somebody uses them
 memory_pool     blocks of bytes, used again when their last view is gone; freed memory given back to the system
+shared_memory   memory of several processes, and slots of it that go round between two
 sockets         every socket of an owner, so that none outlives it
 threads         calls from a loop into a thread, whose end can be awaited, and back; the time that a thread had work;
                 the interpreter's end, with threads about

@@ -2,8 +2,8 @@
 
 A process that was killed is noticed at once, by its channel's end. One that is stopped, or hangs, keeps its channels
 open and says nothing, and so does one that computes for minutes. So its loop beats, as long as it turns. Who waits for
-it looks now and then whether it still does, and where it doesn't, whether the process computes: a function that lets
-nobody else have the interpreter holds up the beats, too.
+it looks now and then whether it still does, and where it doesn't, whether the process computes: a function that keeps
+the interpreter to itself holds up the beats, too.
 """
 
 from __future__ import annotations
@@ -92,6 +92,32 @@ class Silence:
             self._since, self._beat = now, beat
             self._cpu_seconds = 0.0 if seen is None else seen.cpu_seconds
         return now - self._since
+
+
+class Watch:
+    """Looks now and then at a process that this one waits for.
+
+    Args:
+        pid: The process.
+        max_silent_seconds: See ``TimeoutConfig.silent_process_seconds``.
+        remedy: What to do when it is lost, a sentence without its end.
+        now: The beginning, in monotonic seconds.
+    """
+
+    def __init__(self, pid: int, max_silent_seconds: float, remedy: str, now: float) -> None:
+        self._pid, self._max_silent_seconds, self._remedy = pid, max_silent_seconds, remedy
+        self._silence = Silence(now)
+
+    def look(self, now: float, beat: float | None) -> str:
+        """Return in words why it is to be killed, and what to do; nothing where it isn't. See ``Silence.look``.
+
+        A process that is stopped heeds nothing else.
+        """
+        seen = vitals(self._pid)
+        seconds = 0.0 if seen is None else self._silence.look(now, beat, seen)
+        if seconds <= self._max_silent_seconds:
+            return ""
+        return f"{how_silent(seconds, seen)}, so it was killed. {self._remedy}. {LONGER_SILENCE}"
 
 
 def how_silent(seconds: float, seen: Vitals | None) -> str:

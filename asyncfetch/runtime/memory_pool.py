@@ -14,7 +14,7 @@ import mmap
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,12 +30,16 @@ HUGE_BYTES = 1024 * 1024
 """Size from which on memory is asked for in huge pages: shorter mappings seldom make one, and a cache would have so
 many that Linux refuses more (65,530)."""
 _HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
+MAX_IDLE_BUFFER_BYTES = 128 * 1024 * 1024
+"""Memory of bodies that a fetcher keeps for the next ones: fresh pages cost more than all the rest of a fetch over
+plain HTTP. It comes beside the bound of a ByteCache over the fetcher; streams and datasets keep none."""
 STEPS = 8
 """Sizes of blocks between two powers of two, so that one is at most an eighth larger than what was asked for."""
 
 
+@lru_cache(maxsize=1024)
 def block_bytes(nbytes: int) -> int:
-    """Memory that a block for ``nbytes`` takes: the same, or up to an eighth more."""
+    """Memory that a block for ``nbytes`` takes: the same, or up to an eighth more. Cached, since sizes recur."""
     if nbytes < SMALL_BYTES:
         return nbytes
     step = (1 << (nbytes - 1).bit_length() - 1) // STEPS
@@ -77,7 +81,18 @@ class _Mapping:
         return {**self._memory.interface, "shape": (self._nbytes,)}
 
     def __del__(self) -> None:
-        self._pool._give_back(self._memory)
+        # It may run in any thread at any point, in the middle of ``take`` too. What can't be put back without waiting
+        # goes to the system.
+        pool, memory = self._pool, self._memory
+        if not pool._lock.acquire(blocking=False):
+            return
+        try:
+            nbytes = memory.array.nbytes
+            if pool._idle_bytes + nbytes <= pool._max_idle_bytes:
+                pool._idle.setdefault(nbytes, []).append(memory)
+                pool._idle_bytes += nbytes
+        finally:
+            pool._lock.release()
 
 
 class MemoryPool:
@@ -149,19 +164,6 @@ class MemoryPool:
     def statistics(self) -> MemoryPoolStatistics:
         """A snapshot."""
         return MemoryPoolStatistics(self._idle_bytes, self._max_idle_bytes, self._taken, self._reused)
-
-    def _give_back(self, memory: _Memory) -> None:
-        # From a destructor: it may run in any thread at any point, in the middle of ``take`` too. What can't be put
-        # back without waiting goes to the system.
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            nbytes = memory.array.nbytes
-            if self._idle_bytes + nbytes <= self._max_idle_bytes:
-                self._idle.setdefault(nbytes, []).append(memory)
-                self._idle_bytes += nbytes
-        finally:
-            self._lock.release()
 
 
 def fresh_memory(nbytes: int) -> NDArray[np.uint8]:

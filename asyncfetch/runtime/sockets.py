@@ -35,7 +35,7 @@ HANDSHAKE_SECONDS = 5.0
 def abort(transport: asyncio.BaseTransport) -> None:
     """Closes a transport at once, whatever has happened to it before."""
     # A TLS transport that was closed twice has none left to ask, which CPython before 3.11.5 stumbles over. What a
-    # transport is can't be asked by its class: those of uvloop and aiofastnet aren't asyncio's.
+    # transport is can't be asked by its class: those of uvloop aren't asyncio's.
     if getattr(transport, "_ssl_protocol", transport) is not None:
         cast("asyncio.WriteTransport", transport).abort()
 

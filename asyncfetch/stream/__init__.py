@@ -11,20 +11,22 @@ decode_ahead.py what is decoded ahead of it; job_builder.py: what its threads do
 figures.py      what a pass counts, also for another process
 quarantine.py   bad data
 passes.py       opening a pass, on a loop of the caller's or in a thread, with datasets that stay open there
-source.py       what a stream or a mixture reads, and where it is gone on with
+source.py       what a stream or a mixture reads, and where it is gone on with; epoch_stream.py: the face of both
 stream.py       Stream, of one dataset
 mixture.py      Mixture, of several streams; shapes.py: their samples made to go together
+handing_over.py batches on their way from another process
 serving/        a stream read in another process
 """
 
 from __future__ import annotations
 
 from asyncfetch.order.placement import Placement
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.stream.mixture import Mixture
 from asyncfetch.stream.passes import DatasetSession, Samples, StreamIterator
 from asyncfetch.stream.samples import PassStatistics, SamplePass
 from asyncfetch.stream.serving import ServedBatches, serve_samples
-from asyncfetch.stream.source import SampleSource, source_of
+from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.stream import Stream
 
 __all__ = [

@@ -4,10 +4,10 @@ A loader's pass has no head in the process that counts: each worker starts it at
 have come to its end already, and after an early ``break`` some have finished their share and some have not. All must
 take the same epoch. So each keeps a note in memory that they share: which pass it reads, at which epoch, and whether it
 came to the end. Who begins a pass looks for a note of the same pass and takes its epoch. Who finds none is the first:
-then nobody works on the pass before any more, its notes won't change, and what they say is what everybody else who
+then no worker is at the pass before any more, its notes won't change, and what they say is what everybody else who
 comes as early reads in them.
 
-Several loaders may read one dataset at a time. A note tells whose it is, and each process writes in a place of its own:
+Several loaders may read one dataset at a time. A note names its loader, and each process writes in a place of its own:
 children of one process have different numbers, so places need no lock. Only where another loader's pass comes to its
 end just when two workers of one both find themselves the first, the two may read different epochs: to agree on what
 changes meanwhile takes a lock.
@@ -37,6 +37,8 @@ _FIELDS = ("loader", "worker", "turn", "workers", "settings", "epoch", "finished
 _NOTE = np.dtype([(name, np.int64) for name in _FIELDS])
 """A worker's word on a pass: the turn-th, from 1, of this loader with so many workers. ``settings`` counts the calls of
 ``set`` before it: those after it make it void."""
+COUNTER_BYTES = 8 * (_SETTINGS + _PLACES * (1 + 2 * len(_FIELDS)))
+"""The size of all that is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class EpochCounter:
     def memory(self) -> NDArray[np.int64]:
         """All that is counted here, for other processes to share a copy of it: see ``share``."""
         if self._memory is None:
-            self._memory = np.zeros(_SETTINGS + _PLACES * (1 + 2 * len(_FIELDS)), dtype=np.int64)
+            self._memory = np.zeros(COUNTER_BYTES // 8, dtype=np.int64)
         return self._memory
 
     def share(self, memory: NDArray[np.int64]) -> None:
@@ -84,7 +86,7 @@ class EpochCounter:
 
     @property
     def _notes(self) -> NDArray[Any]:
-        """Two notes a place: the newer one is announced when it is whole, and nobody reads the other any more."""
+        """Two notes a place: the newer one is announced when it is whole, and the other isn't read any more."""
         return self.memory[_SETTINGS + _PLACES :].view(_NOTE).reshape(_PLACES, 2)
 
     def current(self) -> int:

@@ -1,29 +1,27 @@
 """Figures of what the processes that read for another one have done, in memory that both have mapped.
 
-Nobody asks a worker, which may be in the middle of something: it writes now and then, and whoever has it looks. The
-times of its consumer are numbers that it counts in there; its statistics are pickled beside them, twice a second.
+A worker isn't asked, since it may be in the middle of something: it writes, and the other process looks. The times of
+its consumer are numbers that it counts in there; its statistics are pickled beside them, twice a second.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
-import tempfile
 import time
 import zlib
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncfetch.observe.figures import counts_of, sum_of
+from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import FIGURES, WaitAccount, Waits
 from asyncfetch.runtime.liveness import how_silent, vitals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DatasetStatistics
 
 PAGES = 128
@@ -63,36 +61,21 @@ class Published:
 
     def without_hosts(self) -> Published:
         """Return the same without what is known of each host."""
-        told = [None if each is None else each.without_hosts() for each in (self.statistics, self.all_statistics)]
-        return replace(self, statistics=told[0], all_statistics=told[1])
+        each = (self.statistics, self.all_statistics)
+        statistics, all_statistics = (None if one is None else one.without_hosts() for one in each)
+        return replace(self, statistics=statistics, all_statistics=all_statistics)
 
 
 class FiguresPage:
     """The page of one worker: written there, and read in any process that has it mapped."""
 
-    def __init__(self, memory: memoryview, descriptor: int | None = None) -> None:
-        """``descriptor`` is that of the memory's file, for a process that is started with this page."""
+    def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        self._descriptor = descriptor
         self.numbers = memory[:_FIGURES_BYTES].cast("d")
         """Numbers in which the worker's account counts."""
         self._head = memory[_FIGURES_BYTES:_PICKLED_AT].cast("d")
         self._before: DatasetStatistics | None = None
         self._failure = ""
-
-    @classmethod
-    @contextmanager
-    def made(cls) -> Iterator[FiguresPage]:
-        """Make a page that goes, in this block, to a process that multiprocessing starts, and stays mapped after it."""
-        with tempfile.TemporaryFile() as file:
-            file.truncate(PAGE_BYTES)
-            page = cls(memoryview(mmap.mmap(file.fileno(), PAGE_BYTES)), file.fileno())
-            yield page
-            page._descriptor = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        assert self._descriptor is not None
-        return _mapped, (reduction.DupFd(self._descriptor),)
 
     def begin(self, loader: int, worker: int, num_workers: int) -> None:
         """Belong to this worker of this loader from now on."""
@@ -107,11 +90,11 @@ class FiguresPage:
 
     def begin_pass(self, now: float) -> Waits:
         """Count another pass of this process from now on; returns what was counted of those before."""
-        told = self.published()
+        before = self.published()
         head, self._failure = self._head, ""
         head[_PROCESS], head[_BEGUN_AT] = os.getpid(), now
-        self._write(Published(None, told.all_waits, told.all_statistics))
-        return told.all_waits
+        self._write(Published(None, before.all_waits, before.all_statistics))
+        return before.all_waits
 
     def publish(self, statistics: DatasetStatistics, all_waits: Waits, all_statistics: DatasetStatistics) -> None:
         """Write a snapshot: of the pass, of all passes, and since the dataset was opened."""
@@ -124,11 +107,11 @@ class FiguresPage:
         self._failure = failure
         self._write(replace(self.published(), failure=failure))
 
-    def _write(self, told: Published) -> None:
+    def _write(self, published: Published) -> None:
         """One that is too long goes without what is known of each host."""
-        pickled = zlib.compress(pickle.dumps(told, pickle.HIGHEST_PROTOCOL), 1)
+        pickled = zlib.compress(pickle.dumps(published, pickle.HIGHEST_PROTOCOL), 1)
         if len(pickled) > _PICKLED_BYTES:
-            pickled = zlib.compress(pickle.dumps(told.without_hosts(), pickle.HIGHEST_PROTOCOL), 1)
+            pickled = zlib.compress(pickle.dumps(published.without_hosts(), pickle.HIGHEST_PROTOCOL), 1)
         head = self._head
         head[_PUBLISHED_AT] = time.perf_counter()
         if len(pickled) <= _PICKLED_BYTES:
@@ -171,7 +154,7 @@ class FiguresPage:
 
     @property
     def num_workers(self) -> int:
-        """The loader's workers; 0 where nobody has written here."""
+        """The loader's workers; 0 before one has written here."""
         return int(self._head[_NUM_WORKERS])
 
     @property
@@ -219,20 +202,12 @@ class FiguresPage:
         return Published()
 
 
-def _mapped(descriptor: Any) -> FiguresPage:  # noqa: ANN401 - multiprocessing's own
-    number = descriptor.detach()
-    try:
-        return FiguresPage(memoryview(mmap.mmap(number, PAGE_BYTES)))
-    finally:
-        os.close(number)
-
-
 def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody's
+    except PermissionError:  # another user's
         pass
     return True
 
@@ -279,13 +254,30 @@ class FiguresBoard:
     def together(self) -> tuple[Waits, DatasetStatistics | None]:
         """Return the time of all consumers, and the statistics of all workers, those that have ended included."""
         latest = {(page.worker, page.begun_at) for page in self.latest()}
-        waits, statistics = Waits(), None
+        waits, statistics = Waits(), []
         for page in self.pages():
-            told = page.published()
-            waits = sum_of(waits, told.all_waits)
-            found = told.all_statistics
+            published = page.published()
+            waits = sum_of(waits, published.all_waits)
+            found = published.all_statistics
             if found is not None and (page.worker, page.begun_at) not in latest and not page.is_in_use:
                 found = counts_of(found)
-            if found is not None:
-                statistics = found if statistics is None else sum_of(statistics, found)
-        return waits, statistics
+            statistics.append(found)
+        return waits, sum_known(statistics)
+
+
+def sum_known(each: Iterable[DatasetStatistics | None]) -> DatasetStatistics | None:
+    """Return the sum of those that are known; None where none is."""
+    known = [statistics for statistics in each if statistics is not None]
+    return sum_of(*known) if known else None
+
+
+def report_of(pages: Sequence[FiguresPage], config: StreamConfig) -> Report:
+    """Return why the consumer of these workers, one at least, waits, in their latest pass."""
+    return Report.of(
+        Waits.together(page.waits() for page in pages),
+        sum_known(page.statistics() for page in pages),
+        config,
+        num_workers=pages[0].num_workers,
+        failure=next((failure for page in pages if (failure := page.published().failure)), ""),
+        silence=next((silence for page in pages if (silence := page.silence())), ""),
+    )

@@ -18,9 +18,10 @@ from asyncfetch.order.deal import Left, Leg
 from asyncfetch.order.mixing import Mixing, StopOn
 from asyncfetch.order.runs import Runs
 from asyncfetch.order.state import MAX_EPOCH, MIXTURE_VERSION, State, identity_of, is_beginning, place_of, run_of
+from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.job_builder import Reading, are_one
 from asyncfetch.stream.shapes import Missing, Shape, shapes
-from asyncfetch.stream.source import EpochStream, SampleSource, source_of
+from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.stream import Stream
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, summarise
 from asyncfetch.runtime import iterate
 from asyncfetch.stream.datasets import Member
-from asyncfetch.stream.source import EpochStream, SampleSource, checked_transform, whole_seed
+from asyncfetch.stream.epoch_stream import EpochStream
+from asyncfetch.stream.source import SampleSource, checked_transform, whole_seed
 
 if TYPE_CHECKING:
     import os

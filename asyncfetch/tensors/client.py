@@ -24,7 +24,7 @@ from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import copied
 from asyncfetch.runtime.fork import ForkGuard, running_loop
 from asyncfetch.runtime.loop_thread import BackgroundContext
-from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.runtime.memory_pool import MAX_IDLE_BUFFER_BYTES, MemoryPool
 from asyncfetch.runtime.threads import in_thread, run_in_thread, run_sync
 from asyncfetch.tensors.ahead import MAX_BYTES as AHEAD_BYTES
 from asyncfetch.tensors.ahead import Ahead
@@ -86,8 +86,9 @@ class TensorSession:
         shared_memory: bool,
         copies: bool,
     ) -> None:
-        self._memory = MemoryPool(config.max_idle_buffer_bytes)
-        self._fetcher = Fetcher(config, _memory=self._memory)  # one pool, so that the bound is on all that waits
+        self._memory = MemoryPool(MAX_IDLE_BUFFER_BYTES)
+        # One pool, so that the bound is on all that waits; and each object is read once.
+        self._fetcher = Fetcher(config, _memory=self._memory, _max_known_objects=1)
         self._workers = config.max_requests_per_host
         self._http = HttpStore(self._fetcher, self._memory, shared_memory=shared_memory)
         self._ray: RayStore | None = None
@@ -624,9 +625,9 @@ class _ToEveryHost(Secrets[Mapping[str, str]]):
 
 
 def _engine_config(config: FetchConfig, token: str | None) -> FetchConfig:
-    """The engine's configuration for servers of shards: no redirects, no parts, no memory of what is read once."""
+    """The engine's configuration for servers of shards: no redirects, no parts."""
     headers = config.headers if token is None else _ToEveryHost(config.headers, f"Bearer {token}")
-    return replace(config, headers=headers, max_redirects=0, part_bytes=WHOLE_BYTES, max_known_objects=1)
+    return replace(config, headers=headers, max_redirects=0, part_bytes=WHOLE_BYTES)
 
 
 def _checked(shard_ids: Iterable[str]) -> list[str]:

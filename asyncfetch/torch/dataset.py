@@ -22,31 +22,31 @@ from asyncfetch.config.checks import explains_keywords, is_whole_number
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
 from asyncfetch.lerobot import DatasetStatistics, chosen_features, open_dataset
 from asyncfetch.observe.figures import sum_of
-from asyncfetch.observe.report import Report
-from asyncfetch.observe.waits import Waits
 from asyncfetch.order.state import MAX_WORKERS, State, check_state, merge_shares
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.runtime.shared_memory import MemorySlots, can_hand_over
 from asyncfetch.stream import DatasetSession, Placement
 from asyncfetch.stream.batch import PinnedMemory, PooledMemory, batch_of, samples_of
+from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.epochs import child_number
+from asyncfetch.stream.figures import report_of, sum_known
+from asyncfetch.stream.handing_over import HandedOver, SlotMemory, Stack, stacks
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.ranks import found_placement
-from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
-from asyncfetch.stream.source import EpochStream, source_of
 from asyncfetch.stream.stream import distinct_episodes
-from asyncfetch.torch.handing_over import can_hand_over, handed_over
 from asyncfetch.torch.memory import WorkersMemory
 from asyncfetch.torch.watching import Care, watch_loaders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from types import FrameType
 
     from torch.utils.data._utils.worker import WorkerInfo
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DepthUnit, ImageDtype, LeRobotDataset, Sample, Windows
+    from asyncfetch.observe.report import Report
     from asyncfetch.stream import SampleSource, StreamIterator
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.figures import FiguresBoard
@@ -65,18 +65,8 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 f"a batch is made of dicts, not of {type(sample).__name__}: let the transform return a dict, or take "
                 "single samples (batch_size=None here, and a collate_fn of your own)"
             )
-    return {key: _stacked([sample.get(key) for sample in samples]) for key in samples[0]} if samples else {}
-
-
-def _stacked(values: list[Any]) -> Any:  # noqa: ANN401
-    first = values[0]
-    if isinstance(first, torch.Tensor):
-        alike = all(
-            isinstance(value, torch.Tensor) and value.shape == first.shape and value.dtype == first.dtype
-            for value in values
-        )
-        return default_collate(values) if alike else values
-    return values
+    batch = stacks(samples) if samples else {}
+    return {key: default_collate(value.tensors) if isinstance(value, Stack) else value for key, value in batch.items()}
 
 
 class StreamDataset(IterableDataset[Any]):
@@ -89,8 +79,8 @@ class StreamDataset(IterableDataset[Any]):
 
     All workers of a pass take the same epoch. A pass that was finished is followed by the next epoch, one that wasn't
     by the same epoch again, and ``set_epoch`` has the last word. Without workers, a pass is finished when its iterator
-    has ended or has given all there is, ``drop_last`` minded: nobody needs to ask for more, as Lightning doesn't. What
-    a loader drops of its own isn't known here. With workers, a pass is finished when each of them has come to the end
+    has ended or has given all there is, but for what ``drop_last`` leaves out: Lightning doesn't ask for more. What a
+    loader drops of its own isn't known here. With workers, a pass is finished when each of them has come to the end
     of its share. They read ``prefetch_factor`` batches ahead of the trainer: after a ``break`` among the last of
     these, the epoch may count as finished.
 
@@ -200,7 +190,7 @@ class StreamDataset(IterableDataset[Any]):
         if self.batch_size is None:
             return samples
         together = self.collate_fn or partial(_together, memory=memory)
-        return _batches(samples, self.batch_size, together, drop_last=self.drop_last)
+        return _batches(samples, self._in_batches(Placement()), together)
 
     def _readers_name(self, worker: WorkerInfo) -> str | None:
         """Return what the workers of this worker's loader find each other by; None where they can't."""
@@ -241,13 +231,13 @@ class StreamDataset(IterableDataset[Any]):
 
     def _count_batches(self, samples: int, size: int) -> int:
         """Return how many batches of this size a consumer makes of so many samples."""
-        return samples // size if self.drop_last and self.batch_size is not None else -(-samples // size)
+        return -(-(samples + 1 - self._in_batches(Placement()).least_samples) // size)
 
     def state_dict(self) -> State:
         """Return what this process was given of the epoch; see ``Stream.state_dict``.
 
-        Where the loader makes the batches, an error in the middle of one leaves it counted so far, though nobody was
-        given it: make the batches here, by ``StreamDataset(batch_size=)``, to go on exactly after errors.
+        Where the loader makes the batches, an error in the middle of one leaves it counted so far, though it was
+        never given: make the batches here, by ``StreamDataset(batch_size=)``, to go on exactly after errors.
 
         Raises:
             StateMismatch: Workers read it, of which this process knows nothing: ask ``state_after``.
@@ -283,7 +273,7 @@ class StreamDataset(IterableDataset[Any]):
 
         Raises:
             ConfigError: So many batches aren't in an epoch; or the loader has another number of workers, or, with
-                several of them, ``in_order=False``: then nobody knows which of them has given which batches.
+                several of them, ``in_order=False``: then it isn't known which of them has given which batches.
         """
         size = self.batch_size or _batch_size(batch_size) or 1
         if not is_whole_number(batches):
@@ -329,13 +319,13 @@ class StreamDataset(IterableDataset[Any]):
     def statistics(self) -> DatasetStatistics | None:
         """Return this rank's statistics: of the loader's workers together, where it has some, still running or not.
 
-        They write theirs twice a second, and nobody asks them. Where a worker asks, of that worker; where nobody has
-        read anything, None. For Prometheus: ``asyncfetch.prometheus.Collector(dataset.statistics)``.
+        They write theirs twice a second, and aren't asked. In a worker they are that worker's; before anything was
+        read, None. For Prometheus: ``asyncfetch.prometheus.Collector(dataset.statistics)``.
         """
         own = (self._workers_stream or self._source).statistics()
         if get_worker_info() is not None:
             return own
-        return _sum([own, self._board().together()[1]])
+        return sum_known([own, self._board().together()[1]])
 
     def report(self) -> Report:
         """Return why the trainer waits, and what to set, in the latest pass: of its workers, where it has some."""
@@ -346,17 +336,13 @@ class StreamDataset(IterableDataset[Any]):
         board = self._board()
         pages = board.latest()
         all_waits, all_statistics = board.together()
-        all_waits, all_statistics = sum_of(all_waits, report.all_waits), _sum([all_statistics, report.all_statistics])
+        all_waits, all_statistics = (
+            sum_of(all_waits, report.all_waits),
+            sum_known([all_statistics, report.all_statistics]),
+        )
         own_begun_at = own.figures.begun_at if own.figures is not None and report.waits.consumers else 0.0
         if pages and max(page.begun_at for page in pages) > own_begun_at:
-            report = Report.of(
-                Waits.together(page.waits() for page in pages),
-                _sum([page.statistics() for page in pages]),
-                self._source.config,
-                num_workers=pages[0].num_workers,
-                failure=next((failure for page in pages if (failure := page.published().failure)), ""),
-                silence=next((silence for page in pages if (silence := page.silence())), ""),
-            )
+            report = report_of(pages, self._source.config)
         return replace(report, all_waits=all_waits, all_statistics=all_statistics)
 
     def _care(self) -> Care:
@@ -377,11 +363,6 @@ class StreamDataset(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         return f"StreamDataset({self.stream!r})"
-
-
-def _sum(each: Iterable[DatasetStatistics | None]) -> DatasetStatistics | None:
-    found = [statistics for statistics in each if statistics is not None]
-    return sum_of(*found) if found else None
 
 
 def _batch_size(given: Any) -> int | None:  # noqa: ANN401 - what a user gave
@@ -417,17 +398,16 @@ _END = object()
 """A mark in place of a sample where there is none any more; a transform may return anything."""
 
 
-def _batches(
-    samples: StreamIterator, size: int, together: Callable[[list[Any]], Any], *, drop_last: bool
-) -> Iterator[Any]:
+def _batches(samples: StreamIterator, in_batches: Placement, together: Callable[[list[Any]], Any]) -> Iterator[Any]:
+    size = in_batches.batch_size or 1
     _warn_of_second_batching(size, sys._getframe(1))
     for first in samples:
         begun = samples.latest_number
         try:
             batch = _batch(samples, first, size)
             with samples.figures.handing_over():
-                collated = together(batch) if len(batch) == size or not drop_last else _END
-        except BaseException:  # nobody was given what came before it
+                collated = together(batch) if len(batch) >= in_batches.least_samples else _END
+        except BaseException:  # what came before it was never given
             samples.take_back(begun)
             raise
         if collated is not _END:
@@ -450,7 +430,7 @@ def _together(batch: list[Any], memory: BatchMemory | None) -> Any:  # noqa: ANN
         collated = collate(samples_of(batch))
         return memory.pinned(collated) if isinstance(memory, PinnedMemory) else collated
     whole, rows = found
-    return handed_over(whole, rows, memory) if isinstance(memory, SlotMemory) else whole.rows(rows)
+    return HandedOver.of(whole, rows, memory) if isinstance(memory, SlotMemory) else whole.rows(rows)
 
 
 def _batch(samples: StreamIterator, first: Any, size: int) -> list[Any]:  # noqa: ANN401

@@ -1,30 +1,35 @@
 """Memory that a rank and its loader's workers share, to count epochs, bad data and what workers do.
 
-Torch's shared memory follows a dataset wherever it is forked or pickled to. To workers it should; but ranks may come of
-one process in just that way (``mp.spawn``, a notebook's launcher), and one that counted in the memory of all would move
-the others on. So memory knows whose it is, and any other process that isn't a loader's worker counts in a copy of its
-own, from its first use of the dataset on, or before it forks what may be its workers.
+It follows a dataset wherever that is forked or spawned to. To workers it should; but ranks may come of one process in
+just that way (``mp.spawn``, a notebook's launcher), and one that counted in the memory of all would move the others on.
+So memory knows its owner, and any other process that isn't a loader's worker counts in a copy of its own, from its
+first use of the dataset on, or before it forks what may be its workers.
 """
 
 from __future__ import annotations
 
 import os
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
-import torch
 from torch.utils.data import get_worker_info
 
+from asyncfetch.runtime.shared_memory import SharedBytes
+from asyncfetch.stream.epochs import COUNTER_BYTES
 from asyncfetch.stream.figures import BOARD_BYTES as FIGURES_BYTES
 from asyncfetch.stream.figures import FiguresBoard
 from asyncfetch.stream.quarantine import BOARD_BYTES, Board
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from asyncfetch.stream import SampleSource
     from asyncfetch.stream.epochs import EpochCounter
     from asyncfetch.stream.quarantine import Quarantine
 
+_FIGURES_AT = COUNTER_BYTES + BOARD_BYTES
 _live: WeakSet[WorkersMemory] = WeakSet()
 
 
@@ -32,14 +37,14 @@ class WorkersMemory:
     """A stream's counts of epochs and bad data, shared with workers, whether they were forked or spawned.
 
     All datasets of a stream count in one, and a copy of a dataset in one of its own.
+
+    Args:
+        shared: Where they count: epochs, then bad data, then figures.
+        owner: The id of the process that it belongs to.
     """
 
-    def __init__(self, epochs: torch.Tensor, board: torch.Tensor, figures: torch.Tensor, owner: int) -> None:
-        """``owner`` is the id of the process whose memory it is, where it is shared already."""
-        self._owner = owner if _is_shared(epochs) else os.getpid()
-        self._epochs, self._board, self._figures = (
-            each if _is_shared(each) else _shared_copy(each) for each in (epochs, board, figures)
-        )
+    def __init__(self, shared: SharedBytes, owner: int) -> None:
+        self._shared, self._owner = shared, owner
         self._users: tuple[EpochCounter, Quarantine] | None = None
         """The stream's, and its copies'."""
         _live.add(self)
@@ -48,20 +53,23 @@ class WorkersMemory:
     def of(cls, stream: SampleSource) -> WorkersMemory:
         """The stream's, made where it has none."""
         if stream.workers_memory is None:
-            board, pages = (torch.from_numpy(np.zeros(size, np.uint8)) for size in (BOARD_BYTES, FIGURES_BYTES))
-            cls(torch.from_numpy(stream.epochs.memory), board, pages, os.getpid()).attach(stream)
+            _copy(stream.epochs.memory.view(np.uint8)).attach(stream)
         memory: WorkersMemory = stream.workers_memory
         return memory
 
     @property
+    def _counts(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self._shared.memory[:_FIGURES_AT], np.uint8)
+
+    @property
     def board(self) -> Board:
         """The board to which workers write what they find bad."""
-        return Board(self._board.numpy())
+        return Board(self._counts[COUNTER_BYTES:])
 
     @property
     def figures(self) -> FiguresBoard:
         """The board to which workers write what they do."""
-        return FiguresBoard(self._figures.numpy().data)
+        return FiguresBoard(self._shared.memory[_FIGURES_AT:])
 
     def attach(self, stream: SampleSource) -> None:
         """Have the stream count here."""
@@ -73,21 +81,32 @@ class WorkersMemory:
     def _share(self) -> None:
         if self._users is not None:
             epochs, quarantine = self._users
-            epochs.share(self._epochs.numpy())
+            epochs.share(self._counts[:COUNTER_BYTES].view(np.int64))
             quarantine.share(self.board)
 
     def keep_apart(self) -> None:
         """Count in a copy from now on, as its owner, in a process that is neither the owner nor a loader's worker."""
         if self._owner == os.getpid() or get_worker_info() is not None:
             return
-        self._owner = os.getpid()
-        self._epochs, self._board = map(_shared_copy, (self._epochs, self._board))
-        # The workers whose figures are here are another process's.
-        self._figures = _shared_copy(torch.from_numpy(np.zeros(FIGURES_BYTES, np.uint8)))
+        self._shared, self._owner = _copied(self._counts), os.getpid()
         self._share()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkersMemory, (self._epochs, self._board, self._figures, self._owner)
+        if get_spawning_popen() is None:
+            return _copy, (self._counts,)
+        return WorkersMemory, (self._shared, self._owner)
+
+
+def _copy(counts: NDArray[np.uint8]) -> WorkersMemory:
+    return WorkersMemory(_copied(counts), os.getpid())
+
+
+def _copied(counts: NDArray[np.uint8]) -> SharedBytes:
+    """Memory that begins with these counts. The figures are another process's workers' and stay behind."""
+    shared = SharedBytes(_FIGURES_AT + FIGURES_BYTES)
+    if counts.any():  # else it stays without a page
+        np.frombuffer(shared.memory, np.uint8)[: len(counts)] = counts
+    return shared
 
 
 def _keep_apart() -> None:
@@ -97,20 +116,3 @@ def _keep_apart() -> None:
 
 # A loader that forks its workers asks the dataset nothing before.
 os.register_at_fork(before=_keep_apart)
-
-
-def _is_shared(values: torch.Tensor) -> bool:
-    return bool(values.is_shared())  # type: ignore[no-untyped-call]
-
-
-def _shared_copy(values: torch.Tensor) -> torch.Tensor:
-    """These values where forked and spawned workers share them.
-
-    By numpy: share_memory_() copies and torch.zeros clears them by OpenMP's threads, which a forked child of a process
-    that has used them lacks: it waits for them without end, or crashes.
-    """
-    storage = torch.UntypedStorage._new_shared(values.nbytes)  # type: ignore[no-untyped-call]
-    shared = torch.empty(0, dtype=values.dtype, device="cpu").set_(storage)
-    if values.numpy().any():  # else it stays without a page
-        shared.numpy()[:] = values.numpy()
-    return shared

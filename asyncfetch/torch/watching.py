@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch.utils.data import DataLoader
 
 from asyncfetch.errors import WorkerError
-from asyncfetch.runtime.liveness import LONGER_SILENCE, LOOK_SECONDS, Silence, how_it_ended, how_silent, vitals
+from asyncfetch.runtime.liveness import LOOK_SECONDS, Watch, how_it_ended
 from asyncfetch.runtime.threads import no_thread
 
 if TYPE_CHECKING:
@@ -66,26 +66,24 @@ class _Workers:
 
     def watch(self, ended: threading.Event) -> None:
         """Look after them until the end; in a thread of its own."""
-        silences: dict[int, Silence] = {}
+        watches: dict[int, Watch] = {}
         since = None
         while not ended.wait(LOOK_SECONDS):
             if since != self.waiting_since:
-                since, silences = self.waiting_since, {}
+                since, watches = self.waiting_since, {}
             if since is not None:
-                self._look(silences)
+                self._look(watches)
 
-    def _look(self, silences: dict[int, Silence]) -> None:
+    def _look(self, watches: dict[int, Watch]) -> None:
         now, pages = time.monotonic(), {page.process: page for page in self._care.pages()}
         for pid in (process.pid for process in self._processes):
-            seen = None if pid is None else vitals(pid)
-            if pid is None or seen is None:
+            if pid is None or pid in self._silent:
                 continue
+            watch = watches.setdefault(pid, Watch(pid, self._care.silent_seconds, _REMEDY, now))
             page = pages.get(pid)
-            silence = silences.setdefault(pid, Silence(now))
-            seconds = silence.look(now, None if page is None else page.beat_at, seen)
-            if seconds > self._care.silent_seconds and pid not in self._silent:
-                self._silent[pid] = f"{how_silent(seconds, seen)}, so it was killed. {_REMEDY}. {LONGER_SILENCE}"
-                os.kill(pid, signal.SIGKILL)  # stopped it would heed nothing else, and torch wait for it at the end
+            if why := watch.look(now, None if page is None else page.beat_at):
+                self._silent[pid] = why
+                os.kill(pid, signal.SIGKILL)
 
     def are_named_in(self, error: RuntimeError) -> bool:
         """Return whether it is about one of them."""

@@ -1,8 +1,8 @@
 """Programs that end, with whatever they have open: not a word on stderr, the exit code is theirs, nothing is left.
 
-Each runs once, beside aiofastnet, and one of each kind in an interpreter of its own. The others are forks of one that
-has torch already, as a trainer that imported it first has it. ``ASYNCFETCH_ENDS=30 pytest
-tests/end_to_end/test_ends.py`` runs each in its own, 30 times beside aiofastnet, as often without it, and on uvloop.
+Each runs once, and one of each kind in an interpreter of its own. The others are forks of one that has torch already,
+as a trainer that imported it first has it. ``ASYNCFETCH_ENDS=30 pytest tests/end_to_end/test_ends.py`` runs each in its
+own, 30 times on asyncio's loop and as often on uvloop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.warm import WarmInterpreter
 
 RUNS: Final = int(os.environ.get("ASYNCFETCH_ENDS", "1"))
-WAYS: Final = ("aiofastnet",) if RUNS == 1 else ("aiofastnet", "asyncio", "uvloop")
+WAYS: Final = ("asyncio",) if RUNS == 1 else ("asyncio", "uvloop")
 TREE: Final = Path(__file__).parents[2]
 
 RUN_SECONDS: Final = 300
@@ -41,7 +41,6 @@ pytestmark = pytest.mark.timeout(60 + RUN_SECONDS * RUNS * len(WAYS))
 PRELUDE = """
 import os, sys, threading
 way, url, plain = sys.argv[1:]
-if way != "aiofastnet": sys.modules["aiofastnet"] = None
 if way == "uvloop":
     import asyncio, uvloop
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
@@ -135,6 +134,19 @@ PROGRAMS = {
     ).replace("opened.sample(0, 3)", "await asyncio.sleep(0)")
     + A_LOOP,
     "an open dataset in a daemon": OPENED + IN_A_DAEMON,
+    "a daemon's call in a thread": """
+        import torch
+        from asyncfetch.runtime.threads import run_sync
+        ready = threading.Event()
+        def work():
+            ready.set()
+            ones = torch.ones(1500, 1500)
+            for _ in range(3): ones = ones @ ones
+        async def main():
+            while True: await run_sync(work)
+        threading.Thread(target=lambda: asyncio.run(main()), daemon=True).start()
+        ready.wait()
+    """,
     "a daemon iterates": """
         ready = threading.Event()
         def work():

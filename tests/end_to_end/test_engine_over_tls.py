@@ -117,7 +117,7 @@ async def test_a_fault_in_the_middle_of_a_body_is_read_over(direct_bodies: bool)
         return Fault.reset(after_bytes=300_000) if faults["left"] >= 0 else None
 
     with RangeServer({"/x": content}, fault=break_three_times) as server:
-        async with Fetcher(FetchConfig(ca_file=server.ca_file, direct_bodies=direct_bodies)) as fetcher:
+        async with Fetcher(FetchConfig(ca_file=server.ca_file), _by_session=not direct_bodies) as fetcher:
             view = await fetcher.fetch(f"{server.url}/x", 0, len(content))
             retries = fetcher.statistics().retries
         asked = [request.start or 0 for request in server.requests]

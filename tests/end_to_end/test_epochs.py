@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.stream.ranks import found_placement
-from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.testing import write_dataset
 from tests.end_to_end.conftest import serve_dataset
 

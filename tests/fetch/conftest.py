@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
     from pathlib import Path
 
+    from asyncfetch.fetch.buffers import Views
     from asyncfetch.testing import S3Server
 
 End = Literal["keep", "close", "reset", "stall", "half-close", "deaf"]
@@ -317,18 +318,24 @@ def cancel_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, scope: anyio.Canc
         if missing <= 0:
             loop.call_soon_threadsafe(scope.cancel)
 
-    landed, noted = Answer._landed, Permit.landed
+    receive, take, noted = Answer.came, Answer.take, Permit.landed
 
     def land(self: Answer, count: int) -> bool:
-        is_news = landed(self, count)
-        came(count)
+        before = self.received_bytes
+        is_news = receive(self, count)
+        came(self.received_bytes - before)
         return is_news
+
+    def land_held(self: Answer, view: Views) -> None:
+        take(self, view)
+        came(self.received_bytes)
 
     def note(self: Permit, count: int) -> None:
         noted(self, count)
         came(count)
 
-    monkeypatch.setattr(Answer, "_landed", land)
+    monkeypatch.setattr(Answer, "came", land)
+    monkeypatch.setattr(Answer, "take", land_held)
     monkeypatch.setattr(Permit, "landed", note)
 
 
@@ -339,12 +346,13 @@ def fork() -> int:
         return os.fork()
 
 
-def make_fetcher(time: FakeTime | None = None, **settings: object) -> Fetcher:
+def make_fetcher(time: FakeTime | None = None, *, direct_bodies: bool = True, **settings: object) -> Fetcher:
+    """A fetcher of these settings; without ``direct_bodies`` aiohttp's session asks for all."""
     settings.setdefault("timeouts", FAST)
     settings.setdefault("trust_env", False)
     settings.setdefault("hedge", None)  # tests count requests, and a busy machine answers late
     config = FetchConfig(**settings)  # type: ignore[arg-type]
-    return Fetcher(config, _clock=(time or FakeTime()).clock())
+    return Fetcher(config, _clock=(time or FakeTime()).clock(), _by_session=not direct_bodies)
 
 
 @pytest.fixture(autouse=True)
@@ -422,26 +430,10 @@ def is_by_session(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(autouse=True)
 def _way_of_the_whole_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    defaults = FetchConfig.__init__.__kwdefaults__
-    assert defaults is not None
-    is_fast = "aiofastnet" in request.node.name or request.config.getoption("loop") == "aiofastnet"
-    monkeypatch.setitem(defaults, "aiofastnet", is_fast or request.config.getoption("carried"))
     if is_by_session(request):  # that of fetchers which tests make themselves, too
-        monkeypatch.setitem(defaults, "direct_bodies", False)
-
-
-@pytest.fixture(autouse=True)
-def _garbage_is_collected_here(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Not in the thread of a second loop: a server's streams that are found there ask their transports whether they are
-    closed, and aiofastnet's may be asked in their own thread only.
-    """
-    if "aiofastnet" not in request.node.name and request.config.getoption("loop") != "aiofastnet":
-        yield
-        return
-    gc.disable()
-    yield
-    gc.collect()
-    gc.enable()
+        defaults = Fetcher.__init__.__kwdefaults__
+        assert defaults is not None
+        monkeypatch.setitem(defaults, "_by_session", True)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Store:
 
 
 @asynccontextmanager
-async def web(*, tls: bool, direct_bodies: bool) -> AsyncIterator[Store]:
+async def web(*, tls: bool, by_session: bool) -> AsyncIterator[Store]:
     objects: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
@@ -46,13 +46,13 @@ async def web(*, tls: bool, direct_bodies: bool) -> AsyncIterator[Store]:
         return f"{server.url}/{quote(name)}"
 
     async with RangeServer(objects, tls=tls) as server:
-        config = FetchConfig(ca_file=server.ca_file, trust_env=False, direct_bodies=direct_bodies)
-        async with Fetcher(config) as fetcher:
+        config = FetchConfig(ca_file=server.ca_file, trust_env=False)
+        async with Fetcher(config, _by_session=by_session) as fetcher:
             yield Store(fetcher, write, can_list=False)
 
 
 @asynccontextmanager
-async def s3(*, direct_bodies: bool) -> AsyncIterator[Store]:
+async def s3(*, by_session: bool) -> AsyncIterator[Store]:
     objects: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
@@ -61,13 +61,13 @@ async def s3(*, direct_bodies: bool) -> AsyncIterator[Store]:
 
     async with S3Server(objects, page_keys=2) as server:
         s3 = S3Config(endpoint_url=server.url)
-        config = FetchConfig(ca_file=server.ca_file, s3=s3, direct_bodies=direct_bodies)
-        async with Fetcher(config) as fetcher:
+        config = FetchConfig(ca_file=server.ca_file, s3=s3)
+        async with Fetcher(config, _by_session=by_session) as fetcher:
             yield Store(fetcher, write)
 
 
 @asynccontextmanager
-async def hub(*, direct_bodies: bool) -> AsyncIterator[Store]:
+async def hub(*, by_session: bool) -> AsyncIterator[Store]:
     files: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
@@ -81,9 +81,8 @@ async def hub(*, direct_bodies: bool) -> AsyncIterator[Store]:
             hub_endpoint=server.url,
             tokens={"127.0.0.1": "t"},
             trust_env=False,
-            direct_bodies=direct_bodies,
         )
-        async with Fetcher(config) as fetcher:
+        async with Fetcher(config, _by_session=by_session) as fetcher:
             yield Store(fetcher, write, can_replace=False)
 
 
@@ -142,14 +141,14 @@ async def s3_of_moto(client: Any, bucket: str) -> AsyncIterator[Store]:  # noqa:
 def stores(tmp_path: Path) -> dict[str, Callable[..., AbstractAsyncContextManager[Store]]]:
     """Those with sockets are read in both ways."""
     return {
-        "http": partial(web, tls=False, direct_bodies=True),
-        "http, session": partial(web, tls=False, direct_bodies=False),
-        "https": partial(web, tls=True, direct_bodies=True),
-        "https, session": partial(web, tls=True, direct_bodies=False),
-        "s3": partial(s3, direct_bodies=True),
-        "s3, session": partial(s3, direct_bodies=False),
-        "hub": partial(hub, direct_bodies=True),
-        "hub, session": partial(hub, direct_bodies=False),
+        "http": partial(web, tls=False, by_session=False),
+        "http, session": partial(web, tls=False, by_session=True),
+        "https": partial(web, tls=True, by_session=False),
+        "https, session": partial(web, tls=True, by_session=True),
+        "s3": partial(s3, by_session=False),
+        "s3, session": partial(s3, by_session=True),
+        "hub": partial(hub, by_session=False),
+        "hub, session": partial(hub, by_session=True),
         "file": partial(local, tmp_path),
         "memory": memory,
     }

@@ -21,7 +21,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 
 async def main():
     once = af.RetryConfig(attempts=1)
-    async with af.Fetcher(af.FetchConfig(direct_bodies=is_direct, trust_env=False, retry=once)) as fetcher:
+    async with af.Fetcher(af.FetchConfig(trust_env=False, retry=once), _by_session=not is_direct) as fetcher:
         for _ in range(2):
             for number in range(1, 61):
                 assert await fetcher.fetch(f"http://127.0.0.{number}:{port}/x", 0, 10) == bytes(range(10))
@@ -29,7 +29,7 @@ async def main():
         urls = [f"http://127.0.0.{number}:{port}/x" for number in range(1, 100)]
         found = await asyncio.gather(*(fetcher.fetch(url, 0, 10) for url in urls), return_exceptions=True)
         print(next(str(one) for one in found if isinstance(one, af.FetchError)))
-    async with af.Fetcher(af.FetchConfig(direct_bodies=is_direct, trust_env=False)) as fetcher:
+    async with af.Fetcher(af.FetchConfig(trust_env=False), _by_session=not is_direct) as fetcher:
         found = await asyncio.gather(*(fetcher.fetch(url, 0, 10) for url in urls))
         assert found == [bytes(range(10))] * len(urls)
         print("at once, by repeats")

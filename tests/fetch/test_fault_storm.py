@@ -139,7 +139,7 @@ async def test_right_bytes_through_a_storm(
     assert storm.faults > 0.8 * FAULTY * len(server.requests)
     if not server.speaks_tls:  # over which there are few
         assert storm.expired > 0
-        assert now.hedges > 0 or callers == CROWD or not fetcher.config.direct_bodies
+        assert now.hedges > 0 or callers == CROWD or fetcher._by_session
     # Who is lied to or misdirected twice about one range gives up, and says so; so does who is led to what expires on
     # the way.
     assert reader.right_ranges > 0.85 * ranges

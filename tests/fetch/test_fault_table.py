@@ -104,7 +104,7 @@ async def _read(
 
 def _asked(attempts: int, wire: Wire, fetcher: Fetcher) -> set[int]:
     """Requests that so many attempts make: what isn't plain is asked for once more, without an attempt lost."""
-    once_more = fetcher.config.direct_bodies and wire.group in {"heads", "chunks", "lengths"}
+    once_more = not fetcher._by_session and wire.group in {"heads", "chunks", "lengths"}
     return {attempts, attempts + once_more}
 
 

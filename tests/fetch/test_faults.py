@@ -162,7 +162,7 @@ async def test_a_tag_that_cannot_be_sent_back_still_tells_versions(
         return step(raw=head.encode() + b'ETag: "' + tag + b'"\r\n\r\n' + CONTENT[first : first + 9])
 
     # A connection of ours doesn't read such a head: the session asks again.
-    again = [answer(0, b"\xe9")] if fetcher.config.direct_bodies else []
+    again = [answer(0, b"\xe9")] if not fetcher._by_session else []
     server.will(*again, answer(0, b"\xe9"), answer(9, b"\xe9"), answer(18, b"\xe8"))
     assert await fetcher.fetch(url, 0, 9) == CONTENT[:9]
     assert await fetcher.fetch(url, 9, 18) == CONTENT[9:18]
@@ -220,7 +220,7 @@ async def test_an_object_of_unknown_length_is_read_whole(
         assert await fetcher.fetch(url) == content
     assert (await fetcher.fetch_many([ByteRange(url, 0, None)]))[0] == content
     # A connection of ours sees that the answer isn't plain, and the session asks from then on.
-    assert server.connections == 1 + fetcher.config.direct_bodies
+    assert server.connections == 1 + (not fetcher._by_session)
     for verb, part in ((fetcher.fetch_head, content[:100]), (fetcher.fetch_tail, content[-100:])):
         info, view = await verb(server.put(f"/{verb.__name__}", content), 100)
         assert (info.size, bytes(view)) == (size, part)
@@ -262,7 +262,7 @@ async def test_an_object_of_unknown_length_that_changes_is_told(
     fetcher: Fetcher, server: LyingServer, step: type[StepType]
 ) -> None:
     url = server.put("/x", CONTENT, None)
-    again = [step(**chunks(CONTENT))] if fetcher.config.direct_bodies else []
+    again = [step(**chunks(CONTENT))] if not fetcher._by_session else []
     server.will(*again, step(**chunks(CONTENT)), step(**chunks(CONTENT[:-1])))
     await fetcher.fetch(url)
     with pytest.raises(ObjectChanged, match="its size was 2000000 bytes and is 1999999"):

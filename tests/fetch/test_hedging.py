@@ -512,7 +512,7 @@ def spend(policy: Hedging, requests: int, *, won: bool) -> int:
     count = 0
     for _ in range(requests):
         policy.sent()
-        if policy.may_hedge():
+        if policy.may_hedge:
             policy.hedged()
             policy.ended(won=won)
             count += 1

@@ -132,10 +132,6 @@ async def test_nothing_stays_behind(
     kind: str,
 ) -> None:
     server = any_server
-    if server.speaks_tls and "aiofastnet" in request.node.name:
-        pytest.skip(
-            "aiofastnet's timers hold a server's closed connections for 30 s; test_fast_tls looks at a client's"
-        )
     url, count = server.put("/x", CONTENT), ROUNDS["https" if server.speaks_tls else "http", kind]
     if kind == "faulty":
         server.every = lambda request: FAULTS[sum(request.headers["range"].encode()) % len(FAULTS)]

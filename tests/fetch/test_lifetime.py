@@ -137,7 +137,7 @@ async def test_a_call_cancelled_as_its_handshake_ends_leaves_no_connection(
 ) -> None:
     url = tls_server.put("/x", CONTENT)
     scope = anyio.CancelScope()
-    way = Connection if fetcher_with().config.direct_bodies else ResponseHandler
+    way = Connection if not fetcher_with()._by_session else ResponseHandler
     made = way.connection_made
 
     def made_and_cancelled(handler: Any, transport: asyncio.BaseTransport) -> None:  # noqa: ANN401

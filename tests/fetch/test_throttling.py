@@ -222,8 +222,6 @@ async def test_thirty_percent_of_faults_don_t_spend_it(
         ({"max_requests_per_host": 200}, 64),
         ({"max_requests_per_host": 2}, 2),
         ({"max_requests_per_host": 200, "learn_limit": False}, 200),
-        ({"initial_requests_per_host": 9}, 9),
-        ({"initial_requests_per_host": 3}, 4),
     ],
     ids=str,
 )
@@ -231,16 +229,14 @@ async def test_what_the_limit_begins_with(settings: dict[str, int], limit: int) 
     assert Hosts(FetchConfig(**settings)).get("https://h:443", Route).limit == limit  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["max_requests_per_host", "initial_requests_per_host", "min_requests_per_host"])
-def test_bounds_below_one_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be at least 1, not 0"):
-        FetchConfig(**{name: 0})  # type: ignore[arg-type]
+def test_a_bound_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_requests_per_host must be at least 1, not 0"):
+        FetchConfig(max_requests_per_host=0)
 
 
-def test_workers_share_all_bounds() -> None:
-    fetch = FetchConfig(max_requests_per_host=100, initial_requests_per_host=50, min_requests_per_host=4)
-    share = config_share(StreamConfig(fetch=fetch), 8).fetch
-    assert (share.max_requests_per_host, share.initial_requests_per_host, share.min_requests_per_host) == (12, 6, 1)
+def test_workers_share_the_bound() -> None:
+    fetch = FetchConfig(max_requests_per_host=100)
+    assert config_share(StreamConfig(fetch=fetch), 8).fetch.max_requests_per_host == 12
 
 
 def test_a_negative_budget_is_refused() -> None:

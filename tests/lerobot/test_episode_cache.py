@@ -397,7 +397,6 @@ async def test_no_memory_is_kept_for_bodies_beside_the_bound(
 ) -> None:
     monkeypatch.setattr(memory_pool, "SMALL_BYTES", 1024)  # so that tables come in blocks that could be kept
     async with serve(truth) as served:
-        assert served.dataset.config.fetch.max_idle_buffer_bytes > 0
         await served.dataset.sample(0, 0)
         fetched = reader_of(served.dataset).engine.fetcher.statistics()
     assert fetched.bytes > 10_000

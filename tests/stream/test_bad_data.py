@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 import asyncfetch.torch
 from asyncfetch.stream import Placement
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.stream.quarantine import BOARD_BYTES, BOARD_EPISODES, Board, Quarantine, Quarantined, Substitutes
-from asyncfetch.stream.source import source_of
 from asyncfetch.testing import RangeServer
 from tests.lerobot.serving import renumbered
 

@@ -23,7 +23,7 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.order.state import beginning, identity_of, run_of
 from asyncfetch.stream import Placement
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.testing import RangeServer, read_identity, write_dataset
 from asyncfetch.torch import merge_states
 from tests.lerobot.serving import renumbered

@@ -16,8 +16,8 @@ from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.order.mixing import Mixing
 from asyncfetch.order.state import beginning
 from asyncfetch.stream import Placement
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.stream.mixture import MixtureSource
-from asyncfetch.stream.source import source_of
 from asyncfetch.torch import merge_states
 from tests.order.test_mixing import dealt
 from tests.stream.test_mixture import SEVERAL_STREAMS, WEIGHTS, any_moment, keys, keys_of, member, saved

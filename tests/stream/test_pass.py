@@ -19,7 +19,7 @@ import asyncfetch as af
 from asyncfetch.lerobot import EpisodeReader, reader_of
 from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.order.placement import Placement
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.testing import read_identity, write_dataset
 
 if TYPE_CHECKING:

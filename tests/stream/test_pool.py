@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import asyncfetch as af
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.testing import write_dataset
 from tests.stream.conftest import FRONT, TOP
 

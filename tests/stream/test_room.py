@@ -20,10 +20,10 @@ from asyncfetch.lerobot import Stretch, reader_of
 from asyncfetch.order.line import Piece
 from asyncfetch.order.placement import Placement
 from asyncfetch.stream.datasets import OpenDatasets
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.stream.pool import pools_that_fit
 from asyncfetch.stream.prefetcher import Prefetcher
 from asyncfetch.stream.ranks import found_placement
-from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:

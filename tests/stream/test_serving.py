@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.order.state import beginning, identity_of
 from asyncfetch.stream import Placement
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.testing import read_identity
 
 if TYPE_CHECKING:

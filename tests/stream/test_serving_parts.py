@@ -8,8 +8,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections import deque
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,9 @@ import pytest
 import torch
 
 import asyncfetch as af
-from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Packed, Returned, collate, lease, unpack
+from asyncfetch.runtime.shared_memory import MemorySlots, SharedBytes, view_of
+from asyncfetch.stream import handing_over
+from asyncfetch.stream.handing_over import Packed, stacks
 from asyncfetch.stream.serving.messages import Channel, failure
 
 if TYPE_CHECKING:
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
 
 def there_and_back(batch: object) -> Any:  # noqa: ANN401
     """What the other process gets."""
-    packed = Packed(batch)
-    memory = np.full(packed.nbytes + 1, 0xFF, np.uint8)
-    start, stop = packed.write(memory)
-    assert stop == packed.nbytes
-    assert memory[-1] == 0xFF
-    return unpack(memory, start, stop)
+    in_slot, by_value = (sent(Packed(batch), slots) for slots in (MemorySlots(), None))
+    assert equal(in_slot, by_value)
+    return in_slot
+
+
+def sent(packed: Packed, slots: MemorySlots | None) -> Any:  # noqa: ANN401
+    return pickle.loads(ForkingPickler.dumps(packed.written(slots)))
 
 
 def equal(one: Any, other: Any) -> bool:  # noqa: ANN401
@@ -42,6 +45,10 @@ def equal(one: Any, other: Any) -> bool:  # noqa: ANN401
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, list):
         return type(other) is list and len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, Special):
+        return equal(vars(one), vars(other))
     return type(one) is type(other) and bool(one == other)
 
 
@@ -63,11 +70,11 @@ SAMPLES: list[list[Any]] = [
 
 @pytest.mark.parametrize("samples", SAMPLES, ids=range(len(SAMPLES)))
 def test_a_batch_is_as_our_loader_collates_it(samples: list[Any]) -> None:
-    assert equal(there_and_back(collate(samples)), af.torch.collate(samples))
+    assert equal(there_and_back(stacks(samples)), af.torch.collate(samples))
 
 
 def test_samples_that_are_no_mappings_become_a_list() -> None:
-    assert equal(there_and_back(collate([torch.ones(2), None, "x"])), [torch.ones(2), None, "x"])
+    assert equal(there_and_back(stacks([torch.ones(2), None, "x"])), [torch.ones(2), None, "x"])
 
 
 DTYPES = [torch.bfloat16, torch.float16, torch.bool, torch.complex64, torch.uint16, torch.float8_e4m3fn]
@@ -76,7 +83,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.bool, torch.complex64, torch.uint
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_of_any_dtype_come_back_as_they_were(dtype: torch.dtype) -> None:
     tensors = [torch.arange(6).to(dtype).reshape(2, 3), torch.zeros(2, 3).to(dtype)]
-    back = there_and_back(collate([{"x": tensor} for tensor in tensors]))["x"]
+    back = there_and_back(stacks([{"x": tensor} for tensor in tensors]))["x"]
     assert (back.dtype, back.shape) == (dtype, (2, 2, 3))
     assert back.view(torch.uint8).tolist() == torch.stack(tensors).view(torch.uint8).tolist()
 
@@ -91,7 +98,7 @@ class Special:
 
 def test_tensors_within_other_values_arrive_too() -> None:
     special = Special(torch.arange(3), "a")
-    back = there_and_back(collate([{"y": special}, {"y": special}]))
+    back = there_and_back(stacks([{"y": special}, {"y": special}]))
     assert [one.name for one in back["y"]] == ["a", "a"]
     assert torch.equal(back["y"][1].tensor, special.tensor)
 
@@ -111,33 +118,32 @@ def test_a_single_sample_comes_back_as_it_is() -> None:
     assert back == {"n": 3, "task": "x"}
 
 
-def test_tensors_are_views_of_the_memory_and_keep_it() -> None:
-    slot = MemorySlots().take(1000)[0]
-    returned: deque[Returned] = deque()
-    packed = Packed(collate([{"x": torch.tensor([1.0])}, {"x": torch.tensor([2.0])}]))
-    start, stop = packed.write(slot.memory)
-    batch = unpack(lease(slot, returned), start, stop)
+def test_tensors_are_views_of_the_memory_and_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handing_over, "MAX_COPIED_BYTES", 0)
+    slots = MemorySlots()
+    batch = sent(Packed(stacks([{"x": torch.tensor([1.0])}, {"x": torch.tensor([2.0])}])), slots)
     batch["x"][0] = 5  # it may be written to
-    assert slot.memory[:4].view(np.float32).tolist() == [5]
     view = batch["x"][1:]
     del batch
-    assert not returned
+    other, _ = slots.take(1000)
     assert view.tolist() == [[2]]
     del view
-    assert [one.number for one in returned] == [slot.number]
+    slot, memory = slots.take(1000)
+    assert slot is not other
+    assert memory[64:68].view(np.float32).tolist() == [5]
 
 
-def test_a_batch_without_tensors_frees_its_memory_at_once() -> None:
-    slot, returned = MemorySlots().take(1000)[0], deque[Returned]()
-    start, stop = Packed(["a", "b"]).write(slot.memory)
-    assert unpack(lease(slot, returned), start, stop) == ["a", "b"]
-    assert [one.number for one in returned] == [slot.number]
+def test_a_batch_without_large_tensors_frees_its_memory_at_once() -> None:
+    slots = MemorySlots()
+    for _ in range(3):
+        assert sent(Packed(["a", torch.ones(3)]), slots)[0] == "a"
+    assert slots.take(1)[0].number == 1
 
 
 @pytest.mark.parametrize("tensor", [torch.ones(2).to_sparse(), torch.ones(2, device="meta")], ids=["sparse", "meta"])
 def test_a_tensor_that_is_not_in_memory_is_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(af.ConfigError, match="dense tensors on the CPU"):
-        Packed(collate([{"x": tensor}, {"x": tensor}]))
+        Packed(stacks([{"x": tensor}, {"x": tensor}]))
 
 
 def test_a_value_that_can_not_be_handed_over_is_refused() -> None:
@@ -150,29 +156,58 @@ def test_a_value_that_can_not_be_handed_over_is_refused() -> None:
 
 def test_a_slot_is_used_again_and_a_larger_batch_replaces_the_free_ones() -> None:
     slots = MemorySlots()
-    first, second = slots.take(100_000)[0], slots.take(100_000)[0]
+    first, view = slots.take(100_000)
+    second, other_view = slots.take(100_000)
     assert first.number != second.number
-    slots.give_back([first.number, second.number])
-    again, dropped = slots.take(90_000)
-    assert (again.number, dropped) == (second.number, [])
-    larger, dropped = slots.take(200_000)
-    assert larger.nbytes >= 200_000
-    assert dropped == [first.number]
-    slots.give_back([larger.number])
+    del view, other_view, first
+    again, view = slots.take(90_000)
+    assert again is second
+    before = os.listdir("/proc/self/fd")
+    larger, larger_view = slots.take(200_000)
+    assert larger.memory.nbytes >= 200_000
+    assert len(os.listdir("/proc/self/fd")) == len(before)  # those of the first one are closed
+    del view, larger_view
     assert slots.take(10)[0] is larger  # a batch at the end of an epoch is smaller
 
 
+def test_a_slot_that_was_handed_over_is_its_readers_until_that_has_no_view() -> None:
+    slots = MemorySlots()
+    slot, view = slots.take(5000)
+    view[70] = 42
+    name = slots.hand_over(slot)
+    assert name is not None
+    assert slots.hand_over(slot) is None
+    there = view_of(name)
+    del view
+    assert there[70] == 42
+    other, _ = slots.take(5000)
+    assert other is not slot
+    part = there[70:]
+    del there, other, _
+    assert len({slots.take(5000)[0].number for _ in range(3)} | {slot.number}) == 2
+    del part
+    assert slot in [taken[0] for taken in [slots.take(5000), slots.take(5000)]]
+
+
+def test_a_slot_of_a_process_that_has_ended_is_an_error_that_names_it() -> None:
+    slots = MemorySlots()
+    name = slots.hand_over(slots.take(5000)[0])
+    assert name is not None
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with pytest.raises(af.WorkerError, match=rf"pid {ended.pid}\) has ended"):
+        view_of(name._replace(pid=ended.pid))
+    with pytest.raises(af.WorkerError, match="another one by now"):
+        view_of(name._replace(token=bytes(16)))
+
+
 @pytest.mark.alone
-def test_a_slot_has_no_name_and_its_memory_is_shared() -> None:
+def test_shared_memory_has_no_name() -> None:
     before = set(os.listdir("/dev/shm"))
-    slot = MemorySlots().take(5000)[0]
-    other = MemorySlot(slot.number, os.dup(slot.descriptor), slot.nbytes)
-    slot.memory[7] = 42
-    assert other.memory[7] == 42
+    slots, shared = MemorySlots(), SharedBytes(5000)
+    slots.take(5000)
+    assert shared.memory.nbytes == 5000
     assert set(os.listdir("/dev/shm")) == before
-    for each in (slot, other):
-        each.close_descriptor()
-    assert other.memory[7] == 42
 
 
 def test_no_memory_is_an_error_that_says_so_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,21 +244,12 @@ def channels() -> Iterator[tuple[Channel, Channel]]:
         end.close()
 
 
-def test_messages_and_descriptors_arrive_in_order(channels: tuple[Channel, Channel]) -> None:
+def test_messages_arrive_in_order(channels: tuple[Channel, Channel]) -> None:
     here, there = channels
-    here.send("one")
-    slot = MemorySlots().take(10)[0]
-    here.send("two", slot.descriptor)
-    here.send("three")
-    assert there.receive() == ("one", None)
-    message, descriptor = there.receive()
-    assert descriptor is not None
-    other = MemorySlot(1, descriptor, slot.nbytes)
-    slot.memory[3] = 9
-    assert (message, other.memory[3]) == ("two", 9)
-    assert there.receive() == ("three", None)
-    for each in (slot, other):
-        each.close_descriptor()
+    said = ["one", Special(torch.arange(3), "two"), "three"]
+    for message in said:
+        here.send(message)
+    assert equal([there.receive() for _ in said], said)
 
 
 def test_what_was_said_before_the_end_is_received_and_then_the_end(channels: tuple[Channel, Channel]) -> None:
@@ -232,25 +258,23 @@ def test_what_was_said_before_the_end_is_received_and_then_the_end(channels: tup
     here.close()
     here.close()
     here.send("too late")
-    assert there.receive() == ("last", None)
+    assert there.receive() == "last"
     for _ in range(2):
         with pytest.raises(EOFError):
             there.receive()
     there.send("to nobody")
 
 
-def test_a_descriptor_that_can_not_be_sent_is_an_error_here_and_an_end_there(
-    channels: tuple[Channel, Channel],
+def test_a_batch_of_a_process_that_has_ended_is_an_error_and_the_channel_stays_open(
+    channels: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a silence, in which the other end would wait for it for ever."""
-    one, other = channels
-    closed = os.open(os.devnull, os.O_RDONLY)
-    os.close(closed)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        one.send("with", closed)
-    one.send("without")
-    with pytest.raises(EOFError):
-        other.receive()
+    here, there = channels
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 2**22)
+        here.send(Packed(["a"]).written(MemorySlots()))
+    with pytest.raises(af.WorkerError, match="has ended"):
+        there.receive()
+    assert not there.is_closed
 
 
 def test_the_end_of_the_other_process_is_seen_though_its_connection_lasts() -> None:

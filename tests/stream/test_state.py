@@ -15,7 +15,7 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.order.state import beginning
 from asyncfetch.stream import Placement
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.torch import merge_states
 from tests.order.test_state import JUNK, paths_in, put
 from tests.stream.test_mixture_layouts import parted

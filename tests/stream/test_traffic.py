@@ -11,7 +11,7 @@ import pytest
 import asyncfetch as af
 import asyncfetch.stream.traffic
 from asyncfetch.order.placement import Placement
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.stream.traffic import frames_fetched
 from asyncfetch.testing import RangeServer, write_dataset
 

@@ -239,18 +239,21 @@ for is_collected in (True, False):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-async def test_what_a_client_keeps_for_reuse_has_one_bound(server: TensorServer) -> None:
+async def test_what_a_client_keeps_for_reuse_has_one_bound(
+    server: TensorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That of its engine: what bodies land in, and what is copied out of them, comes from one pool."""
-    fetch = dataclasses.replace(QUICK, max_idle_buffer_bytes=2 * MIB + 1)
-    async with http_client(delivery="copy", fetch=fetch) as client:
+    bound_bytes = 2 * MIB + 1
+    monkeypatch.setattr("asyncfetch.tensors.client.MAX_IDLE_BUFFER_BYTES", bound_bytes)
+    async with http_client(delivery="copy", fetch=QUICK) as client:
         remotes = await client.remotize([torch.ones(MIB // 4) for _ in range(4)], server.url)
         tensors = [await client.localize(remote) for remote in remotes]
         del tensors
         client.clear_all()
         gc.collect()
         pools = [one.statistics() for one in gc.get_objects() if type(one) is MemoryPool]
-    kept = [pool.idle_bytes for pool in pools if pool.max_idle_bytes == fetch.max_idle_buffer_bytes]
-    assert 0 < sum(kept) <= fetch.max_idle_buffer_bytes
+    kept = [pool.idle_bytes for pool in pools if pool.max_idle_bytes == bound_bytes]
+    assert 0 < sum(kept) <= bound_bytes
 
 
 def own_threads() -> int:

@@ -32,13 +32,13 @@ import asyncfetch.torch.dataset as torch_dataset
 from asyncfetch.lerobot import Field
 from asyncfetch.lerobot.samples import SampleBuilder
 from asyncfetch.runtime.memory_pool import MemoryPool
-from asyncfetch.stream import Placement, passes
+from asyncfetch.runtime.shared_memory import MAX_VIEWS, MemorySlots
+from asyncfetch.stream import Placement, handing_over, passes
 from asyncfetch.stream.batch import BatchRow, Layout, PooledMemory, Room, RowBatch, Rows
-from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
+from asyncfetch.stream.handing_over import HandedOver, SlotMemory
 from asyncfetch.testing import DatasetTruth, write_dataset
 from asyncfetch.testing.truth import EXTRAS, SNAPSHOT
-from asyncfetch.torch import handing_over
 from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ def test_what_is_held_of_a_workers_batch_is_never_written_to(truth: DatasetTruth
     """More of them than are views, slices and pickles, while the worker goes on and behind its end."""
     stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
     expected = list(together(source_of(stream).iterate(Placement(), epoch=0), 2))
-    assert len(expected) > handing_over.MAX_VIEWS + 3
+    assert len(expected) > MAX_VIEWS + 3
     loader = loader_of(stream, 2, num_workers=1, multiprocessing_context="fork", persistent_workers=True)
     kept = list(loader)
     pickled = [pickle.dumps(batch) for batch in kept]
@@ -423,7 +423,7 @@ def test_memory_that_is_too_small_by_now_is_kept_by_neither_side() -> None:
 
     def hand_over(nbytes: int) -> Any:  # noqa: ANN401
         room = memory.take([nbytes])
-        batch = handing_over.HandedOver(x=torch.from_numpy(room.arrays[0]))
+        batch = HandedOver(x=torch.from_numpy(room.arrays[0]))
         batch.slots, batch.slot = memory.slots, room.slot
         return pickle.loads(ForkingPickler.dumps(batch))["x"]
 

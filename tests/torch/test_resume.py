@@ -22,7 +22,7 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.order.state import beginning, identity_of
 from asyncfetch.stream import Placement
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
 from tests.lerobot.serving import renumbered
 
 if TYPE_CHECKING:

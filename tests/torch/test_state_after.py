@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
-from asyncfetch.stream.source import source_of
+from asyncfetch.stream.epoch_stream import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

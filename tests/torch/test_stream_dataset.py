@@ -17,8 +17,8 @@ import asyncfetch as af
 from asyncfetch.config import config_share
 from asyncfetch.lerobot import reader_of
 from asyncfetch.prometheus import Collector
+from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.stream.ranks import found_placement
-from asyncfetch.stream.source import source_of
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:

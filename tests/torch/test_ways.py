@@ -17,15 +17,15 @@ import torch
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
+from asyncfetch.stream import handing_over
 from asyncfetch.testing import write_dataset
-from asyncfetch.torch import handing_over
 from tests.torch.test_batches import STEPS, TOP, WRIST, assert_alike, mapped_slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from asyncfetch.stream.source import EpochStream
+    from asyncfetch.stream.epoch_stream import EpochStream
     from asyncfetch.testing import DatasetTruth
 
 pytestmark = [
@@ -199,7 +199,10 @@ def test_memory_is_flat_on_both_sides_where_every_tenth_batch_is_kept_for_a_whil
     stream.close()
 
 
-def test_a_killed_process_of_serve_samples_leaves_nothing_but_what_is_held(truth: DatasetTruth) -> None:
+def test_a_killed_process_of_serve_samples_leaves_nothing_but_what_is_held(
+    truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handing_over, "MAX_COPIED_BYTES", 1000)
     stream = af.Stream(str(truth.root), config=af.StreamConfig(pool_segments=4))
     with af.serve_samples(stream, SIZE) as batches:
         passes = itertools.chain.from_iterable(itertools.repeat(batches))

@@ -25,7 +25,6 @@ from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.responses import AcceptedBody
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.fetch.urls import check_characters
-from asyncfetch.observe.waits import running_meter
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.cancellation import outlast
 from asyncfetch.runtime.threads import run_to_its_end
@@ -69,7 +68,7 @@ class FileTransport:
         """Fills ``download``. Cancelled, it returns when the thread has stopped writing: after a step at most."""
         asked = download.asked
         host = self._hosts.get("file://")
-        async with host.permit():
+        async with host.permit() as permit:
             host.counts.requests += 1
             since = host.now()
             try:
@@ -81,11 +80,8 @@ class FileTransport:
                     url=download.url, start=asked.start, stop=asked.stop, attempts=1
                 ) from failure.__cause__
             download.remember()
-            seconds = host.now() - since
-            host.times.body.record(seconds)
-            if (meter := running_meter()) is not None:
-                meter.add(host.body_cause, seconds)
-            host.counts.bytes += download.landed_bytes
+            permit.body_seconds = host.now() - since
+            permit.landed(download.landed_bytes)
 
     async def _run(self, work: _InThread[T]) -> T:
         return await run_to_its_end(work.run, self.limiter, stop=work.stop)

@@ -390,7 +390,7 @@ class _Reading:
 
     def tell_end(self, permit: Permit) -> None:
         """Tell the permit that all is there. On the loop."""
-        permit.received(len(self._view), self._now() - self._opened_at)
+        permit.body_seconds = self._now() - self._opened_at
 
     def open(self, job: ThreadJob) -> None:
         """Learns size and version; from here on the memory for the bytes is there."""

@@ -35,9 +35,8 @@ from asyncfetch.fetch.refusals import LengthUnread, circumstances
 from asyncfetch.fetch.responses import MISDIRECTED, AcceptedBody, check_response, counted, refusal
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, pause_seconds, retried, spent_quota_seconds
 from asyncfetch.fetch.transports.session import COMMON_HEADERS, AiohttpSessions
-from asyncfetch.fetch.url_resolution import WebUrls
+from asyncfetch.fetch.url_resolution import WebUrls, web_address
 from asyncfetch.fetch.urls import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
-from asyncfetch.observe.trace import running
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
@@ -175,6 +174,8 @@ class HttpTransport:
         connector: Connector,
         session: AiohttpSessions,
         environment: Environment,
+        *,
+        by_session: bool = False,
     ) -> None:
         """Takes over ``connector`` and ``session``; use ``open`` to get one that is set up right."""
         self._config = config
@@ -184,18 +185,20 @@ class HttpTransport:
         self._session = session
         weakref.finalize(self, session.let_go).atexit = False
         self._environment = environment
+        self._by_session = by_session
         self._bandwidth = Bandwidth.of(config.max_bytes_per_second)
         self._moved: OrderedDict[str, URL] = OrderedDict()
         self._request_heads: OrderedDict[tuple[str, str | None], tuple[Address, Host, URL, bytes]] = OrderedDict()
 
     @classmethod
-    async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> HttpTransport:
+    async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock, *, by_session: bool) -> HttpTransport:
         """Return a transport on the running loop; ConfigError where a file that is named can't be read."""
         environment = Environment()
         if config.trust_env:
             environment = await run_sync(read_environment, dict(os.environ))
         connector = await Connector.open(config)
-        return cls(config, hosts, clock, connector, AiohttpSessions(config, connector), environment)
+        session = AiohttpSessions(config, connector)
+        return cls(config, hosts, clock, connector, session, environment, by_session=by_session)
 
     async def aclose(self) -> None:
         """Close every connection, without waiting for any server. No attempt may be under way."""
@@ -231,12 +234,12 @@ class HttpTransport:
         addresses_left = MAX_ADDRESSES_PER_ATTEMPT - 1
         download.attempts += 1
         while True:
-            address = await book.resolve(download.url)
+            address = web_address(download.url) if book is WEB_URLS else await book.resolve(download.url)
             moved_to = self._moved.get(download.url)
             url, redirects = moved_to or address.url, list[Redirect]()
             try:
                 for hop in range(self._config.max_redirects + 1):
-                    host = self._host(url)
+                    host = self._hosts.get(origin_of(url), partial(self._route, url))
                     host.counts.retries += failure is not None and hop == 0
                     if download.needs_size or (host.lacks_suffixes and download.wanted.is_suffix):
                         await self._ask_size_first(download, book)
@@ -278,20 +281,20 @@ class HttpTransport:
 
     async def _get(self, request: HttpRequest, *, needs_new_connection: bool) -> Redirect | None:
         """Sends one request, within its host's limit, and takes its bytes; or tells where it is redirected to."""
-        host, config = request.host, self._config
+        host = request.host
         permit = Permit(host)
         if not permit.enter_nowait():
             await permit.enter()
-        if running() is not None:
+        if permit.watch is not None:
             asked = request.download.asked
-            permit.told = {"start": asked.start, "stop": asked.stop, "attempt": request.download.attempts}
+            permit.watch.details = {"start": asked.start, "stop": asked.stop, "attempt": request.download.attempts}
         succeeded = False
         allowance = None if self._bandwidth is None else Allowance(self._bandwidth)
         try:
             if allowance is not None:
                 await self._clock.sleep(allowance.begin(request.download.expected_bytes))
                 permit.held_back()
-            by_session = not (config.direct_bodies and host.answers_plainly and host.route.proxy is None)
+            by_session = self._by_session or not host.answers_plainly or host.route.proxy is not None
             if by_session:
                 try:
                     redirect = await self._get_by_session(request, permit, allowance, needs_new_connection)
@@ -331,7 +334,8 @@ class HttpTransport:
         byte_range, etag, expected = download.ask(request.address.etag)
         if allowance is not None or request.address.version_header is not None:
             expected = None
-        patience_seconds = host.hedging.sent()
+        hedging = host.hedging
+        patience_seconds = hedging.patience_seconds if hedging.may_hedge else None
         sent = self._request_head(request, etag, byte_range)
         try:
             try:
@@ -419,7 +423,7 @@ class HttpTransport:
             status, answered = exchange.status, exchange.headers
             if status in REDIRECTS or status >= 400:
                 answered = request.book.explain(status, answered, await exchange.drain())
-            elif self._config.direct_bodies and host.route.proxy is None:
+            elif not self._by_session and host.route.proxy is None:
                 host.answers_plainly = exchange.is_plain
             delivery = self._judge(request, status, answered)
             if isinstance(delivery, Redirect):
@@ -443,7 +447,7 @@ class HttpTransport:
 
             await exchange.receive(delivery, view, landed)
             download.host = host
-            permit.received(len(view), host.now() - exchange.first_byte_at)
+            permit.body_seconds = host.now() - exchange.first_byte_at
         return None
 
     def _take_whole(
@@ -467,7 +471,7 @@ class HttpTransport:
         download.landed(len(view))
         download.host = host
         permit.landed(len(body))
-        permit.received(len(body), host.now() - first_byte_at)
+        permit.body_seconds = host.now() - first_byte_at
 
     async def _hedge(self, request: HttpRequest, permit: Permit, first: Connection, sent: bytes) -> Connection:
         """Makes a late request a second time; the connection of the answer that comes first and fits.
@@ -479,7 +483,7 @@ class HttpTransport:
         host, hedging = request.host, request.host.hedging
         waiting = first.wait()
         await anyio.lowlevel.checkpoint()  # an answer that lay there already when the loop found it late ends it here
-        urgent = None if waiting.done() or not hedging.may_hedge() else host.enter_nowait()
+        urgent = None if waiting.done() or not hedging.may_hedge else host.enter_nowait()
         if urgent is None:
             await waiting
             return first
@@ -571,7 +575,7 @@ class HttpTransport:
         """
         url = address.url
         for _ in range(self._config.max_redirects + 1):
-            host = self._host(url)
+            host = self._hosts.get(origin_of(url), partial(self._route, url))
             async with host.permit() as permit:
                 try:
                     response = await self._ask(permit, method, url, address, book, max_bytes, body)
@@ -707,9 +711,6 @@ class HttpTransport:
             )
         return AttemptFailed(InvalidResponse, message, RetryVerdict.FATAL, status, host=last)
 
-    def _host(self, url: URL) -> Host:
-        return self._hosts.get(origin_of(url), lambda: self._route(url))
-
     def _route(self, url: URL) -> Route:
         headers, redirected_headers = (
             static_headers(
@@ -756,7 +757,7 @@ def _received(permit: Permit, download: Download, connection: Connection) -> Non
     host.counts.bytes += received_bytes
     if answer.is_whole:
         download.host = host
-        permit.received(received_bytes, host.now() - connection.first_byte_at)
+        permit.body_seconds = host.now() - connection.first_byte_at
 
 
 _NO_HEAD = (None, None, None, b"")

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 MAX_PARTS = 10_000
 """Bound on the parts of one upload; S3's limit."""
+PARTS_IN_FLIGHT = 4
+"""Parts of one object on their way at a time; the next one is read meanwhile."""
 MAX_ANSWER_BYTES = 16 * 1024
 """Bound on what is parsed on the loop, which takes 1 ms. An answer to something written has less than 1 KiB."""
 PIECE_BYTES = 128 * 1024
@@ -165,7 +167,7 @@ class S3Upload:
 
         ``parts`` has what was read of it already, and is emptied: nobody else may keep a part in memory.
         """
-        permits = anyio.Semaphore(self._config.upload_parts_in_flight)
+        permits = anyio.Semaphore(PARTS_IN_FLIGHT)
 
         async def send(number: int, part: memoryview) -> None:
             parameters: dict[str, str | int] = {"PartNumber": number, "UploadId": self._id or ""}

@@ -445,8 +445,8 @@ os.register_at_fork(after_in_child=_disown_sessions_in_child)
 def _let_go_at_exit() -> None:
     """Close what is left open on loops of others here, and not while the interpreter is taken apart.
 
-    There a transport of aiofastnet fails at everything, and says so. A loop that still runs, in a daemon thread, keeps
-    its own: nothing of it is taken apart.
+    There a transport may fail at everything, and says so. A loop that still runs, in a daemon thread, keeps its own:
+    nothing of it is taken apart.
     """
     left = [session for session in list(_open_sessions) if not session.is_in_use]
     for session in left:

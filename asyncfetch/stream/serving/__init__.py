@@ -3,7 +3,6 @@
 batches.py      serve_samples: the consumer's iterator, and the worker's process as the consumer sees it
 worker.py       what runs in it
 messages.py     what they say to each other, and noticing that one has ended
-memory.py       slots of shared memory; samples to a batch in a slot, and back
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import multiprocessing
 import pickle
 import signal
 import time
-from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import resource_tracker, util
@@ -18,33 +17,27 @@ from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, WorkerE
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
 from asyncfetch.order.placement import Placement
-from asyncfetch.order.state import identity_of
-from asyncfetch.runtime.fork import ForkGuard, was_forked_since
-from asyncfetch.runtime.liveness import LONGER_SILENCE, LOOK_SECONDS, Silence, how_it_ended, how_silent, vitals
+from asyncfetch.order.state import has_given_all, identity_of
+from asyncfetch.runtime.fork import ForkGuard
+from asyncfetch.runtime.liveness import LOOK_SECONDS, Watch, how_it_ended
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
+from asyncfetch.runtime.shared_memory import SharedBytes
 from asyncfetch.stream.batch import MIB, MemoryPlan
-from asyncfetch.stream.figures import FiguresPage
+from asyncfetch.stream.epoch_stream import EpochStream, source_of
+from asyncfetch.stream.figures import PAGE_BYTES, FiguresPage, report_of
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.samples import PassFigures
-from asyncfetch.stream.serving.memory import MemorySlot, Returned, lease, unpack
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, FailedBatch, Filled, Ready, Stop, Taken
 from asyncfetch.stream.serving.worker import Plan, serve
-from asyncfetch.stream.source import EpochStream, SampleSource, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.order.state import State
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.serving.messages import Answer
-
-MAX_VIEWS = 8
-"""Batches that the consumer may hold as views of shared memory; of those beyond it gets copies. That bounds the memory
-and the descriptors of one that keeps what it gets, and leaves room for one that queues a few batches for its device."""
+    from asyncfetch.stream.source import SampleSource
 
 _LEFT_TO_US = {signal.SIGINT, signal.SIGTERM}
 """A terminal and a batch system send these to every process of a job. What they mean is the consumer's to decide."""
@@ -60,13 +53,14 @@ class WorkerProcess:
 
     Args:
         stream, plan: Its work.
+        page: The page of the plan's memory.
 
     Raises:
         ConfigError: The stream can't be sent to another process, or this process may have no children.
         WorkerError: The system refuses another process.
     """
 
-    def __init__(self, stream: SampleSource, plan: Plan) -> None:
+    def __init__(self, stream: SampleSource, plan: Plan, page: FiguresPage) -> None:
         if multiprocessing.current_process().daemon:
             raise ConfigError(
                 "this process is daemonic, as the workers of a DataLoader are, and may have no children: call "
@@ -87,13 +81,10 @@ class WorkerProcess:
             theirs.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
-        self._page = plan.page
+        self._page = page
         self._silent_seconds = stream.config.fetch.timeouts.silent_process_seconds
         self._channel = Channel(ours, self.pid)
         self._is_ready = False
-        self._slots: dict[int, MemorySlot] = {}
-        self._returned: deque[Returned] = deque()
-        self._held = 0
 
     def send(self, message: object) -> None:
         """Send it to the worker; where it has ended, ``receive`` says so."""
@@ -106,46 +97,29 @@ class WorkerProcess:
             WorkerError: It has ended.
             ClosedError: This side has ended it.
         """
-        while (message := self._receive()).number != number:
+        while True:
+            message = self._receive()
             if isinstance(message, Filled):
-                self.take(message)  # else it would count as ahead for ever
-        return message
+                self._channel.send(Taken())  # those of other passes, too: else they would count as ahead for ever
+            if message.number == number:
+                return message
 
     def _receive(self) -> Answer:
-        silence: Silence | None = None
+        watch: Watch | None = None
         while not self._channel.has_news(LOOK_SECONDS):
-            silence = silence or Silence(time.monotonic())
-            self._look(silence)
+            watch = watch or Watch(self.pid, self._silent_seconds, _GO_ON, time.monotonic())
+            if why := watch.look(time.monotonic(), self._page.beat_at):
+                self._process.kill()
+                raise self._lost(WorkerError(f"the process of serve_samples (pid {self.pid}) {why}"))
         try:
-            message, descriptor = self._channel.receive()
-        except EOFError:
-            raise self._lost(self._why_it_ended()) from None
+            message = self._channel.receive()
+        except (EOFError, WorkerError) as error:
+            raise self._lost(self._why_it_ended(error)) from None
         if isinstance(message, Ready):
             self._is_ready = True
             return self._receive()
-        if isinstance(message, Filled):
-            if descriptor is not None:
-                slot = self._slots[message.slot] = MemorySlot(message.slot, descriptor, message.new_bytes)
-                slot.close_descriptor()
-            for number in message.dropped:
-                self._slots.pop(number, None)  # it may never have been sent
         answer: Answer = message
         return answer
-
-    def take(self, message: Filled) -> NDArray[np.uint8]:
-        """The memory of a batch, which the worker uses again when the last view of it is gone."""
-        memory = lease(self._slots[message.slot], self._returned)
-        self._held += 1
-        if self._held > MAX_VIEWS:
-            memory = memory[: message.stop].copy()
-        ended = [self._returned.popleft() for _ in range(len(self._returned))]
-        self._held -= len(ended)
-        forgotten = [each.number for each in ended if was_forked_since(each.fork_count)]
-        freed = [each.number for each in ended if each.number not in forgotten]
-        for number in forgotten:
-            del self._slots[number]
-        self._channel.send(Taken(freed, forgotten))
-        return memory
 
     def end(self) -> None:
         """Tell it to end; it does within STOP_SECONDS. Idempotent, and doesn't wait."""
@@ -159,29 +133,18 @@ class WorkerProcess:
             self._process.kill()
             self._process.join()
 
-    def _look(self, silence: Silence) -> None:
-        """Raise WorkerError where the process has shown no sign of life for too long."""
-        seen = vitals(self.pid)
-        seconds = silence.look(time.monotonic(), self._page.beat_at, seen)
-        if seconds > self._silent_seconds:
-            self._process.kill()
-            raise self._lost(
-                WorkerError(
-                    f"the process of serve_samples (pid {self.pid}) {how_silent(seconds, seen)}, so it was killed. "
-                    f"{_GO_ON}. {LONGER_SILENCE}"
-                )
-            )
-
     def _lost(self, error: ClosedError | WorkerError) -> ClosedError | WorkerError:
         if isinstance(error, WorkerError):
             self._page.lose(error)
         return error
 
-    def _why_it_ended(self) -> ClosedError | WorkerError:
+    def _why_it_ended(self, error: Exception) -> ClosedError | WorkerError:
         if self._channel.is_closed:
             return ClosedError("these batches were closed, or interrupted halfway through one: call serve_samples anew")
         self._process.join(STOP_SECONDS)
         code = self._process.exitcode
+        if code is None and isinstance(error, WorkerError):  # it hasn't
+            return error
         if code == -signal.SIGKILL:
             why = "Lower max_bytes, decoded_max_bytes or max_ahead then."
         elif not self._is_ready:
@@ -233,11 +196,11 @@ def serve_samples(
     of this process. Order, epochs and state are the stream's own.
 
     A batch is what ``asyncfetch.torch.dataset`` makes of the samples: tensors of one shape and dtype stacked along a
-    new first dimension, other values in lists. Its tensors are views of shared memory, so that nothing is copied here:
-    taking 56 MiB took 2 ms where copying them took 52 (``bench.serving``, two cores).
+    new first dimension, other values in lists. Its large tensors are views of shared memory, so that nothing is copied
+    here: taking 56 MiB took 2 ms where copying them took 52 (``bench.serving``, two cores).
     That memory is used again when the last of them is gone: one that is kept keeps its batch. Of a ninth batch that is
     held the consumer gets a copy, and one that is held while this process forks stays in the child's memory as long as
-    that lives or holds it.
+    that lives or holds it. Tensors of up to 64 KiB are copies, so that who keeps actions keeps no pictures.
 
     The process is started by spawn, so a program that isn't a module of its own needs ``if __name__ == "__main__":``
     around this, and a transform must be a function at the top of a module. It ends with the ``with`` block, with this
@@ -254,9 +217,21 @@ def serve_samples(
     Raises:
         ConfigError: A number is out of range, or the stream can't follow into another process.
     """
-    return ServedBatches(
-        stream, batch_size=batch_size, drop_last=drop_last, max_ahead=max_ahead, max_ahead_bytes=max_ahead_bytes
-    )
+    if batch_size is not None:
+        batch_size = whole_number("batch_size", batch_size, least=1)
+    max_ahead = whole_number("max_ahead", max_ahead, least=1)
+    max_ahead_bytes = whole_number("max_ahead_bytes", max_ahead_bytes, least=1)
+    if not isinstance(stream, EpochStream):
+        raise ConfigError(
+            f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
+        )
+    source = source_of(stream)
+    if source.is_open:
+        raise ConfigError(
+            "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
+            "the stream of the dataset's URL"
+        )
+    return ServedBatches(source, Placement(batch_size=batch_size, drop_last=drop_last), max_ahead, max_ahead_bytes)
 
 
 class ServedBatches:
@@ -270,30 +245,9 @@ class ServedBatches:
     Belongs to one thread at a time. In a forked child it raises WrongLoop and leaves the parent's alone.
     """
 
-    def __init__(
-        self,
-        stream: EpochStream,
-        *,
-        batch_size: int | None,
-        drop_last: bool,
-        max_ahead: int,
-        max_ahead_bytes: int,
-    ) -> None:
-        if batch_size is not None:
-            batch_size = whole_number("batch_size", batch_size, least=1)
-        self._max_ahead = whole_number("max_ahead", max_ahead, least=1)
-        self._max_ahead_bytes = whole_number("max_ahead_bytes", max_ahead_bytes, least=1)
-        if not isinstance(stream, EpochStream):
-            raise ConfigError(
-                f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
-            )
-        self._stream = source_of(stream)
-        if self._stream.is_open:
-            raise ConfigError(
-                "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
-                "the stream of the dataset's URL"
-            )
-        self._in_batches = Placement(batch_size=batch_size, drop_last=drop_last)
+    def __init__(self, stream: SampleSource, in_batches: Placement, max_ahead: int, max_ahead_bytes: int) -> None:
+        self._stream, self._in_batches = stream, in_batches
+        self._max_ahead, self._max_ahead_bytes = max_ahead, max_ahead_bytes
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
         self._page: FiguresPage | None = None
@@ -314,11 +268,12 @@ class ServedBatches:
             raise ClosedError("these batches were entered before: call serve_samples anew")
         rank = found_placement()
         placement = replace(self._in_batches, rank=rank.rank, world_size=rank.world_size, nodes=rank.nodes)
-        with FiguresPage.made() as self._page:
-            self._page.begin(0, 0, 1)
-            figures = PassFigures(self._stream.config, self._page)  # the process goes on with what these count
-            plan = Plan(placement, self._max_ahead, self._max_ahead_bytes, self._page, figures.begun_at)
-            self._worker = WorkerProcess(self._stream, plan)
+        memory = SharedBytes(PAGE_BYTES)
+        self._page = FiguresPage(memory.memory)
+        self._page.begin(0, 0, 1)
+        figures = PassFigures(self._stream.config, self._page)  # the process goes on with what these count
+        plan = Plan(placement, self._max_ahead, self._max_ahead_bytes, memory, figures.begun_at)
+        self._worker = WorkerProcess(self._stream, plan, self._page)
         # Called at exit too, before multiprocessing waits for all its children; not in a forked child.
         self._finalizer = util.Finalize(self, _let_go, (self._worker,), exitpriority=1)
         return self
@@ -335,9 +290,9 @@ class ServedBatches:
     def __iter__(self) -> Iterator[Any]:
         """One epoch. It begins when the first batch is asked for."""
         self._entered()
-        # As of a stream: a pass is finished, too, where it has given all it had and nobody asked whether there is more.
+        # As of a stream: a pass that has given all it had is finished, also if the consumer never asked for more.
         state = self._given()
-        if state is not None and self._stream.is_over(state, self._in_batches.least_samples):
+        if state is not None and has_given_all(state, self._in_batches.least_samples):
             assert self._latest is not None
             self._stream.end_epoch(self._latest[0])
         self._latest = None
@@ -352,10 +307,15 @@ class ServedBatches:
         try:
             while isinstance(message := self._receive(worker, number), Filled):
                 self._stream.quarantine.extend(message.quarantined)
-                yield self._open(worker, message, turn)
+                turn.check()
+                self._latest = (turn, self._stream.epochs.settings, message.state)
+                self._stream.known_identity = identity_of(message.state)
+                given = [message.batch]
+                del message  # else this frame would hold the batch for as long as its consumer works on it
+                yield given.pop()
         except GeneratorExit:
-            if not self._guard.in_child:
-                worker.send(Stop(number))
+            if number == self._pass and not self._guard.in_child:
+                worker.send(Stop())
             raise
         if isinstance(message, FailedBatch):
             message.raise_it()
@@ -370,13 +330,6 @@ class ServedBatches:
         if number != self._pass:
             raise ClosedError("a later iteration over these batches has ended this one")
         return worker.receive(number)
-
-    def _open(self, worker: WorkerProcess, message: Filled, turn: Turn) -> Any:  # noqa: ANN401
-        batch, state = unpack(worker.take(message), message.start, message.stop, message.rest)
-        turn.check()
-        self._latest = (turn, self._stream.epochs.settings, state)
-        self._stream.known_identity = identity_of(state)
-        return batch
 
     def _given(self) -> State | None:
         """Return what was given of the epoch that the next pass takes; None if nothing was, or one was set since."""
@@ -420,17 +373,9 @@ class ServedBatches:
         page = self._page
         if page is None:
             return Report.of(Waits(), None, self._stream.config)
-        told = page.published()
-        return Report.of(
-            page.waits(),
-            told.statistics,
-            self._stream.config,
-            num_workers=page.num_workers,
-            all_waits=told.all_waits,
-            all_statistics=told.all_statistics,
-            failure=told.failure,
-            silence=page.silence(),
-        )
+        published = page.published()
+        report = report_of([page], self._stream.config)
+        return replace(report, all_waits=published.all_waits, all_statistics=published.all_statistics)
 
     def memory_plan(self) -> MemoryPlan:
         """Return what this process and that one take at most; see ``Stream.memory_plan``. It may be asked before them.

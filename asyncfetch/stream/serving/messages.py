@@ -1,10 +1,9 @@
-"""Messages between the consumer's process and the worker's. Batches travel in shared memory, not in here."""
+"""Messages between the consumer's process and the worker's. For batches among them see ``stream/handing_over.py``."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import socket
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,19 +36,12 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Nobody wants more of this pass."""
-
-    number: int
+    """The consumer wants no more of the latest pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """The consumer has one batch more."""
-
-    freed: list[int]
-    """Slots whose last view is gone."""
-    forgotten: list[int]
-    """Likewise, where a child forked from the consumer may have a view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +59,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A batch. Where the slot is new its descriptor comes with it."""
+    """A batch."""
 
     number: int
     """Number of the pass."""
-    slot: int
-    new_bytes: int
-    """Size of a new slot; 0 where it is known."""
-    start: int
-    """Start of the pickled rest of the batch in the slot."""
-    stop: int
-    dropped: list[int]
-    """Slots that won't be used any more."""
-    rest: bytes = b""
-    """The same, where it isn't in the slot."""
+    batch: Any
+    state: State
+    """The state behind it."""
     quarantined: tuple[Quarantined, ...] = ()
     """Bad data among the samples up to it, since the message before."""
 
@@ -131,12 +116,8 @@ def failure(number: int, error: BaseException) -> FailedBatch:
     return FailedBatch(number, pickled)
 
 
-_WITH = b"\0"
-"""A descriptor comes with a byte at least."""
-
-
 class Channel:
-    """Messages, some of them with a descriptor; and the other process's end, noticed at once.
+    """Messages, and the other process's end, noticed at once.
 
     That end is seen in two ways. The connection ends, unless a process that was forked from the other one has a copy of
     it. And the other's pidfd becomes readable, which nothing can delay; it is Linux's. PR_SET_PDEATHSIG would do
@@ -151,20 +132,15 @@ class Channel:
 
     def __init__(self, connection: Connection, peer: int) -> None:
         self._connection = connection
-        # The connection's own socket once more: only a socket sends descriptors. One made for each descriptor, as
-        # multiprocessing does, would be left open by an interrupt that comes while it is being made.
-        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._peer: int | None = None
         if hasattr(os, "pidfd_open"):
-            with suppress(OSError):  # a kernel or a sandbox without it, or nobody of that id any more
+            with suppress(OSError):  # a kernel or a sandbox without it, or it has ended
                 self._peer = os.pidfd_open(peer)
 
-    def send(self, message: object, descriptor: int | None = None) -> None:
-        """Say something. Does nothing where nobody is left to hear it: who receives will notice."""
+    def send(self, message: object) -> None:
+        """Send a message. Does nothing where the other process has ended, which ``receive`` notices."""
         try:
-            self._connection.send((message, descriptor is not None))
-            if descriptor is not None:
-                socket.send_fds(self._socket, [_WITH], [descriptor])
+            self._connection.send(message)
         except (BrokenPipeError, ConnectionResetError):  # the other process has ended
             pass
         except OSError:
@@ -175,32 +151,26 @@ class Channel:
         """Wait so long at most for what ``receive`` then has at once: a message, or the other process's end."""
         return self.is_closed or bool(wait(self._ends(), timeout_seconds))
 
-    def receive(self) -> tuple[Any, int | None]:
-        """Wait for the next message, and the descriptor that came with it, which becomes the caller's.
+    def receive(self) -> Any:  # noqa: ANN401
+        """Wait for the next message.
 
         Interrupted while it waits it loses nothing; in the middle of a message it closes the channel.
 
         Raises:
             EOFError: The other process has ended, after all it said, or this channel is closed.
+            WorkerError: The same, and the message was a batch in its memory.
         """
         if self.is_closed or self._connection not in wait(self._ends()):
             raise EOFError
         try:
-            message, has_descriptor = self._connection.recv()
-            return message, self._receive_descriptor() if has_descriptor else None
-        except OSError as error:  # ended in the middle of a word
+            return self._connection.recv()
+        except OSError as error:  # ended in the middle of a message
             raise EOFError from error
-        except EOFError:
+        except (EOFError, WorkerError):
             raise
         except BaseException:
             self.close()
             raise
-
-    def _receive_descriptor(self) -> int:
-        _, descriptors, _, _ = socket.recv_fds(self._socket, len(_WITH), 1)
-        if not descriptors:
-            raise EOFError
-        return descriptors[0]
 
     @property
     def is_closed(self) -> bool:
@@ -210,7 +180,6 @@ class Channel:
     def close(self) -> None:
         """Idempotent."""
         self._connection.close()
-        self._socket.close()
         if self._peer is not None:
             os.close(self._peer)
             self._peer = None

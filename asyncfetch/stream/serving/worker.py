@@ -1,4 +1,4 @@
-"""The process that does the work: reads the stream and writes batches into shared memory."""
+"""The process that does the work: reads the stream and makes batches in shared memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from asyncfetch.order.state import identity_of
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.liveness import beat
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
-from asyncfetch.runtime.memory_pool import block_bytes
+from asyncfetch.runtime.shared_memory import MemorySlots, can_hand_over
 from asyncfetch.runtime.threads import call_on, run_sync
-from asyncfetch.stream.batch import RowBatch, batch_of, samples_of
+from asyncfetch.stream.batch import batch_of, samples_of
+from asyncfetch.stream.datasets import OpenDatasets
+from asyncfetch.stream.figures import FiguresPage
+from asyncfetch.stream.handing_over import HandedOver, Packed, SlotMemory, stacks
 from asyncfetch.stream.samples import running_pass
-from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Packed, SlotMemory, collate
 from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, Filled, Ready, Stop, Taken, failure
 
 if TYPE_CHECKING:
@@ -36,8 +38,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import Sample
     from asyncfetch.order.placement import Placement
     from asyncfetch.order.state import State
-    from asyncfetch.stream.datasets import OpenDatasets
-    from asyncfetch.stream.figures import FiguresPage
+    from asyncfetch.runtime.shared_memory import SharedBytes
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.samples import PassFigures, RunningPass
     from asyncfetch.stream.source import SampleSource
@@ -52,8 +53,8 @@ class Plan:
     placement: Placement
     max_ahead: int
     max_ahead_bytes: int
-    page: FiguresPage
-    """The page on which the consumer looks for what is done here."""
+    page: SharedBytes
+    """The memory of the page on which the consumer looks for what is done here."""
     begun_at: float
     """The time when the process was asked for, by the clock of ``time.perf_counter``, which processes share."""
 
@@ -67,10 +68,10 @@ def serve(stream: SampleSource, plan: Plan, connection: Connection) -> None:
     parent = parent_process()
     assert parent is not None
     assert parent.pid is not None
-    stream.page = plan.page
+    page = stream.page = FiguresPage(plan.page.memory)
     channel = Channel(connection, parent.pid)
     if os.getppid() == parent.pid:  # else it is dead already, and the channel may watch a stranger
-        anyio.run(_run, stream, plan, channel)
+        anyio.run(_run, stream, plan, channel, page)
     if (tracer := running()) is not None:
         tracer.close()
     for file in (sys.stdout, sys.stderr):
@@ -78,8 +79,11 @@ def serve(stream: SampleSource, plan: Plan, connection: Connection) -> None:
     os._exit(0)  # everything is closed; an interpreter with torch in it takes another second to take itself apart
 
 
-async def _run(stream: SampleSource, plan: Plan, channel: Channel) -> None:
-    await _ServingWorker(stream, plan, channel).run()
+async def _run(stream: SampleSource, plan: Plan, channel: Channel, page: FiguresPage) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(beat, page.beat)
+        await _ServingWorker(stream, plan, channel).run()
+        tasks.cancel_scope.cancel()
 
 
 class _ServingWorker:
@@ -96,20 +100,16 @@ class _ServingWorker:
         self._stream = stream
         self._plan = plan
         self._channel = channel
-        self._slots = MemorySlots()
-        self._memory = SlotMemory(self._slots)
+        self._memory = SlotMemory(MemorySlots()) if can_hand_over() else None
         self._one_at_a_time = anyio.CapacityLimiter(1)
         self._everything = anyio.CancelScope()
         self._messages: asyncio.Queue[object] = asyncio.Queue()
         self._changed = anyio.Event()
-        self._dataset: OpenDatasets | None = None
-        self._failure: BaseException | None = None
-        """The error that opening it ended with."""
-        self._failure_is_told = False
+        self._opened: OpenDatasets | BaseException | None = None
+        """The datasets, or the error of opening them, which one pass gets; the next one tries again."""
         self._figures: PassFigures | None = None
         """The figures of the next pass, whose consumer waits until the dataset is open."""
         self._wanted: Begin | None = None
-        self._number = 0
         self._pass = anyio.CancelScope()
         self._ahead: deque[int] = deque()
         """Bytes of each batch that the consumer hasn't taken."""
@@ -121,35 +121,32 @@ class _ServingWorker:
         with self._everything:
             async with anyio.create_task_group() as self._tasks, AsyncExitStack() as stack:
                 self._tasks.start_soon(self._heed_all)
-                self._tasks.start_soon(beat, self._plan.page.beat)
                 await self._say(Ready())
                 await self._open(stack, self._plan.begun_at)
                 while True:
                     while self._wanted is None:
                         await self._changed.wait()
                     begin, self._wanted = self._wanted, None
-                    self._number = begin.number
-                    if self._failure_is_told:
+                    if self._opened is None:
                         await self._open(stack)
                     with anyio.CancelScope() as self._pass:
                         await self._serve(begin)
 
     async def _open(self, stack: AsyncExitStack, begun_at: float | None = None) -> None:
-        """Open the dataset; an error is for those who ask for something that needs it."""
-        self._failure_is_told = False
+        """Open the datasets, for the next pass."""
         self._figures = figures = self._stream.new_figures(begun_at=begun_at)
         try:
-            self._dataset = await stack.enter_async_context(self._stream.opener()())
+            self._opened = await stack.enter_async_context(self._stream.opener()())
         except BaseException as error:
             if was_cancelled():
                 raise
-            self._failure = error
+            self._opened = error
             figures.fail(error)
         finally:
             figures.opened()
 
     async def _serve(self, begin: Begin) -> None:
-        """One pass. Whatever goes wrong is told at its place, and ends the pass."""
+        """One pass. An error is sent in its place, and ends the pass."""
         try:
             async with self._samples(begin) as given:
                 samples = running_pass(given)
@@ -162,25 +159,23 @@ class _ServingWorker:
                 raise
             await self._say(failure(begin.number, error))
 
-    def _opened(self) -> OpenDatasets:
-        if self._dataset is None:
-            assert self._failure is not None
-            self._failure_is_told = True  # the next pass tries again
-            raise self._failure
-        return self._dataset
-
     def _samples(self, begin: Begin) -> Samples:
+        opened = self._opened
+        if not isinstance(opened, OpenDatasets):
+            assert opened is not None
+            self._opened = None
+            raise opened
         # The state's epoch, though nothing may be left of it: the other side has chosen.
         self._stream.go_on(begin.state, begin.state["epoch"])
         self._stream.known_identity = begin.known_identity
-        stream = self._stream.over(self._opened())  # it stays open from pass to pass
+        stream = self._stream.over(opened)  # it stays open from pass to pass
         memory = None if self._plan.placement.batch_size is None else self._memory
         figures, self._figures = self._figures, None
         return stream.samples_of(self._plan.placement, memory=memory, figures=figures)
 
     async def _take(self, samples: RunningPass) -> list[Sample]:
         """The samples of the next batch; none at the end."""
-        size, drop_last = self._plan.placement.batch_size or 1, self._plan.placement.drop_last
+        size, least = self._plan.placement.batch_size or 1, self._plan.placement.least_samples
         taken: list[Sample] = []
         number = 0
         async for sample in samples:
@@ -192,25 +187,22 @@ class _ServingWorker:
                 number = batch
                 if batch == following and len(taken) < size:
                     continue
-            if len(taken) == size or not drop_last:
+            if len(taken) >= least:
                 return taken
             taken = []
-        return [] if drop_last else taken
+        return taken if len(taken) >= least else []
 
     async def _hand_over(self, number: int, taken: list[Any], samples: RunningPass) -> None:
         state = samples.state_dict()
-        found = None if self._plan.placement.batch_size is None else batch_of(taken)
-        slot: MemorySlot | None = None if found is None else found[0].slot
         with samples.handing_over():
-            packed = await self._in_thread(partial(self._pack, found or taken, slot, state))
+            batch, nbytes = await self._in_thread(partial(self._batch, taken))
         taken.clear()
-        nbytes = packed.nbytes if slot is None else slot.nbytes
         while self._is_full(nbytes):
             await self._changed.wait()
         self._ahead.append(nbytes)
         try:
             with samples.handing_over():
-                await self._in_thread(partial(self._write, number, packed, slot))
+                await self._in_thread(partial(self._send, number, batch, state))
         except BaseException:
             self._ahead.pop()  # cancelled before it began, or failed: the consumer will never take it
             raise
@@ -220,33 +212,20 @@ class _ServingWorker:
         plan, ahead = self._plan, self._ahead
         return len(ahead) >= plan.max_ahead or (bool(ahead) and sum(ahead) + nbytes > plan.max_ahead_bytes)
 
-    def _pack(self, taken: tuple[RowBatch, slice] | list[Any], slot: MemorySlot | None, state: State) -> Packed:
-        if slot is not None:
-            batch, rows = taken
-            return Packed((batch.rows(rows), state), slot.memory)
+    def _batch(self, taken: list[Any]) -> tuple[HandedOver | Packed, int]:
+        """The batch of these samples, in a slot or measured for one, and its size."""
+        is_single = self._plan.placement.batch_size is None
+        if self._memory is not None and not is_single and (found := batch_of(taken)) is not None:
+            batch = HandedOver.of(*found, self._memory)
+            return batch, batch.slot.memory.nbytes
         samples = samples_of(taken)
-        return Packed((samples[0] if self._plan.placement.batch_size is None else collate(samples), state))
+        packed = Packed(samples[0] if is_single else stacks(samples))
+        return packed, packed.nbytes
 
-    def _write(self, number: int, batch: Packed, slot: MemorySlot | None) -> None:
-        rest = b""
-        if slot is not None:
-            start, stop, rest = 0, slot.nbytes, batch.rest
-        else:
-            slot, dropped = self._slots.take(block_bytes(batch.nbytes))  # one that is a little longer will fit, too
-            self._memory.dropped += dropped
-            try:
-                start, stop = batch.write(slot.memory)
-            except BaseException:
-                self._slots.give_back([slot.number])
-                raise
-        self._slots.hand_over(slot)
-        dropped, self._memory.dropped = self._memory.dropped, []
-        is_new = slot.descriptor >= 0
-        news = self._stream.quarantine.take_news()
-        filled = Filled(number, slot.number, slot.nbytes if is_new else 0, start, stop, dropped, rest, news)
-        self._channel.send(filled, slot.descriptor if is_new else None)
-        if is_new:
-            slot.close_descriptor()
+    def _send(self, number: int, batch: HandedOver | Packed, state: State) -> None:
+        slots = None if self._memory is None else self._memory.slots
+        given = batch.written(slots) if isinstance(batch, Packed) else batch
+        self._channel.send(Filled(number, given, state, self._stream.quarantine.take_news()))
 
     async def _say(self, message: object) -> None:
         await self._in_thread(partial(self._channel.send, message))
@@ -260,12 +239,9 @@ class _ServingWorker:
         message: object = None
         while not isinstance(message, Close):
             try:
-                message, _ = self._channel.receive()
+                message = self._channel.receive()
             except EOFError:  # the parent is gone
                 message = Close()
-            if isinstance(message, Taken):
-                self._slots.give_back(message.freed)
-                self._slots.forget(message.forgotten)
             call_on(self._loop, self._messages.put_nowait, message)
         threading.Event().wait(STOP_SECONDS)
         os._exit(0)  # something doesn't let go: a transform that computes, or a decoder
@@ -276,14 +252,9 @@ class _ServingWorker:
 
     def _heed(self, message: object) -> None:
         match message:
-            case Begin():
-                self._wanted = message
+            case Begin() | Stop():
+                self._wanted = message if isinstance(message, Begin) else None
                 self._pass.cancel()
-            case Stop(number):
-                if self._wanted is not None and self._wanted.number == number:
-                    self._wanted = None
-                elif self._number == number:
-                    self._pass.cancel()
             case Taken():
                 self._ahead.popleft()
             case Close():
