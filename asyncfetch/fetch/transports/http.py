@@ -342,7 +342,7 @@ class HttpTransport:
                 await connection.send(
                     sent,
                     expected,
-                    None if expected is None else download.room(),
+                    download.room,
                     patience_seconds=inf if patience_seconds is None else patience_seconds,
                 )
             finally:

@@ -175,7 +175,7 @@ class _QuietConnector(aiohttp.TCPConnector):
 class _Request(aiohttp.ClientRequest):
     """One that isn't sent where something unasked has come, which aiohttp would take for the answer to it."""
 
-    async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+    async def send(self, conn: Any) -> aiohttp.ClientResponse:  # noqa: ANN401 - whose class has no public name
         """As aiohttp's; ServerDisconnectedError on a connection that is of no use, and the session takes another."""
         if conn.protocol is None or conn.protocol.should_close:
             raise aiohttp.ServerDisconnectedError
