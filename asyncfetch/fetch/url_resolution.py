@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -20,12 +20,10 @@ import anyio
 from asyncfetch.errors import AsyncFetchError
 from asyncfetch.fetch.refusals import explained
 from asyncfetch.fetch.retry import AttemptFailed
-from asyncfetch.fetch.urls import parse_url, userinfo
+from asyncfetch.fetch.urls import Address, parse_url, userinfo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
-
-    from yarl import URL
 
 MAX_ADDRESSES = 8192
 """Addresses that are remembered, about 2 KiB each. Finding a forgotten one again costs one signature or request."""
@@ -33,24 +31,6 @@ MARGIN_SECONDS = 60.0
 """An address isn't used this shortly before its end, or a tenth of its life: clocks differ, requests wait."""
 MEANT_SECONDS = 1.0
 """An address that is refused this soon after it was found isn't worn out: the refusal is meant."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A place where an object can be had now. Compared by identity: equal ones may come from different answers."""
-
-    url: URL = field(repr=False)
-    """The url to send as it is; it may hold a signature."""
-    headers: Mapping[str, str | None] = field(default_factory=dict, repr=False)
-    """Headers for the url's own origin alone, over what the configuration has for it; None leaves a header out."""
-    is_named: bool = False
-    """True if the user named the url's origin; only then do secrets configured for its bare host go there."""
-    etag: str | None = None
-    """The object's version where it is known better than by the answers' own tags, which then don't count: two CDNs
-    have two tags for the same bytes."""
-    version_header: str | None = None
-    """The header in which the url's own origin says the version, without quotes, also where it redirects; None where
-    the url can only ever lead to one version."""
 
 
 class AddressBook(Protocol):
