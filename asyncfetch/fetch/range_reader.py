@@ -102,7 +102,7 @@ class PartSizes:
             return config.part_bytes
         host.settle()
         rate = host.rate.bytes_per_second
-        first_byte_seconds = host.times.first_byte.median_seconds
+        first_byte_seconds = host.counts.first_byte.median_seconds
         if rate is None:
             in_front = host.waiting + group.ahead
             is_cut = first_byte_seconds >= FAR_SECONDS and in_front + UNKNOWN_RATE_PARTS <= host.limit
