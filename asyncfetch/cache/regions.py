@@ -102,7 +102,7 @@ class Regions:
     def sweep(self) -> None:
         """Give to the system what this process has no view of any more. The caller must know that no other one has."""
         while self._gone:
-            _, region, start, stop = self._lent.pop(self._gone.popleft().number)
+            _, region, start, stop = self._lent.pop(self._gone.popleft().name)
             region.map.madvise(mmap.MADV_REMOVE, start, stop - start)
             region.pieces -= 1
             self._close_unless_used(region)
@@ -149,6 +149,6 @@ class MappedRegions:
         """The names of those of which no view is left, once."""
         names = []
         while self._gone:
-            names.append(self._gone.popleft().number)
+            names.append(self._gone.popleft().name)
             del self._lent[names[-1]]
         return names

@@ -73,12 +73,12 @@ class _View:
 class ViewEnd(weakref.ref[_View]):
     """Says of which memory the last view is gone."""
 
-    __slots__ = ("number",)
-    number: int
+    __slots__ = ("name",)
+    name: Any
 
 
 def lend(
-    memory: NDArray[np.uint8], owner: object, number: int, ended: deque[ViewEnd]
+    memory: NDArray[np.uint8], owner: object, name: object, ended: deque[ViewEnd]
 ) -> tuple[NDArray[np.uint8], ViewEnd]:
     """A view that keeps ``owner``, and the reference that comes to ``ended`` when the last view of it is gone.
 
@@ -86,7 +86,7 @@ def lend(
     """
     view = _View(memory, owner)
     end = ViewEnd(view, ended.append)
-    end.number = number
+    end.name = name
     return np.asarray(view), end
 
 
@@ -184,7 +184,7 @@ class MemorySlots:
 
     def _collect(self) -> None:
         while self._ended:
-            number = self._ended.popleft().number
+            number = self._ended.popleft().name
             del self._viewed[number]
             self._free_unless_in_use(number)
         for number in list(self._away):
@@ -209,23 +209,34 @@ def can_hand_over() -> bool:
     return os.access(f"/proc/{os.getppid()}/fd", os.R_OK | os.X_OK)
 
 
-class _Mappings:
-    """Slots of others that this process has mapped. They stay mapped as long as it has a view of any of them.
+class _Reader:
+    """The slots of others of which this process has views. They stay mapped as long as it has one of any of them.
 
     To map and unmap 56 MiB for each batch took 2 ms where a copy of it took 3.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.memory: dict[SlotName, NDArray[np.uint8]] = {}
-        self.held: set[SlotName] = set()
-        """Slots of which there is a view."""
+        self._memory: dict[SlotName, NDArray[np.uint8]] = {}
+        self._held: dict[SlotName, tuple[ViewEnd, int]] = {}
+        """The end of each view, and the count of forks when it was lent."""
+        self._ended: deque[ViewEnd] = deque()
 
-    def map(self, name: SlotName) -> NDArray[np.uint8]:
-        """The slot's memory; OSError where its process has ended."""
-        found = self.memory.get(name)
+    def view(self, name: SlotName) -> NDArray[np.uint8]:
+        """See ``view_of``; OSError where its process has ended."""
+        self._give_back()
+        memory = self._map(name)
+        if sum(held.token == name.token for held in self._held) >= MAX_VIEWS:
+            copied = memory.copy()
+            memory[0] = FREE
+            return copied
+        view, end = lend(memory, self, name, self._ended)
+        self._held[name] = end, fork_count()
+        return view
+
+    def _map(self, name: SlotName) -> NDArray[np.uint8]:
+        found = self._memory.get(name)
         if found is None:
-            self.drop_ended()
             descriptor = os.open(f"/proc/{name.pid}/fd/{name.descriptor}", os.O_RDWR | os.O_CLOEXEC)
             try:
                 found = _mapped(descriptor, name.nbytes)
@@ -233,75 +244,47 @@ class _Mappings:
                 os.close(descriptor)
             if found[TOKEN_AT].tobytes() != name.token:
                 raise ProcessLookupError(f"process {name.pid} is another one by now")
-            self.memory[name] = found
+            self._memory[name] = found
         return found
 
-    def drop_ended(self) -> None:
-        """Forget slots of processes that have ended, and those that are filled no more."""
-        ended = {pid for pid in {name.pid for name in list(self.memory)} if not os.path.exists(f"/proc/{pid}")}
-        for name, memory in list(self.memory.items()):
-            if name.pid in ended or (memory[0] == ABANDONED and name not in self.held):
-                self.memory.pop(name, None)
+    def _give_back(self) -> None:
+        """Give back what no view is left of, and forget slots that are filled no more."""
+        while self._ended:
+            name = self._ended.popleft().name
+            _, forks = self._held.pop(name)
+            self._memory[name][0] = ABANDONED if was_forked_since(forks) else FREE
+        ended = {pid for pid in {name.pid for name in self._memory} if not os.path.exists(f"/proc/{pid}")}
+        for name, memory in list(self._memory.items()):
+            if name not in self._held and (name.pid in ended or memory[0] == ABANDONED):
+                del self._memory[name]
+
+    def __del__(self) -> None:
+        if self.pid == os.getpid():  # not in a forked child
+            self._give_back()
 
 
 _lock = threading.Lock()
-_latest: weakref.ref[_Mappings] | None = None
-
-
-def _mappings() -> _Mappings:
-    """Return the mappings of this process, and not of one that it was forked from."""
-    global _latest
-    found = None if _latest is None else _latest()
-    if found is None or found.pid != os.getpid():
-        found = _Mappings()
-        _latest = weakref.ref(found)
-    return found
-
-
-class _SlotView:
-    """The object that every view of a slot refers to in its reader in the end."""
-
-    __slots__ = ("__array_interface__", "_fork_count", "_mappings", "_memory", "_name")
-
-    def __init__(self, name: SlotName) -> None:
-        with _lock:
-            self._mappings = _mappings()
-            self._memory = self._mappings.map(name)
-        self._name = name
-        self._fork_count = fork_count()
-        self._mappings.held.add(name)
-        self.__array_interface__ = self._memory.__array_interface__
-
-    @property
-    def is_one_too_many(self) -> bool:
-        """True where too many of the process's slots are held with this one."""
-        return sum(name.token == self._name.token for name in list(self._mappings.held)) > MAX_VIEWS
-
-    def __del__(self) -> None:
-        if hasattr(self, "__array_interface__") and self._mappings.pid == os.getpid():  # not in a forked child
-            self._mappings.held.discard(self._name)
-            if was_forked_since(self._fork_count):
-                self._mappings.memory.pop(self._name, None)
-                self._memory[0] = ABANDONED
-            else:
-                self._memory[0] = FREE
-            self._mappings.drop_ended()
+_latest: weakref.ref[_Reader] | None = None
 
 
 def view_of(name: SlotName) -> NDArray[np.uint8]:
-    """The memory of a slot that was handed over to this process, given back when the last view of it is gone.
+    """The memory of a slot that was handed over to this process: a copy where MAX_VIEWS of its process are held.
 
-    It is a copy, and the slot given back at once, where MAX_VIEWS are held already.
+    It is given back when the last view of it is gone, as this process looks at the next slot or at none any more.
 
     Raises:
         WorkerError: The process that fills it has ended.
     """
+    global _latest
     try:
-        view = _SlotView(name)
+        with _lock:
+            reader = None if _latest is None else _latest()
+            if reader is None or reader.pid != os.getpid():  # that is the one that this process was forked from
+                reader = _Reader()
+                _latest = weakref.ref(reader)
+            return reader.view(name)
     except OSError as error:
         raise WorkerError(
             f"the worker (pid {name.pid}) has ended, and with it the memory of a batch that it had made: {error}. What "
             "it printed may say why"
         ) from error
-    memory: NDArray[np.uint8] = np.asarray(view)
-    return memory.copy() if view.is_one_too_many else memory
