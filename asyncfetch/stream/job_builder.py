@@ -96,7 +96,7 @@ class JobBuilder:
 
     @property
     def transform_seconds(self) -> tuple[float, float]:
-        """Seconds so far in which threads ran, or waited for a core, in the user's own functions; and those they ran."""
+        """Seconds in which threads ran, or waited for a core, in the user's own functions; and those they ran."""
         return self._transform_time.worked_seconds, self._transform_time.ran_seconds
 
     def layout(self, step: Step) -> Layout | None:
