@@ -77,7 +77,7 @@ class RayExecutor:
     async def open(
         self, fetch: FetchConfig, workers: int | None, wrote: Callable[[str, int], object]
     ) -> AsyncIterator[_RayPool]:
-        """See ``Executor``. Progress counts whole files."""
+        """Open the workers for one merge. Progress counts whole files."""
         ray = await run_sync(_import_ray)
         if not ray.is_initialized():
             raise ConfigError("Ray isn't initialised: call ray.init() before the merge")

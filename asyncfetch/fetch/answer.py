@@ -27,6 +27,8 @@ from asyncfetch.fetch.buffers import ChainedBuffer
 from asyncfetch.fetch.responses import stated_length
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncfetch.fetch.buffers import Views
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -121,23 +123,34 @@ class Phase(Enum):
 _AWAITING_HEAD, _HELD, _RECEIVING, _ENDED = Phase  # a look-up each saves, at every read of a socket
 
 
+def no_place() -> None:
+    """No memory: the head is told first."""
+
+
 class Answer:
     """One answer. Bytes are to be written to ``room``, and then told by ``came``.
 
     Args:
         scratch: What it begins in. Others may write to it between ``came`` and ``room``.
-        expected: The answer of which the body may land in ``view`` at once; None where its head is told first.
-        view: Writable, of just the expected body's length.
+        expected: The answer whose body may land in ``place`` at once; None where its head is told first.
+        place: Gives the writable memory for the expected body, of just its length, once its head is there: an answer
+            that is waited for takes none. None where there is none, and then the head is told first.
     """
 
     __slots__ = (
-        "_expected", "_head", "_held", "_later", "_left_bytes", "_missing_bytes", "_raw_head", "_scratch", "_view",
-        "closes", "has_surplus", "is_whole", "phase", "received_bytes",
+        "_expected", "_head", "_held", "_later", "_left_bytes", "_missing_bytes", "_place", "_raw_head", "_scratch",
+        "_view", "closes", "has_surplus", "is_whole", "phase", "received_bytes",
     )  # fmt: skip
 
-    def __init__(self, scratch: bytearray, expected: ExpectedAnswer | None = None, view: Views | None = None) -> None:
+    def __init__(
+        self,
+        scratch: bytearray,
+        expected: ExpectedAnswer | None = None,
+        place: Callable[[], Views | None] = no_place,
+    ) -> None:
         self._scratch = scratch
         self._expected = expected
+        self._place = place
         self._head: Head | None = None
         self._raw_head = b""
         self._held = bytearray()  # what came and was not looked at yet: a part of a head, or the body behind it
@@ -153,10 +166,6 @@ class Answer:
         """Bytes of the body that are in its memory."""
         self._view, self._missing_bytes = _SURPLUS, 0
         self._later: list[memoryview] = []
-        if isinstance(view, memoryview):
-            self._view, self._missing_bytes = view, len(view)
-        elif view is not None:
-            self._aim(view)
 
     @property
     def head(self) -> Head | None:
@@ -208,7 +217,7 @@ class Answer:
 
     def stop(self) -> None:
         """Want no more of it, and let go of its memory."""
-        self.phase, self._view, self._later = _ENDED, _SURPLUS, []
+        self.phase, self._view, self._later, self._place = _ENDED, _SURPLUS, [], no_place
 
     def _aim(self, view: Views) -> None:
         if isinstance(view, ChainedBuffer):
@@ -232,15 +241,19 @@ class Answer:
                 return False
             end = 0
         raw = self._raw_head = bytes(received[:end])
-        expected = self._expected
+        expected, place = self._expected, self._place
+        self._place = no_place  # which refers to the memory, and the answer stays until the next request
         if expected is not None and expected.is_met_by(raw) and _HEAD.fullmatch(raw):
-            with memoryview(received) as view:
-                if self._later or stop - end != self._missing_bytes:
-                    self._fill(view[end:stop])
-                else:  # as most ranges of up to 64 KiB
-                    self._view[:] = view[end:stop]
-                    self.received_bytes, self.is_whole, self.phase, self._view = stop - end, True, _ENDED, _SURPLUS
-            return self.phase is _ENDED
+            view = place()
+            if view is not None:
+                with memoryview(received) as came:
+                    if isinstance(view, memoryview) and len(view) == stop - end:  # as most ranges of up to 64 KiB
+                        view[:] = came[end:stop]
+                        self.received_bytes, self.is_whole, self.phase = stop - end, True, _ENDED
+                    else:
+                        self._aim(view)
+                        self._fill(came[end:stop])
+                return self.phase is _ENDED
         head = self.head
         if head is None or head.length_bytes is None:
             self.stop()

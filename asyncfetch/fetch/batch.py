@@ -71,7 +71,7 @@ def plan_batch(ranges: Iterable[ByteRange], config: FetchConfig) -> list[Request
 
 
 async def for_each(
-    items: Iterable[T], work: Callable[[T], Awaitable[None]], *, key: Callable[[T], str], workers: int
+    items: Iterable[T], work: Callable[[T], Awaitable[None]], *, workers: int, key: Callable[[T], str] = lambda _: ""
 ) -> None:
     """Awaits ``work(item)`` for every item, at most ``workers`` at a time of one key, in the items' order.
 

@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING
 import anyio
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
-from asyncfetch.fetch.answer import Answer, Phase
+from asyncfetch.fetch.answer import Answer, Phase, no_place
 from asyncfetch.fetch.refusals import broken
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncfetch.config import TimeoutConfig
     from asyncfetch.fetch.answer import ExpectedAnswer, Head
     from asyncfetch.fetch.bandwidth import RateLimit
@@ -138,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         self,
         request: bytes,
         expected: ExpectedAnswer | None = None,
-        view: Views | None = None,
+        place: Callable[[], Views | None] = no_place,
         *,
         patience_seconds: float = inf,
     ) -> asyncio.Future[None]:
@@ -146,11 +148,11 @@ class Connection(asyncio.BufferedProtocol):
 
         Args:
             request: Its head.
-            expected: The answer of which the body may land in ``view`` at once; None where its head is told first.
-            view: Writable, of just the expected body's length.
+            expected: The answer whose body may land in ``place`` at once; None where its head is told first.
+            place: Gives the memory for the expected body, as Answer wants it.
             patience_seconds: After which the answer is late.
         """
-        self.answer = Answer(self._scratch, expected, view)
+        self.answer = Answer(self._scratch, expected, place)
         self._patience_seconds, self.is_late, self._stepped_at = patience_seconds, False, 0
         self._since = self._deadlines.time()
         before, self.due = self.due, self._since + min(self._timeouts.first_byte_seconds, patience_seconds)

@@ -30,12 +30,8 @@ def memory_for(nbytes: int, memory: MemoryPool) -> memoryview:
     try:
         return memory.take(nbytes).data
     except MemoryError as error:
-        raise _no_memory(nbytes) from error
-
-
-def _no_memory(nbytes: int) -> AttemptFailed:
-    message = f"there is no memory for its {nbytes} bytes: ask for a shorter range"
-    return AttemptFailed(FetchError, message, RetryVerdict.FATAL)
+        message = f"there is no memory for its {nbytes} bytes: ask for a shorter range"
+        raise AttemptFailed(FetchError, message, RetryVerdict.FATAL) from error
 
 
 class Download:
@@ -166,16 +162,18 @@ class Download:
             expected = ExpectedAnswer(start, stop, info.size, tag if etag is None else None)
         return f"bytes={start}-{stop - 1}", tag if etag is None else None, expected
 
-    def room(self) -> Views:
-        """Return the writable memory for what the expected answer brings."""
+    def room(self) -> Views | None:
+        """Return the writable memory for what the expected answer brings; None where there is none."""
         if self._buffer is None:
             assert self.wanted.stop is not None
-            nbytes = self.wanted.stop - self.wanted.start
             try:
-                self._buffer = self._memory.take(nbytes).data
-            except MemoryError as error:
-                raise _no_memory(nbytes) from error
-        return self._buffer[self.landed_bytes :]
+                self._buffer = self._memory.take(self.wanted.stop - self.wanted.start).data
+            except MemoryError:
+                return None
+        try:
+            return self._buffer[self.landed_bytes :]
+        except FetchError:  # of a SplitBuffer, which takes its memory now
+            return None
 
     def landed(self, count: int) -> None:
         """Note that so many bytes have landed, of the answer that was accepted or of the expected one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class HostCounts:
-    """Counts of what has happened so far. All of them only grow."""
+class Counters:
+    """All that is counted and timed at a host. It only grows."""
 
     requests: int = 0
     bytes: int = 0
@@ -46,55 +46,33 @@ class HostCounts:
     outages: int = 0
     hedges: int = 0
     hedge_wins: int = 0
-
-    def add(self, other: HostCounts) -> None:
-        """Adds ``other`` to this."""
-        for item in fields(self):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
-
-
-@dataclass(slots=True)
-class Times:
-    """Times that the parts of requests took so far."""
-
     wait: Histogram = field(default_factory=Histogram)
     first_byte: Histogram = field(default_factory=Histogram)
     body: Histogram = field(default_factory=Histogram)
 
-    def add(self, other: Times) -> None:
-        """Adds ``other`` to this."""
-        self.wait.merge(other.wait)
-        self.first_byte.merge(other.first_byte)
-        self.body.merge(other.body)
-
-
-@dataclass(slots=True)
-class Counters:
-    """All that is counted and timed at a host."""
-
-    counts: HostCounts = field(default_factory=HostCounts)
-    times: Times = field(default_factory=Times)
-
     def add(self, other: Counters) -> None:
         """Adds ``other`` to this."""
-        self.counts.add(other.counts)
-        self.times.add(other.times)
+        for item in fields(self):
+            ours, theirs = getattr(self, item.name), getattr(other, item.name)
+            if isinstance(ours, Histogram):
+                ours.merge(theirs)
+            else:
+                setattr(self, item.name, ours + theirs)
 
     def count(self, waits: Iterable[float], ended: Iterable[Permit]) -> None:
         """Counts the waits of requests that have begun, and the other times of those that have ended."""
-        times = self.times
         for seconds in waits:
-            times.wait.record(seconds)
+            self.wait.record(seconds)
         for one in ended:
             if one.first_byte_seconds is not None:
-                times.first_byte.record(one.first_byte_seconds)
+                self.first_byte.record(one.first_byte_seconds)
             if one.body_seconds is not None:
-                times.body.record(one.body_seconds)
+                self.body.record(one.body_seconds)
 
     def figures(self) -> dict[str, Any]:
         """Return what the statistics of a host, and of all, show of it."""
-        times = {item.name: getattr(self.times, item.name).snapshot() for item in fields(self.times)}
-        return {**asdict(self.counts), **times}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value.snapshot() if isinstance(value, Histogram) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -250,7 +228,6 @@ class Host:
         "answers_plainly",
         "body_cause",
         "budget",
-        "counters",
         "counts",
         "entered",
         "hedging",
@@ -263,7 +240,6 @@ class Host:
         "peak_in_flight",
         "rate",
         "route",
-        "times",
     )  # fmt: skip
 
     def __init__(
@@ -283,8 +259,7 @@ class Host:
         self.now = now
         self.rate = StreamRate()
         self.budget = RetryBudget(config.retry.budget)
-        self.counters = Counters()
-        self.counts, self.times = self.counters.counts, self.counters.times
+        self.counts = Counters()
         self.hedging = Hedging(config.hedge)
         self.idle_connections: dict[Connection, None] = {}
         """Its connections of ours that carry no request, the one used last at the end."""
@@ -514,7 +489,7 @@ class Host:
         """Count the requests that have ended and weren't counted yet, and learn from them."""
         waits, self._waits = self._waits, []
         ended, self._ended = self._ended, []
-        self.counters.count(waits, ended)
+        self.counts.count(waits, ended)
         learned, hedging, is_moved = self._learned, self.hedging, False
         for one in ended:
             hedging.sent()
@@ -556,7 +531,7 @@ class Host:
     def counted(self) -> Counters:
         """Return a copy of all that is counted, with the requests that have just ended."""
         counted = Counters()
-        counted.add(self.counters)
+        counted.add(self.counts)
         counted.count(list(self._waits), list(self._ended))
         return counted
 
@@ -737,7 +712,7 @@ class Hosts:
         idle = [host for host in self._hosts.values() if host.is_idle and host is not keep]
         for host in sorted(idle, key=lambda host: host.pause_left_seconds)[:surplus]:
             host.settle()
-            self._forgotten.add(host.counters)
+            self._forgotten.add(host.counts)
             del self._hosts[host.origin]
 
     def settle(self) -> None:

@@ -30,7 +30,7 @@ from asyncfetch.fetch.limiter import Caller, calling, current_caller, running_ca
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed
-from asyncfetch.ranges import ObjectInfo, choose_part_bytes, split_range
+from asyncfetch.ranges import ObjectInfo, choose_part_bytes, lie_apart, split_range
 from asyncfetch.runtime.concurrently import copied
 from asyncfetch.runtime.single_flight import SharedCall
 
@@ -102,7 +102,7 @@ class PartSizes:
             return config.part_bytes
         host.settle()
         rate = host.rate.bytes_per_second
-        first_byte_seconds = host.times.first_byte.median_seconds
+        first_byte_seconds = host.counts.first_byte.median_seconds
         if rate is None:
             in_front = host.waiting + group.ahead
             is_cut = first_byte_seconds >= FAR_SECONDS and in_front + UNKNOWN_RATE_PARTS <= host.limit
@@ -172,7 +172,7 @@ class Coalescer:
     """Brings together what is asked for in one turn of the loop.
 
     Args:
-        plan: Gives the requests that bring all of some ranges.
+        plan: Gives the requests that bring all of some ranges, none where each range is best by itself.
         read: Reads what a request serves; also told which requests are about to be made, as ``group``.
     """
 
@@ -209,12 +209,12 @@ class Coalescer:
         for group, requests in plans:
             for place, ask in enumerate(group, before):
                 ask.requests, ask.ahead = total, place
-            if len(requests) < len(group) > 1:
+            if 0 < len(requests) < len(group):
                 self._share(group, requests, total, before)
             before += len(requests) or len(group)
 
     def _requests(self, asks: Sequence[RangeRequest]) -> list[Request]:
-        """Return what brings all of them; none where one is by itself."""
+        """Return what brings all of them; none where each is by itself."""
         return self._plan([ask.range for ask in asks]) if len(asks) > 1 else []
 
     def _share(self, asks: Iterable[RangeRequest], requests: Sequence[Request], total: int, before: int) -> None:
@@ -282,7 +282,7 @@ class RangeAssembler:
         self._workers = WORKERS_PER_REQUEST * config.max_requests_per_host
         self._apart = 0
         shared = replace(config, max_span_bytes=min(config.max_span_bytes, MAX_SHARED_BYTES))
-        self._joining = Coalescer(partial(plan_batch, config=shared), self._fetch_shared)
+        self._joining = Coalescer(partial(_plan_shared, config=shared), self._fetch_shared)
 
     def came_from(self, url: str, host: Host, length: int) -> None:
         """Takes notice of the host that ``length`` bytes of ``url`` came from by one request."""
@@ -417,6 +417,11 @@ class RangeAssembler:
             return memory_for(nbytes, self._memory)
         except AttemptFailed as failure:
             raise failure.error(url=wanted.url, start=wanted.start, stop=wanted.stop, attempts=0) from failure.__cause__
+
+
+def _plan_shared(ranges: Sequence[ByteRange], config: FetchConfig) -> list[Request]:
+    """The requests that bring all ranges; none where no two could share one, as is most often so."""
+    return [] if lie_apart(ranges, config.max_gap_bytes) else plan_batch(ranges, config)
 
 
 def concerns_some(error: FetchError) -> bool:

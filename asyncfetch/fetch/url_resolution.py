@@ -8,37 +8,16 @@ user's url, and nothing but the request sees the signed one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from asyncfetch.fetch.refusals import explained
-from asyncfetch.fetch.urls import parse_url, userinfo
+from asyncfetch.fetch.urls import Address, parse_url, userinfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from yarl import URL
-
     from asyncfetch.fetch.retry import AttemptFailed
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A place where an object can be had now. Compared by identity: equal ones may come from different answers."""
-
-    url: URL = field(repr=False)
-    """The url to send as it is; it may hold a signature."""
-    headers: Mapping[str, str | None] = field(default_factory=dict, repr=False)
-    """Headers for the url's own origin alone, over what the configuration has for it; None leaves a header out."""
-    is_named: bool = False
-    """True if the user named the url's origin; only then do secrets configured for its bare host go there."""
-    etag: str | None = None
-    """The object's version where it is known better than by the answers' own tags, which then don't count: two CDNs
-    have two tags for the same bytes."""
-    version_header: str | None = None
-    """The header in which the url's own origin says the version, without quotes, also where it redirects; None where
-    the url can only ever lead to one version."""
 
 
 class AddressBook(Protocol):

@@ -82,17 +82,49 @@ _EXACT = re.compile(r"(?:[!-$&-~]|%[0-9A-Fa-f]{2})*")
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """A place where an object can be had now. Compared by identity: equal ones may come from different answers."""
+
+    url: URL = field(repr=False)
+    """The url to send as it is; it may hold a signature."""
+    headers: Mapping[str, str | None] = field(default_factory=dict, repr=False)
+    """Headers for the url's own origin alone, over what the configuration has for it; None leaves a header out."""
+    is_named: bool = False
+    """True if the user named the url's origin; only then do secrets configured for its bare host go there."""
+    etag: str | None = None
+    """The object's version where it is known better than by the answers' own tags, which then don't count: two CDNs
+    have two tags for the same bytes."""
+    version_header: str | None = None
+    """The header in which the url's own origin says the version, without quotes, also where it redirects; None where
+    the url can only ever lead to one version."""
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """The parts that all requests to one origin have in common."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request to a url of the caller's, credentials included."""
+    """Sent where the user named the origin, credentials included."""
     redirected_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request that a redirect brings here from another origin."""
+    """Sent where something else led here: a redirect, or a store's answer."""
     proxy: URL | None = None
     """The proxy to go through, without its credentials."""
     proxy_headers: Mapping[str, str] | None = field(default=None, repr=False)
     """Sent to the proxy alone."""
+
+    def headers_for(self, origin: str, address: Address) -> dict[str, str]:
+        """Return what a request to ``origin`` on behalf of ``address`` carries whatever it asks for.
+
+        Whether credentials follow a redirect is decided here: those of the address stay at its own origin, and those
+        that are configured go where ``static_headers`` lets them.
+        """
+        is_own = origin == origin_of(address.url)
+        headers = dict(self.headers if is_own and address.is_named else self.redirected_headers)
+        if is_own and address.headers:
+            replaced = {name.lower() for name in address.headers}
+            headers = {name: value for name, value in headers.items() if name.lower() not in replaced}
+            headers |= {name: value for name, value in address.headers.items() if value is not None}
+        return headers
 
 
 # Cached, since a dataset's ranges share few urls: parsing one costs as much as half a request of 64 KiB.
@@ -200,7 +232,7 @@ def basic_auth(user: str, password: str) -> str:
 def static_headers(
     url: URL,
     *,
-    asked: bool,
+    is_named: bool,
     headers: Mapping[str, Mapping[str, str]],
     tokens: Mapping[str, str],
     login: tuple[str, str] | None,
@@ -209,12 +241,12 @@ def static_headers(
 
     Args:
         url: Any url of the origin.
-        asked: Whether the caller's own url names the origin; False where a redirect leads to it.
+        is_named: Whether the user named the origin; False where something else leads to it.
         headers: Extra headers by "host" or "host:port"; the latter wins.
         tokens: Bearer tokens by the same, sent over https or to loopback only.
         login: User and password of the host from ~/.netrc; the weakest, after a header and a token.
     """
-    means_bare_host = asked or (url.scheme == "https" and url.is_default_port())
+    means_bare_host = is_named or (url.scheme == "https" and url.is_default_port())
     names = [_bare_host(url), host_name(url)] if means_bare_host else [host_name(url)]
     own: CIMultiDict[str] = CIMultiDict()
     for name in names:

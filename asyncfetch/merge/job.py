@@ -1,8 +1,8 @@
 """A planned merge, and carrying it out, by any number of processes and in any number of attempts.
 
-Every file is written once, and what is known of the rows reduced. What is reduced in a tree is what grows with the
-rows: statistics, and the tasks of each episode. Two passes aren't, the plan and ``write_metadata``: in which file an
-episode lies depends on all before it. They take 0.1 ms an episode (one camera).
+Every file is written once. Statistics, and the tasks of each episode, are added up in pairs. Two passes are serial, the
+plan and ``write_metadata``, because an episode's file depends on all episodes before it. They take 0.1 ms an episode
+(one camera).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from asyncfetch.merge.plan import disagreements, plan_merge, refuse
 from asyncfetch.merge.quantiles import QuantileSearch
 from asyncfetch.merge.sources import MergeSource, load_source
 from asyncfetch.merge.summaries import Summary, add, count_prefixes_again, quantile_ranks, summarise
-from asyncfetch.merge.tasks import file_units, write, write_metadata
+from asyncfetch.merge.tasks import RowsTask, file_units, write, write_metadata
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from asyncfetch.merge.destination import Build, Destination, WrittenFile
@@ -45,7 +45,7 @@ class MergeProgress:
 
     bytes_done: int
     bytes_total: int
-    """About; at least what is done."""
+    """About; at least ``bytes_done``."""
     files_done: int
     files_total: int
 
@@ -101,8 +101,9 @@ class FileWork:
         """Statistics of numeric features over all rows."""
         self._pool = pool
         self._build = build
-        self._units = units
-        self._parts = [part for unit in units for part in unit.parts()]
+        self._rows = [unit for unit in units if isinstance(unit, RowsTask)]
+        self._videos = [unit for unit in units if not isinstance(unit, RowsTask)]
+        self._parts = [part for unit in self._rows for part in unit.parts()]
         self._progress = progress
         self._workers = anyio.CapacityLimiter(pool.workers)
 
@@ -113,8 +114,8 @@ class FileWork:
             FetchError: A source could not be read, or the destination not be written.
             DatasetError: A source isn't what its metadata say.
         """
-        others = [unit for unit in self._units if not unit.parts()]
-        await gather(self._write_and_summarise, partial(_for_each, others, self._write, self._pool.workers))
+        workers = self._pool.workers
+        await gather(self._write_and_summarise, partial(for_each, self._videos, self._write, workers=workers))
 
     async def _write(self, unit: FileUnit) -> None:
         async with self._workers:
@@ -124,8 +125,6 @@ class FileWork:
 
     async def _write_and_summarise(self) -> None:
         """Write the files of rows, and look at each again while it is in memory; then as quantiles need it."""
-        if not self._parts:
-            return
         count = sum(sum(part.lengths) for part in self._parts)
         search = QuantileSearch(count, quantile_ranks(count))
         sums = self._begin_sum()
@@ -137,7 +136,9 @@ class FileWork:
             await self._write(unit)
             await gather(*(partial(self._add, sums, one, summarise, (search.shift,)) for one in numbers[unit.path]))
 
-        await _for_each([unit for unit in self._units if unit.parts()], write_one, self._pool.workers)
+        await for_each(self._rows, write_one, workers=self._pool.workers)
+        if not self._parts:
+            return
         self.summary = await self._pool.get(sums.total)
         search.learn(self.summary.counted)
         while search.wanted:
@@ -156,10 +157,6 @@ class FileWork:
         """Have a part looked at, and add what is found."""
         async with self._workers:  # until it is added, so that few sums wait
             await sums.put(number, await self._pool.run(piece, self._build, self._parts[number], *more))
-
-
-async def _for_each(units: Sequence[FileUnit], work: Callable[[FileUnit], Awaitable[None]], workers: int) -> None:
-    await for_each(units, work, key=lambda _: "", workers=workers)
 
 
 _SOURCES_AT_ONCE = 16
@@ -255,8 +252,8 @@ async def load_sources(
 async def carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: ProgressCounter) -> list[tuple[int, int]]:
     """Write what isn't written yet: number of files and their bytes, by job.
 
-    When all of it is written, the datasets take their places one right after the other: what ends earlier leaves none,
-    and all of it is gone on with. What a merge had finished before it was killed is counted like what is written now.
+    When all of it is written, the datasets take their places one right after the other. A merge that ends before that
+    leaves no dataset, and the same call goes on from there. Files that a killed merge had finished are counted, too.
 
     Raises:
         MergeError: There is no room or no permission to write, or another merge is building the destination, or it was
@@ -329,7 +326,7 @@ async def carry_out_share(job: MergeJob, pool: WorkerPool, rank: int, world_size
             return
         needed = job.needed(pool.workers)
         async with job.build.open(pool.fetcher, needed, overwrite=job.overwrite, shared=True):
-            await _for_each(job.units[rank::world_size], write_file, pool.workers)
+            await for_each(job.units[rank::world_size], write_file, workers=pool.workers)
 
 
 def _are_anywhere(sources: Sequence[MergeSource | Selection]) -> bool:

@@ -1,9 +1,8 @@
 """A merge's pieces on this machine: coroutines on this loop, what blocks in threads, or in processes where they pay.
 
 Little is computed for a piece: the pictures of a video are copied without the interpreter, a header of 38,400 frames
-takes 43 ms, an episode's rows and their summary 2 ms. So for most merges to start a process, 1.1 s of CPU for imports,
-costs more than it brings, and ``processes_pay`` decides by what the plan says. The reductions stay here, where their
-values are wanted.
+takes 43 ms, an episode's rows and their summary 2 ms. For most merges a process, which takes 1.1 s of CPU for its
+imports, costs more than it saves, so ``processes_pay`` decides by the plan. Sums are made here, where they are needed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from asyncfetch.fetch import Fetcher
 from asyncfetch.merge.executor import WorkerSetup
 from asyncfetch.merge.summaries import add
-from asyncfetch.merge.worker_process import WorkerProcess
+from asyncfetch.merge.worker_process import PieceProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -31,8 +30,8 @@ START_SECONDS = 1.5
 def processes_pay(work_seconds: float, workers: int) -> bool:
     """Return whether work is done earlier by so many processes than by threads of this one. Pure.
 
-    Threads are taken to have one processor among them, since most of the work holds the interpreter's lock. The gain
-    must be twice what is known: an estimate is one, and processes take memory, too.
+    Threads count as one processor, since most of the work holds the interpreter's lock. The gain must be twice the time
+    that a process takes to start: it is an estimate, and processes take memory, too.
     """
     return workers > 1 and work_seconds - work_seconds / workers > 2 * START_SECONDS
 
@@ -82,7 +81,7 @@ class _LocalPool:
             fetch = replace(fetch, max_bytes_per_second=max(1, fetch.max_bytes_per_second // workers))
         self._fetch = fetch
         self._processes = processes
-        self._idle: list[WorkerProcess] = []
+        self._idle: list[PieceProcess] = []
         self._pays = pays
         self._in_processes = False
 
@@ -95,7 +94,7 @@ class _LocalPool:
         if self._idle:
             worker = self._idle.pop()
         else:
-            worker = await WorkerProcess.start(self._fetch)
+            worker = await PieceProcess.start(self._fetch)
             self._processes.push_async_callback(worker.end)
         try:
             value = await worker.run(piece, arguments, self._setup.wrote)

@@ -9,8 +9,8 @@ A merged dataset is built in a folder beside the destination, which a killed mer
         replaced    what was at the destination, between two renames
     finished    what the dataset is, from just before it takes its place until all else here is gone
 
-The fingerprint is that of the plan, of which every byte follows, so what is finished there is what would be written
-again. A file that isn't in the journal, or isn't what the journal says, is written anew.
+The fingerprint is that of the plan, which determines every byte, so a finished file there needs no writing again. One
+that isn't in the journal, or isn't what the journal says, is written anew.
 
 Files that are put elsewhere as soon as they are whole are written in a temporary folder.
 
@@ -288,11 +288,11 @@ class LocalFolder:
     """Absolute."""
 
     async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
-        """See Destination."""
+        """Put back a target that a killed merge had moved, and refuse one that can't be written."""
         await run_sync(self._check, sources, overwrite)
 
     def build(self, fingerprint: str) -> _LocalBuild:
-        """See Destination."""
+        """Return the build in a folder beside it."""
         return _LocalBuild(self.name, build_folder(self.name, fingerprint))
 
     def _check(self, sources: Sequence[str], overwrite: bool) -> None:

@@ -381,23 +381,22 @@ def _meaning(feature: Feature) -> dict[str, Any]:
 def _different_columns(sources: Sequence[MergeSource]) -> Iterator[str]:
     """Yield, of every file of rows, what it lacks, and what it stores otherwise, but for what may be null."""
     types: dict[str, tuple[Any, str]] = {}
-    for source in sources:
+    files = [(source, *item) for source in sources for item in source.data_files.items()]
+    for source, url, file in files:
+        schema, where = file.schema, redact_url(url)
         columns = [feature for feature in source.metadata.features.values() if feature.has_column]
-        for url, file in source.data_files.items():
-            schema, where = file.schema, redact_url(url)
-            if missing := [feature.key for feature in columns if feature.key not in schema.names]:
-                yield f"{where} has no column {', '.join(missing)}"
-            for feature in columns:
-                if feature.key in schema.names:
-                    stored = column_type(feature, schema.field(feature.key).type)
-                    first, first_where = types.get(feature.key, (stored, where))
-                    common = common_type(first, stored)
-                    if common is None:
-                        yield (
-                            f"the stored type of feature {feature.key} is {first} in {first_where}, but {stored} in "
-                            f"{where}"
-                        )
-                    types[feature.key] = (first if common is None else common, first_where)
+        if missing := [feature.key for feature in columns if feature.key not in schema.names]:
+            yield f"{where} has no column {', '.join(missing)}"
+        for feature in columns:
+            if feature.key in missing:
+                continue
+            stored = column_type(feature, schema.field(feature.key).type)
+            first, first_where = types.setdefault(feature.key, (stored, where))
+            common = common_type(first, stored)
+            if common is not None:
+                types[feature.key] = common, first_where
+            else:
+                yield f"the stored type of feature {feature.key} is {first} in {first_where}, but {stored} in {where}"
 
 
 def _different_versions(sources: Sequence[MergeSource]) -> Iterator[str]:

@@ -56,7 +56,7 @@ class S3Prefix:
     """The url, its scheme in lower case, without a slash at its end."""
 
     async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
-        """See Destination. What a killed merge left doesn't count."""
+        """Refuse a prefix that holds more than a killed merge left."""
         for source in sources:
             scheme, _, place = source.partition("://")
             own, target = f"s3://{place.rstrip('/')}/", f"{self.name}/"
@@ -80,7 +80,7 @@ class S3Prefix:
         raise is_taken(self.name)
 
     def build(self, fingerprint: str) -> _S3Build:
-        """See Destination."""
+        """Return the build with its notes below the prefix."""
         return _S3Build(self, f"{_MARK}{fingerprint}")
 
 
@@ -208,4 +208,4 @@ async def _list(fetcher: Fetcher, url: str, *, recursive: bool = False) -> list[
 
 
 async def _delete(fetcher: Fetcher, urls: Iterable[str]) -> None:
-    await for_each(urls, fetcher.delete, key=lambda _: "", workers=_DELETED_AT_ONCE)
+    await for_each(urls, fetcher.delete, workers=_DELETED_AT_ONCE)

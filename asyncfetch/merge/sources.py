@@ -74,7 +74,7 @@ _FILES_AT_ONCE = 32
 _FOOTERS_BYTES = 64 * 1024 * 1024
 """Memory for what is known of files while their rows are looked for, or the times of these are read."""
 _ENTRY_BYTES = 4096
-"""Bytes of a frame, where what is said beside its picture is all in these."""
+"""Bytes of a frame that hold all there is beside its picture."""
 _ENTRIES_LOOKED_AT = 2
 _CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
 _CARRIED_OF_V2 = frozenset({"info.json", "stats.json", "tasks.jsonl", "episodes.jsonl", "episodes_stats.jsonl"})
@@ -436,17 +436,14 @@ async def _load_metadata(
 
 
 def _statistics_of_version2(old: Version2) -> _PictureStatistics:
-    found: _PictureStatistics = {}
     episodes = old.metadata.episodes
-    for key, feature in old.metadata.features.items():
-        if has_pictures(feature):
-            named = [(episode, stats) for episode, stats in old.episode_stats.items() if episode in episodes]
-            given = {episode: stats[key] for episode, stats in named if key in stats}
-            found[key] = {}
-            for name in STATISTICS:
-                values = {episode: own[name] for episode, own in given.items() if name in own}
-                where = f"{name} of {key} in meta/episodes_stats.jsonl of {redact_url(old.metadata.url)}"
-                _put(found[key], name, episodes, list(values), list(values.values()), where)
+    known = {episode: stats for episode, stats in old.episode_stats.items() if episode in episodes}
+    found: _PictureStatistics = {key: {} for key, feature in old.metadata.features.items() if has_pictures(feature)}
+    for key, columns in found.items():
+        for name in STATISTICS:
+            values = {episode: stats[key][name] for episode, stats in known.items() if name in stats.get(key, {})}
+            where = f"{name} of {key} in meta/episodes_stats.jsonl of {redact_url(old.metadata.url)}"
+            _put(columns, name, episodes, list(values), list(values.values()), where)
     return found
 
 

@@ -1,6 +1,6 @@
 """Some of a dataset's episodes as a dataset of their own, the parts of a split, a v2 dataset as one of v3.
 
-All are merges of one source, so what is said of ``merge_datasets`` holds.
+All are merges of one source, and do as ``merge_datasets`` does.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class EpisodeColumn:
     values: NDArray[Any]
     """(episodes, \\*shape)."""
     is_known: NDArray[np.bool_]
-    """(episodes,). What isn't has any values."""
+    """(episodes,). Unknown ones have any values."""
 
     def take(self, positions: NDArray[np.int64]) -> EpisodeColumn:
         """Return the column of some, in this order."""

@@ -76,10 +76,6 @@ class VideoTask:
         """Episodes that are in it."""
         return sum(len(segment.places) for segment in self.segments)
 
-    def parts(self) -> list[SummaryTask]:
-        """Return nothing: its pictures aren't summarised."""
-        return []
-
 
 @dataclass(frozen=True, slots=True)
 class RowsTask:

@@ -45,7 +45,7 @@ WROTE, DONE, FAILED, BEAT = "wrote", "done", "failed", "beat"
 
 
 @dataclass(slots=True)
-class WorkerProcess:
+class PieceProcess:
     """The process, as the one that started it has it."""
 
     process: Process

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
+import time
 from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
@@ -135,7 +136,8 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.time = loop.time
+        is_asyncios = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
+        self.time = time.monotonic if is_asyncios else loop.time  # which is the same for asyncio's, in one call more
         """The loop's clock, in seconds."""
         self._context = contextvars.Context()  # not that of whoever happens to set it, which would live on with it
         self._watched: dict[Watched, None] = {}

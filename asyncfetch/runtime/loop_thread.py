@@ -32,7 +32,14 @@ from asyncfetch.errors import ClosedError, WrongLoop, anew
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.fork import ForkGuard, leave_openssl, running_loop, stand_still_at_forks
 from asyncfetch.runtime.single_flight import SharedFuture
-from asyncfetch.runtime.threads import begin_exit, call_on, close_executor_here_at_exit, hold_daemon_at_exit, no_thread
+from asyncfetch.runtime.threads import (
+    begin_exit,
+    call_on,
+    close_executor_here_at_exit,
+    end_calls,
+    hold_daemon_at_exit,
+    no_thread,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,6 +59,8 @@ What was waited for in vain isn't waited for again: an interrupt is often follow
 interpreter's exit."""
 LATE_SECONDS: Final = 0.4
 """And once more at the interpreter's exit, when calls in threads have ended, for what had to wait for one of those."""
+LATE_CALL_SECONDS: Final = 10.0
+"""Longest wait, at the exit, for calls in threads of a daemon's loop: to decode or parse takes less than a second."""
 
 
 class LoopCall(Generic[T]):
@@ -330,6 +339,7 @@ def _await_the_late() -> None:
     deadline = time.monotonic() + LATE_SECONDS
     for engine in [engine for engine in _engines if not engine.guard.in_child]:
         engine.join(max(0.0, deadline - time.monotonic()), again=True)
+    end_calls(LATE_CALL_SECONDS)
 
 
 # Not ``atexit``: that comes after the interpreter has joined all threads that aren't daemons, and anyio's worker

@@ -1,7 +1,7 @@
-"""Calls of several who ask for the same at a time, made once, and values that are kept.
+"""Calls that several callers want at a time, made once, and values that are kept.
 
-SingleFlight  in a task group that owns the calls; fetch's SharedCalls are such flights, in the line of who began them
-SharedCall    in the task of one of those who ask; CallsByKey has one for each key
+SingleFlight  in a task group that owns the calls; fetch's SharedCalls adds the callers' turns at limiters
+SharedCall    in the task of one of the callers; CallsByKey has one for each key
 SharedFuture  for threads
 SharedLRU     values by key, bounded in bytes, each made by a SharedCall
 AsyncCache    values by key, which expire, bounded in number, each found by a SharedCall
@@ -25,7 +25,7 @@ from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.concurrently import copied, kept
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -38,10 +38,10 @@ _NOTHING: Any = object()
 
 
 class _Flight(Generic[V]):
-    """One execution and those who wait for it."""
+    """One execution and its waiters."""
 
     def __init__(self) -> None:
-        self.waiters = 1
+        self.waiters = 0
         self.scope = anyio.CancelScope()
         self.landed = anyio.Event()
         self.value: V = _NOTHING
@@ -49,12 +49,19 @@ class _Flight(Generic[V]):
         self.traceback: TracebackType | None = None
 
     def outcome(self) -> V:
-        """The value, or an error of one's own with the frames of the work, which those who wait share."""
+        """The value, or an error of the caller's own with the frames of the work, which the waiters share."""
         if self.error is not None:
             raise copied(self.error).with_traceback(self.traceback)
         if self.value is _NOTHING:
             raise ClosedError("what would have answered this call was closed before the answer came")
         return self.value
+
+    def kept_outcome(self) -> V | Exception:
+        """The value or the error, without frames."""
+        try:
+            return self.outcome()
+        except Exception as error:  # noqa: BLE001 - it is for the caller
+            return kept(error)
 
 
 class SingleFlight(Generic[K, V]):
@@ -90,22 +97,47 @@ class SingleFlight(Generic[K, V]):
         Raises:
             ClosedError: The owner's task group ended, or was cancelled, before the answer came.
         """
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._launch(key, work)
-        else:
-            flight.waiters += 1
-        try:
-            await flight.landed.wait()
-        except BaseException:
-            flight.waiters -= 1
-            if not flight.waiters:
-                await self._abandon(key, flight)
-            raise
+        flight = self._join(key, work)
+        await self._wait({key: flight})
         try:
             return flight.outcome()
         finally:
             del flight  # else error -> traceback -> this frame -> flight -> error is a cycle that holds buffers
+
+    async def outcomes(self, works: Mapping[K, Callable[[], Awaitable[V]]]) -> list[V | Exception]:
+        """What ``run`` gives for each key, all of which are waited for; an error is returned, as a copy without frames.
+
+        Raises:
+            ClosedError: The owner's task group ended before all were begun.
+        """
+        flights: dict[K, _Flight[V]] = {}
+        for key, work in works.items():
+            flights[key] = self._join(key, work)
+        await self._wait(flights)
+        return [flight.kept_outcome() for flight in flights.values()]
+
+    def _join(self, key: K, work: Callable[[], Awaitable[V]]) -> _Flight[V]:
+        flight = self._flights.get(key) or self._launch(key, work)
+        flight.waiters += 1
+        return flight
+
+    async def _wait(self, flights: Mapping[K, _Flight[V]]) -> None:
+        """Wait for all. Cancelled, it cancels those without another waiter, and waits for their end."""
+        try:
+            for flight in flights.values():
+                await flight.landed.wait()
+        except BaseException:
+            abandoned = []
+            for key, flight in flights.items():
+                flight.waiters -= 1
+                if not flight.waiters and not flight.landed.is_set():
+                    self._forget(key, flight)
+                    flight.scope.cancel()
+                    abandoned.append(flight)
+            with anyio.CancelScope(shield=True):
+                for flight in abandoned:
+                    await flight.landed.wait()
+            raise
 
     def _launch(self, key: K, work: Callable[[], Awaitable[V]]) -> _Flight[V]:
         flight = self._flights[key] = _Flight()
@@ -121,7 +153,7 @@ class SingleFlight(Generic[K, V]):
             with flight.scope:
                 flight.value = await work()
         except asyncio.CancelledError:
-            # From a future that the work awaited and somebody cancelled; let out, it would cancel the whole task group.
+            # From a future that the work awaited, cancelled elsewhere; let out, it would cancel the whole task group.
             if was_cancelled():
                 raise
         except Exception as error:  # noqa: BLE001 - it goes to the waiters, whatever it is
@@ -131,13 +163,6 @@ class SingleFlight(Generic[K, V]):
             self._forget(key, flight)
             flight.landed.set()
             del flight  # as above
-
-    async def _abandon(self, key: K, flight: _Flight[V]) -> None:
-        """Cancel a flight that nobody waits for any more, and see it off."""
-        self._forget(key, flight)
-        flight.scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await flight.landed.wait()
 
     def _forget(self, key: K, flight: _Flight[V]) -> None:
         # By identity: an abandoned flight must not take away the newer one of the same key.
@@ -151,11 +176,11 @@ T = TypeVar("T")
 class SharedCall(Generic[T]):
     """A call whose outcome several tasks want, made in the task of one of them.
 
-    Who asks first makes it. When that task is cancelled, so is the call, and the next of those who wait makes it anew.
-    So it never outlives those who want it, and none of them has to live as long as the others; SingleFlight, which
+    The first caller makes it. When that task is cancelled, so is the call, and the next of the waiting tasks makes it
+    anew. So it never outlives its callers, and none of them has to live as long as the others; SingleFlight, which
     carries on with the same call, needs a task group that does.
 
-    Not thread-safe: all who ask run on one loop.
+    Not thread-safe: all callers run on one loop.
 
     Args:
         work: The call.
@@ -172,7 +197,7 @@ class SharedCall(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """True if it has an outcome, or all who asked were cancelled."""
+        """True if it has an outcome, or all callers were cancelled."""
         return bool(self._values) or self._error is not None or not self._askers
 
     def begun_in(self, tasks: TaskGroup) -> Self:
@@ -181,7 +206,7 @@ class SharedCall(Generic[T]):
         return self
 
     async def get(self) -> T:
-        """Return what the call gives, or raise its error: to who made the call, as it is, to others a copy each."""
+        """Return what the call gives, or raise its error: as it is in the task that made the call, a copy in others."""
         self._askers += 1
         try:
             while not self._values and self._error is None:
@@ -198,7 +223,7 @@ class SharedCall(Generic[T]):
         """Do as ``get``, but return the error, without a traceback."""
         try:
             return await self.get()
-        except Exception as error:  # noqa: BLE001 - whatever it is, all who ask get it
+        except Exception as error:  # noqa: BLE001 - whatever it is, all callers get it
             return error.with_traceback(None)
 
     async def _run(self) -> T:
@@ -268,9 +293,9 @@ class SharedFuture(Future[T]):
 
 
 def call_once(futures: dict[K, SharedFuture[T]], key: K, call: Callable[[], T], *, keeps: bool) -> T:
-    """The value of ``call()``, which the first of the threads that ask for the key makes while the others wait for it.
+    """The value of ``call()``, made by the first thread that asks for the key; the others wait for it.
 
-    All get its error, and the next one who asks calls again; if not ``keeps``, also after a value.
+    All get its error, and the next thread that asks calls again; if not ``keeps``, also after a value.
     """
     mine: SharedFuture[T] = SharedFuture()
     future = futures.setdefault(key, mine)  # atomic
@@ -279,7 +304,7 @@ def call_once(futures: dict[K, SharedFuture[T]], key: K, call: Callable[[], T], 
     try:
         value = call()
     except BaseException as error:
-        futures.pop(key, None)  # first: who gets the error may ask again at once
+        futures.pop(key, None)  # first: a thread that gets the error may ask again at once
         mine.fail(error)
         raise
     if not keeps:
@@ -423,7 +448,7 @@ class _Remembered(NamedTuple, Generic[V]):
 
 
 class AsyncCache(Generic[K, V]):
-    """Values by key, each found once for all who ask, and again when it is about to expire or was rejected.
+    """Values by key, each found once for all callers, and again when it is about to expire or was rejected.
 
     Each search is a SharedCall, so this needs no owner; after an error the next call searches again. Bounded: the least
     recently used is forgotten. For one loop. SharedLRU's values weigh and don't expire.
@@ -459,7 +484,7 @@ class AsyncCache(Generic[K, V]):
         """Forgets ``value`` unless it is brand-new; whether the next ``get`` gives another one."""
         kept = self._kept.get(key)
         if kept is None or kept.value is not value:
-            return True  # somebody else noticed first
+            return True  # another caller noticed first
         if self._now() - kept.found_at < MEANT_SECONDS:
             return False
         del self._kept[key]

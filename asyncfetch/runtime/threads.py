@@ -37,12 +37,66 @@ def no_thread(error: RuntimeError) -> WorkerError | None:
     )
 
 
+class _CallsInThreads:
+    """The calls of ``run_sync`` that are running, which the interpreter's exit waits for.
+
+    The threads of a loop that runs in a daemon are daemons, too: nothing joins them. One that came back from a library
+    of C++ only when the interpreter is gone would end amid that library, which aborts the process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._ended = threading.Event()
+        self._is_over = False
+
+    def run(self, function: Callable[[*ArgsT], ResultT], *args: *ArgsT) -> ResultT:
+        """Return what ``function`` does."""
+        with self._lock:
+            self._count += 1
+            is_late = self._is_over
+        if is_late and threading.current_thread().daemon:
+            threading.Event().wait()
+        try:
+            return function(*args)
+        finally:
+            with self._lock:
+                self._count -= 1
+                if not self._count:
+                    self._ended.set()
+
+    def end(self, timeout_seconds: float) -> None:
+        """Wait for those that run, and let daemons begin no more."""
+        with self._lock:
+            self._is_over = True
+            if not self._count:
+                return
+            self._ended.clear()
+        self._ended.wait(timeout_seconds)
+
+
+_calls = _CallsInThreads()
+
+
+def _forget_calls_in_child() -> None:
+    global _calls  # those of the parent run there alone
+    _calls = _CallsInThreads()
+
+
+os.register_at_fork(after_in_child=_forget_calls_in_child)
+
+
+def end_calls(timeout_seconds: float) -> None:
+    """Wait for the calls that run in threads; daemons begin no more. For the interpreter's exit."""
+    _calls.end(timeout_seconds)
+
+
 async def run_sync(
     function: Callable[[*ArgsT], ResultT], /, *args: *ArgsT, limiter: anyio.CapacityLimiter | None = None
 ) -> ResultT:
     """Return what ``function`` does, from a thread, as anyio's of this name; WorkerError where none can be started."""
     try:
-        return await to_thread.run_sync(function, *args, limiter=limiter)
+        return await to_thread.run_sync(_calls.run, function, *args, limiter=limiter)
     except RuntimeError as error:
         instead = no_thread(error)
         if instead is None:

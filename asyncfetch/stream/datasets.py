@@ -175,7 +175,7 @@ class OpenDatasets:
 
     @property
     def engine(self) -> Engine:
-        """What they are read by."""
+        """The engine that they are read by."""
         return self._reader.engine
 
     @property

@@ -46,7 +46,7 @@ class _Decoding:
     def __init__(self, job: DecodeJob, rows: list[BatchRow] | None) -> None:
         self.steps = job.steps
         self.number = job.numbers[0]
-        """Of its first sample in the pass."""
+        """The number of its first sample in the pass."""
         self.rows = rows
         """Rows that it goes to, with batches in memory of ours."""
         self.is_ready = False

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PAGES = 128
 """The pages of a rank, one for each process that reads for it; what those beyond them do isn't known elsewhere."""
 _STEPS = (0, PAGES // 2, PAGES // 4, 3 * PAGES // 4)
-"""From a process's own page to those that it takes while that one belongs to a process that still lives."""
+"""The step from a process's own page to those that it takes while that one belongs to a process that still lives."""
 PUBLISH_SECONDS = 0.5
 SILENT_SECONDS = 5.0
 """A process that has written nothing for so long has ended: it doesn't wait any longer."""
@@ -37,7 +37,7 @@ _CHECKSUMS = _LENGTHS + 2
 _BEAT_AT = _CHECKSUMS + 2
 _HEAD_BYTES = 8 * (_BEAT_AT + 1)
 _LOST = -1.0
-"""In place of its latest beat, where the process was lost."""
+"""A mark in place of its latest beat, where the process was lost."""
 PAGE_BYTES = 32 * 1024
 _PICKLED_AT = _FIGURES_BYTES + _HEAD_BYTES
 _PICKLED_BYTES = (PAGE_BYTES - _PICKLED_AT) // 2

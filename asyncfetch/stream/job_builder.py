@@ -54,7 +54,7 @@ class Reading(NamedTuple):
     transform: Transform | None = None
     """A member's own, before it is shaped."""
     shape: Shape | None = None
-    """What makes them go with those of other members; None outside of mixtures."""
+    """Makes them go with those of other members; None outside of mixtures."""
 
 
 class JobBuilder:
@@ -96,7 +96,7 @@ class JobBuilder:
 
     @property
     def transform_seconds(self) -> tuple[float, float]:
-        """Those so far in which threads ran, or waited for a core, in the user's own functions; and those they ran."""
+        """Seconds in which threads ran, or waited for a core, in the user's own functions; and those they ran."""
         return self._transform_time.worked_seconds, self._transform_time.ran_seconds
 
     def layout(self, step: Step) -> Layout | None:

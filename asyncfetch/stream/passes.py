@@ -47,7 +47,7 @@ R = TypeVar("R", bound="Opened")
 
 
 class Opened(Protocol):
-    """What is open: a dataset, or those of a stream."""
+    """Anything open that is read: a dataset, or those of a stream."""
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot."""

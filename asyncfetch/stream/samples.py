@@ -129,7 +129,7 @@ class PassFigures:
         self.account.note_cause(_opening())
 
     def opened(self) -> None:
-        """What it reads is open, or can't be opened; in the consumer's thread."""
+        """Note that what it reads is open, or can't be opened; in the consumer's thread."""
         since, now = self.account.waiting_since, time.perf_counter()
         if since is not None:
             self.account.end(now, _opening())
@@ -263,7 +263,7 @@ def _opening() -> tuple[WaitStep, ...]:
 
 
 class SampleDelivery:
-    """What was decoded, as the consumer gets it: numbered, and bad samples raised, left out or replaced.
+    """Decoded samples, as the consumer gets them: numbered, and bad samples raised, left out or replaced.
 
     Args:
         plan: Of the pass.

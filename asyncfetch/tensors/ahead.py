@@ -12,7 +12,7 @@ from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import AsyncFetchError, ConfigError
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.fork import running_loop
-from asyncfetch.tensors.remote import remotes_in
+from asyncfetch.tensors.remote import RemoteTensor, leaves_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -143,7 +143,7 @@ class Ahead:
         sizes = {}
         for index in chunk:
             with suppress(AsyncFetchError):
-                remotes = remotes_in(self._items[index])
+                remotes = leaves_in(self._items[index], RemoteTensor)
                 for remote in remotes:
                     remote.check()
                 sizes[index] = sum(remote.nbytes for remote in remotes)

@@ -5,20 +5,16 @@ The buffer is bounded in bytes, and safe to use from any thread.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-import anyio
-
 from asyncfetch.errors import ClosedError
 from asyncfetch.observe import Figures
-from asyncfetch.runtime.cancellation import was_cancelled
-from asyncfetch.runtime.concurrently import kept
 from asyncfetch.runtime.leased_lru import LeasedLRU
+from asyncfetch.runtime.single_flight import SingleFlight
 from asyncfetch.tensors.remote import tensor_on
 
 if TYPE_CHECKING:
@@ -94,26 +90,18 @@ class FetchedShards(NamedTuple):
     """Copies of the bytes of some of them, for one caller each."""
 
 
-class _ShardFlight:
-    """One request under way and its waiters."""
+class _ShardBatch:
+    """The shards of one request, and their tickets by id."""
 
-    def __init__(self, tickets: list[Ticket]) -> None:
-        self.tickets = tickets
-        self.waiters = 0
-        self.scope = anyio.CancelScope()
-        self.landed = anyio.Event()
-        self.fetched = FetchedShards({}, {})
-        self.error: Exception | None = ClosedError("this TensorClient was closed before the shards came")
-        """None when they have come."""
+    def __init__(self, remotes: Sequence[RemoteTensor], buffer: FetchBuffer) -> None:
+        self.remotes = remotes
+        self.tickets = {remote.shard_id: buffer.expect(remote.shard_id, remote.nbytes) for remote in remotes}
 
 
 class Flights:
-    """Fetches what isn't on its way yet, and waits for what is; SingleFlight, but a request is for several shards.
+    """Fetches what isn't on its way yet, and waits for what is: a SingleFlight for each request of several shards.
 
-    Requests are children of the owner's task group, not of any caller: a cancelled one costs the others nothing. When
-    the last waiter of a request is cancelled, so is the request. Errors are not kept: the next call tries again.
-
-    Belongs to the task group's loop.
+    Errors are not kept: the next call tries again. Belongs to the task group's loop.
 
     Args:
         task_group: The owner of all requests, entered.
@@ -127,10 +115,10 @@ class Flights:
         buffer: FetchBuffer,
         fetch: Callable[[Sequence[RemoteTensor]], Awaitable[FetchedShards]],
     ) -> None:
-        self._task_group = task_group
+        self._flights: SingleFlight[_ShardBatch, FetchedShards] = SingleFlight(task_group)
+        self._batches: dict[str, _ShardBatch] = {}
         self._buffer = buffer
         self._fetch = fetch
-        self._flights: dict[str, tuple[_ShardFlight, Ticket]] = {}
 
     async def bring(self, remotes: Sequence[RemoteTensor]) -> tuple[FetchedShards, list[Exception]]:
         """Distinct shards, those copies that no call has taken yet, and the errors of the requests that failed.
@@ -138,81 +126,51 @@ class Flights:
         All requests are waited for, whatever becomes of the others. A shard that is in no answer and for which no
         error stands isn't there.
         """
-        awaited = {remote.shard_id: self._joinable(remote) for remote in remotes}
-        for batch in plan_batches([remote for remote in remotes if awaited[remote.shard_id] is None]):
-            flight = self._launch(batch)
-            awaited |= dict.fromkeys((remote.shard_id for remote in batch), flight)
-        flights = {id(flight): flight for flight in awaited.values() if flight is not None}.values()
-        for flight in flights:
-            flight.waiters += 1
+        missing = [remote for remote in remotes if not self._is_coming(remote.shard_id)]
+        for planned in plan_batches(missing):
+            batch = _ShardBatch(planned, self._buffer)
+            self._batches |= dict.fromkeys(batch.tickets, batch)
+        awaited = {remote.shard_id: self._batches[remote.shard_id] for remote in remotes}
+        works = {batch: partial(self._bring, batch) for batch in awaited.values()}
         try:
-            for flight in flights:
-                await flight.landed.wait()
-        except BaseException:
-            await self._leave(list(flights))
+            outcomes = dict(zip(works, await self._flights.outcomes(works), strict=True))
+        except ClosedError:
+            for batch in works:
+                self._land(batch, {})
             raise
         brought = FetchedShards({}, {})
-        for shard_id, one in awaited.items():
-            if one is not None and shard_id in one.fetched.shards:
-                brought.shards[shard_id] = one.fetched.shards[shard_id]
-                if shard_id in one.fetched.copies:
-                    brought.copies[shard_id] = one.fetched.copies.pop(shard_id)
-        return brought, [flight.error for flight in flights if flight.error is not None]
+        for shard_id, batch in awaited.items():
+            fetched = outcomes[batch]
+            if isinstance(fetched, FetchedShards) and shard_id in fetched.shards:
+                brought.shards[shard_id] = fetched.shards[shard_id]
+                if shard_id in fetched.copies:
+                    brought.copies[shard_id] = fetched.copies.pop(shard_id)
+        return brought, [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
 
-    def _joinable(self, remote: RemoteTensor) -> _ShardFlight | None:
-        flight, ticket = self._flights.get(remote.shard_id, (None, None))
-        return None if ticket is None or ticket.void else flight
+    def _is_coming(self, shard_id: str) -> bool:
+        batch = self._batches.get(shard_id)
+        return batch is not None and batch in self._flights and not batch.tickets[shard_id].void
 
-    def _launch(self, batch: list[RemoteTensor]) -> _ShardFlight:
-        flight = _ShardFlight([self._buffer.expect(remote.shard_id, remote.nbytes) for remote in batch])
-        for ticket in flight.tickets:
-            self._flights[ticket.shard_id] = flight, ticket
+    async def _bring(self, batch: _ShardBatch) -> FetchedShards:
+        shards: dict[str, Shard] = {}
         try:
-            self._task_group.start_soon(self._fly, flight, batch)
-        except RuntimeError as error:
-            self._forget(flight)
-            raise ClosedError("this TensorClient is closed") from error
-        return flight
-
-    async def _fly(self, flight: _ShardFlight, batch: list[RemoteTensor]) -> None:
-        try:
-            with flight.scope:
-                flight.fetched = await self._fetch(batch)
-                flight.error = None
-        except asyncio.CancelledError:
-            # From a future that was cancelled elsewhere; let out, it would cancel the whole task group.
-            if was_cancelled():
-                raise
-        except Exception as error:  # noqa: BLE001 - it goes to the waiters, whatever it is
-            flight.error = kept(error)
+            fetched = await self._fetch(batch.remotes)
+            shards = fetched.shards
+            return fetched
         finally:
-            self._forget(flight)
-            flight.landed.set()
+            self._land(batch, shards)
 
-    async def _leave(self, flights: list[_ShardFlight]) -> None:
-        """A caller gives up: cancel the requests without other waiters, and wait for their end."""
-        abandoned = []
-        for flight in flights:
-            flight.waiters -= 1
-            if not flight.waiters and not flight.landed.is_set():
-                self._forget(flight)
-                flight.scope.cancel()
-                abandoned.append(flight)
-        with anyio.CancelScope(shield=True):
-            for flight in abandoned:
-                await flight.landed.wait()
-
-    def _forget(self, flight: _ShardFlight) -> None:
-        """Let no call join it any more. What it brought is kept, tickets are given back."""
-        for ticket in flight.tickets:
-            if self._flights.get(ticket.shard_id, (None, None))[1] is ticket:
-                del self._flights[ticket.shard_id]
-            shard = flight.fetched.shards.get(ticket.shard_id)
+    def _land(self, batch: _ShardBatch, shards: dict[str, Shard]) -> None:
+        """Keep what came, give tickets back. Once."""
+        tickets, batch.tickets = batch.tickets, {}
+        for shard_id, ticket in tickets.items():
+            if self._batches.get(shard_id) is batch:
+                del self._batches[shard_id]
+            shard = shards.get(shard_id)
             if shard is None:
                 self._buffer.drop(ticket)
             else:
                 self._buffer.land(ticket, shard)
-        flight.tickets = []
 
 
 class Shard:

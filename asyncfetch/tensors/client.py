@@ -35,7 +35,7 @@ from asyncfetch.tensors.remote import (
     RemoteTensor,
     bytes_of,
     import_torch,
-    remotes_in,
+    leaves_in,
     replace_leaves,
     tensor_on,
     unpadded,
@@ -119,16 +119,8 @@ class TensorSession:
 
     async def remotize(self, obj: Any, server: str, unpad: bool) -> Any:  # noqa: ANN401
         """``obj`` with its tensors stored; what a failed or cancelled call has stored is deleted again."""
-        tensor_type = import_torch().Tensor
         obj = unpadded(obj) if unpad else obj
-        tensors: dict[int, torch.Tensor] = {}
-
-        def note(leaf: Any) -> Any:  # noqa: ANN401
-            if isinstance(leaf, tensor_type):
-                tensors[id(leaf)] = leaf
-            return leaf
-
-        replace_leaves(obj, note)
+        tensors = {id(leaf): leaf for leaf in leaves_in(obj, import_torch().Tensor)}
         remotes: dict[int, RemoteTensor] = {}
         tried: list[str] = []
 
@@ -138,7 +130,7 @@ class TensorSession:
             remotes[id(tensor)] = await self._store(tensor, server, shard_id)
 
         try:
-            await for_each(list(tensors.values()), store, key=lambda _: server, workers=self._workers)
+            await for_each(tensors.values(), store, workers=self._workers)
             return replace_leaves(obj, lambda leaf: remotes.get(id(leaf), leaf))
         except BaseException:
             with anyio.move_on_after(CLEAN_UP_SECONDS, shield=True):
@@ -147,7 +139,7 @@ class TensorSession:
 
     async def localize(self, obj: Any) -> Any:  # noqa: ANN401
         """``obj`` with its remote tensors fetched; one that is there several times is one tensor."""
-        remotes = remotes_in(obj)
+        remotes = leaves_in(obj, RemoteTensor)
         for remote in remotes:
             remote.check()
         wanted = {remote.shard_id: remote for remote in remotes}
@@ -521,7 +513,7 @@ class TensorClient:
         Small enough to be sent to every process that may have fetched them, for its ``clear``.
         """
         by_server: dict[str, dict[str, None]] = {}
-        for remote in remotes_in(obj):
+        for remote in leaves_in(obj, RemoteTensor):
             by_server.setdefault(remote.server, {})[remote.shard_id] = None
         return {server: list(ids) for server, ids in by_server.items()}
 

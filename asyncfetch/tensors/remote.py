@@ -8,7 +8,7 @@ import functools
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MASK = "attention_mask"
+T = TypeVar("T")
 
 
 def replace_leaves(obj: Any, replace: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - any structure
@@ -39,12 +40,10 @@ def replace_leaves(obj: Any, replace: Callable[[Any], Any]) -> Any:  # noqa: ANN
         return _replaced(obj, replace)
 
 
-def remotes_in(obj: Any) -> list[RemoteTensor]:  # noqa: ANN401 - any structure
-    """Every remote tensor in ``obj``, in the order in which it is walked, as often as it is there."""
-    found: list[RemoteTensor] = []
+def leaves_in(obj: Any, kind: type[T]) -> list[T]:  # noqa: ANN401 - any structure
+    """Every leaf of this type in ``obj``, in the order in which it is walked, as often as it is there."""
     with _bounded():
-        _collect(obj, found)
-    return found
+        return list(_leaves(obj, kind))
 
 
 def unpadded(obj: Any) -> Any:  # noqa: ANN401 - any structure
@@ -83,7 +82,9 @@ def _names(obj: Any) -> list[str]:  # noqa: ANN401
 
 
 def _with_parts(obj: Any, parts: list[Any]) -> Any:  # noqa: ANN401
-    """A container like ``obj`` that holds these."""
+    """A container like ``obj`` that holds these; itself, where it does."""
+    if all(one is other for one, other in zip(_parts(obj) or (), parts, strict=True)):
+        return obj
     try:
         return _made_anew(obj, parts)
     except RecursionError:
@@ -114,17 +115,16 @@ def _replaced(obj: Any, replace: Callable[[Any], Any]) -> Any:  # noqa: ANN401
     parts = _parts(obj)
     if parts is None:
         return replace(obj)
-    new = [_replaced(part, replace) for part in parts]
-    if all(one is other for one, other in zip(parts, new, strict=True)):
-        return obj
-    return _with_parts(obj, new)
+    return _with_parts(obj, [_replaced(part, replace) for part in parts])
 
 
-def _collect(obj: Any, found: list[RemoteTensor]) -> None:  # noqa: ANN401
-    if isinstance(obj, RemoteTensor):
-        found.append(obj)
-    for part in _parts(obj) or ():
-        _collect(part, found)
+def _leaves(obj: Any, kind: type[T]) -> Iterator[T]:  # noqa: ANN401
+    parts = _parts(obj)
+    if parts is not None:
+        for part in parts:
+            yield from _leaves(part, kind)
+    elif isinstance(obj, kind):
+        yield obj
 
 
 def _unpadded(obj: Any) -> Any:  # noqa: ANN401
@@ -135,10 +135,7 @@ def _unpadded(obj: Any) -> Any:  # noqa: ANN401
     if _is_batch(mask):
         columns = _columns_used(mask)
         parts = [_cut(part, mask, columns) for part in parts]
-    new = [_unpadded(part) for part in parts]
-    if all(one is other for one, other in zip(_parts(obj) or (), new, strict=True)):
-        return obj
-    return _with_parts(obj, new)
+    return _with_parts(obj, [_unpadded(part) for part in parts])
 
 
 def _is_batch(value: Any) -> bool:  # noqa: ANN401

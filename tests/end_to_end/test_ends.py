@@ -134,6 +134,19 @@ PROGRAMS = {
     ).replace("opened.sample(0, 3)", "await asyncio.sleep(0)")
     + A_LOOP,
     "an open dataset in a daemon": OPENED + IN_A_DAEMON,
+    "a daemon's call in a thread": """
+        import torch
+        from asyncfetch.runtime.threads import run_sync
+        ready = threading.Event()
+        def work():
+            ready.set()
+            ones = torch.ones(1500, 1500)
+            for _ in range(3): ones = ones @ ones
+        async def main():
+            while True: await run_sync(work)
+        threading.Thread(target=lambda: asyncio.run(main()), daemon=True).start()
+        ready.wait()
+    """,
     "a daemon iterates": """
         ready = threading.Event()
         def work():

@@ -65,7 +65,7 @@ def test_the_expected_answer_lands_where_it_belongs(
 ) -> None:
     stop = min(start + length, len(CONTENT))
     whole, view = data.draw(memory(stop - start))
-    answer = Answer(SCRATCH, ExpectedAnswer(start, stop, len(CONTENT), '"a"'), view)
+    answer = Answer(SCRATCH, ExpectedAnswer(start, stop, len(CONTENT), '"a"'), lambda: view)
     assert drain(feed(answer, head(start, stop) + CONTENT[start:stop] + surplus, sizes)) == 1
     assert (answer.phase, answer.is_whole, answer.received_bytes) == (Phase.ENDED, True, stop - start)
     assert whole == CONTENT[start:stop]
@@ -88,7 +88,7 @@ def test_another_answer_waits_until_its_place_is_known(
     stop = min(start + length, len(CONTENT))
     untouched = bytearray(b"x" * (stop - start))
     expected = ExpectedAnswer(start, stop, len(CONTENT), '"a"') if is_other else None
-    answer = Answer(SCRATCH, expected, memoryview(untouched) if is_other else None)
+    answer = Answer(SCRATCH, expected, lambda: memoryview(untouched))
     text = head(start, stop, etag='"b"' if is_other else '"a"') + CONTENT[start:stop] + surplus
     news = feed(answer, text, sizes)
     next(news)
@@ -129,7 +129,7 @@ ODD = {
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD)
 @given(sizes=PIECES)
 def test_an_odd_head_ends_it_at_once(text: bytes, sizes: list[int]) -> None:
-    answer = Answer(SCRATCH, ExpectedAnswer(0, 9, len(CONTENT), '"a"'), memoryview(bytearray(9)))
+    answer = Answer(SCRATCH, ExpectedAnswer(0, 9, len(CONTENT), '"a"'), lambda: memoryview(bytearray(9)))
     next(feed(answer, text + CONTENT[:9], sizes))
     assert (answer.phase, answer.head, answer.received_bytes, answer.is_whole) == (Phase.ENDED, None, 0, False)
 
@@ -155,7 +155,7 @@ def test_a_head_without_one_length_is_all_that_is_told(length: str) -> None:
 @given(st.integers(0, len(head(0, 300)) + 299), PIECES, st.booleans())
 def test_one_that_is_stopped_lets_go_of_its_memory(cut: int, sizes: list[int], is_expected: bool) -> None:
     whole = bytearray(300)
-    answer = Answer(SCRATCH, ExpectedAnswer(0, 300, 300, None) if is_expected else None, memoryview(whole))
+    answer = Answer(SCRATCH, ExpectedAnswer(0, 300, 300, None) if is_expected else None, lambda: memoryview(whole))
     text = head(0, 300) + CONTENT
     drain(feed(answer, text[:cut], sizes))
     answer.stop()
@@ -167,7 +167,7 @@ def test_one_that_is_stopped_lets_go_of_its_memory(cut: int, sizes: list[int], i
 
 @given(st.binary(max_size=300), PIECES, st.booleans())
 def test_nothing_is_too_odd(rubbish: bytes, sizes: list[int], is_http: bool) -> None:
-    answer = Answer(SCRATCH, ExpectedAnswer(0, 9, len(CONTENT), None), memoryview(bytearray(9)))
+    answer = Answer(SCRATCH, ExpectedAnswer(0, 9, len(CONTENT), None), lambda: memoryview(bytearray(9)))
     drain(feed(answer, (b"HTTP/1.1 206 x\r\n" if is_http else b"") + rubbish, sizes))
     assert answer.received_bytes == 0
     assert answer.has_begun or not rubbish

@@ -288,8 +288,8 @@ async def test_the_times_of_forgotten_hosts_stay_in_the_total() -> None:
     for number in range(MAX_IDLE_HOSTS * 2):
         host = hosts.get(f"host {number}")
         async with host.permit():
-            host.times.first_byte.record(1.0)
-            host.times.body.record(2.0)
+            host.counts.first_byte.record(1.0)
+            host.counts.body.record(2.0)
     total = hosts.statistics(MemoryPool(0).statistics())
     assert total.wait.count == total.first_byte.count == total.body.count == MAX_IDLE_HOSTS * 2
     assert (total.first_byte.sum_seconds, total.body.max_seconds) == (MAX_IDLE_HOSTS * 2, 2.0)

@@ -151,7 +151,7 @@ def test_the_rate_of_a_stream_is_the_median_of_the_latest_telling_bodies() -> No
 def make_host(limit: int = 64) -> Host:
     host = Hosts(FetchConfig(max_requests_per_host=limit)).get("http://h:80", Route)
     host.rate.record(4 * MIB, 1.0)
-    host.times.first_byte.record(0.05)
+    host.counts.first_byte.record(0.05)
     return host
 
 
@@ -192,10 +192,10 @@ def test_a_server_that_nothing_is_known_of_has_parts_of_the_configured_length() 
 async def test_ranges_of_a_far_host_whose_rate_is_unknown_come_in_two_the_first_ones_while_few_wait() -> None:
     sizes, host = PartSizes(FetchConfig()), Hosts(FetchConfig(max_requests_per_host=8)).get("http://h:80", Route)
     sizes.came_from(URL, host, 100)
-    host.times.first_byte.record(0.01)
+    host.counts.first_byte.record(0.01)
     assert sizes.choose(URL, MIB, ALONE) == MIB
     for _ in range(2):
-        host.times.first_byte.record(0.05)
+        host.counts.first_byte.record(0.05)
     assert [sizes.choose(URL, length, ALONE) for length in (MIB, MIB // 2, MIB // 2 - 1)] == [
         MIB // 2,
         MIB // 4,

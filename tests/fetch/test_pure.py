@@ -511,7 +511,7 @@ def test_an_origin_is_scheme_host_and_port() -> None:
 
 
 def headers_for(text: str, **kinds: object) -> dict[str, str]:
-    settings: dict[str, Any] = {"asked": True, "headers": {}, "tokens": {}, "login": None} | kinds
+    settings: dict[str, Any] = {"is_named": True, "headers": {}, "tokens": {}, "login": None} | kinds
     return static_headers(parse_url(text), **settings)
 
 
@@ -541,14 +541,14 @@ def test_a_header_of_host_and_port_wins_whatever_the_case_of_its_name() -> None:
 def test_where_a_redirect_may_take_secrets(url: str, reached: dict[str, str]) -> None:
     headers = {"a.org": {"X-Key": "bare"}, "a.org:8443": {"X-Key": "one"}}
     tokens = {"a.org": "bare", "a.org:8443": "one"}
-    assert headers_for(url, asked=False, headers=headers, tokens=tokens) == reached
+    assert headers_for(url, is_named=False, headers=headers, tokens=tokens) == reached
 
 
 def test_a_login_goes_with_a_redirect_to_its_hosts_https_only() -> None:
     login = ("u", "p")
-    assert headers_for("https://a.org/", asked=False, login=login) == {"Authorization": "Basic dTpw"}
-    assert headers_for("https://a.org:8443/", asked=False, login=login) == {}
-    assert headers_for("http://a.org/", asked=False, login=login) == {}
+    assert headers_for("https://a.org/", is_named=False, login=login) == {"Authorization": "Basic dTpw"}
+    assert headers_for("https://a.org:8443/", is_named=False, login=login) == {}
+    assert headers_for("http://a.org/", is_named=False, login=login) == {}
 
 
 def test_tokens_go_over_https_and_to_loopback_only() -> None:

@@ -443,7 +443,7 @@ async def test_what_does_not_fit_is_fetched_again(truth: DatasetTruth) -> None:
 
 async def test_the_decoder_goes_with_its_clip(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where decoders have all room they want: each one that stays would keep its clip's bytes."""
-    monkeypatch.setattr(engine, "_decoder_cache", lambda *_: DecoderCache(None, None))
+    monkeypatch.setattr("asyncfetch.resources.engine.DecoderCache", lambda **_: DecoderCache(None, None))
     async with serve(truth, max_bytes=await budget(truth, 3)) as served:
         for episode in served.dataset.episodes.indices:
             await served.dataset.sample(episode, 0)

@@ -19,7 +19,7 @@ from asyncfetch.errors import FormatError, WorkerError
 from asyncfetch.merge import MergeProgress, Selection, local_executor, merge_datasets
 from asyncfetch.merge.job import load_sources
 from asyncfetch.merge.local_executor import processes_pay
-from asyncfetch.merge.worker_process import WorkerProcess
+from asyncfetch.merge.worker_process import PieceProcess
 from asyncfetch.testing import Fault, RangeServer
 from tests.merge.test_merge import all_files
 from tests.merge.test_safety import names
@@ -37,14 +37,14 @@ pytestmark = pytest.mark.timeout(60)  # processes import
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Processes that were started."""
-    pids, start = list[int](), WorkerProcess.start
+    pids, start = list[int](), PieceProcess.start
 
-    async def note(fetch: FetchConfig) -> WorkerProcess:
+    async def note(fetch: FetchConfig) -> PieceProcess:
         worker = await start(fetch)
         pids.append(worker.process.pid)
         return worker
 
-    monkeypatch.setattr(WorkerProcess, "start", note)
+    monkeypatch.setattr(PieceProcess, "start", note)
     return pids
 
 
@@ -119,15 +119,15 @@ async def test_an_error_in_a_process_is_raised_here(library: Library, tmp_path: 
     assert names(tmp_path) == {"source"}
 
 
-async def _kill(worker: WorkerProcess, _scope: anyio.CancelScope) -> None:
+async def _kill(worker: PieceProcess, _scope: anyio.CancelScope) -> None:
     worker.process.kill()
 
 
-async def _cancel(_worker: WorkerProcess, scope: anyio.CancelScope) -> None:
+async def _cancel(_worker: PieceProcess, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _let_go(worker: WorkerProcess, _scope: anyio.CancelScope) -> None:
+async def _let_go(worker: PieceProcess, _scope: anyio.CancelScope) -> None:
     """As the system does when this process is killed."""
     assert worker.process.stdin is not None
     await worker.process.stdin.aclose()
@@ -143,7 +143,7 @@ async def _let_go(worker: WorkerProcess, _scope: anyio.CancelScope) -> None:
     ids=["killed", "cancelled", "its parent gone"],
 )
 async def test_in_the_midst_of_a_piece(
-    library: Library, act: Callable[[WorkerProcess, anyio.CancelScope], object], code: int, words: str | None
+    library: Library, act: Callable[[PieceProcess, anyio.CancelScope], object], code: int, words: str | None
 ) -> None:
     """It ends at once, and whoever waits for it hears why."""
     asked = threading.Event()
@@ -151,12 +151,12 @@ async def test_in_the_midst_of_a_piece(
     def stall(_request: ServedRequest) -> None:
         asked.set()
 
-    async def disturb(worker: WorkerProcess, scope: anyio.CancelScope) -> None:
+    async def disturb(worker: PieceProcess, scope: anyio.CancelScope) -> None:
         await to_thread.run_sync(asked.wait)
         await act(worker, scope)  # type: ignore[misc]
 
     async with RangeServer(library(episodes=(4,)).root, fault=stall, first_byte_seconds=999) as server:
-        worker = await WorkerProcess.start(FetchConfig(ca_file=server.ca_file, trust_env=False))
+        worker = await PieceProcess.start(FetchConfig(ca_file=server.ca_file, trust_env=False))
         try:
             async with anyio.create_task_group() as tasks:
                 with anyio.CancelScope() as scope:
@@ -181,7 +181,7 @@ async def test_a_stopped_process_is_an_error_in_time(library: Library) -> None:
 
     async with RangeServer(library(episodes=(4,)).root, fault=stall, first_byte_seconds=999) as server:
         fetch = FetchConfig(ca_file=server.ca_file, trust_env=False, timeouts=TimeoutConfig(silent_process_seconds=1))
-        worker = await WorkerProcess.start(fetch)
+        worker = await PieceProcess.start(fetch)
         pid = worker.process.pid
         try:
             async with anyio.create_task_group() as tasks:

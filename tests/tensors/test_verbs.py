@@ -310,10 +310,10 @@ def fake() -> torch.Tensor:
         (lambda: torch.ones(3, device="meta"), "dense tensors"),
         (lambda: torch.ones(3).to_sparse(), "dense tensors"),
         (shrunk, "storage was freed"),
-        (fake, "FakeTensor whose bytes"),
+        (fake, "bytes of a FakeTensor, so it"),
         (lambda: torch._efficientzerotensor(3), "ZeroTensor"),
-        (lambda: torch.nn.LazyLinear(3).weight, "UninitializedParameter whose bytes"),
-        (Without, "Without whose bytes"),
+        (lambda: torch.nn.LazyLinear(3).weight, "bytes of a UninitializedParameter, so it"),
+        (Without, "bytes of a Without, so it"),
     ],
     ids=["meta", "sparse", "shrunk", "fake", "zero", "lazy", "without"],
 )

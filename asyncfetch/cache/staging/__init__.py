@@ -5,7 +5,7 @@ lazy        handles
 stores      where files come from: the protocol, a directory, decoding, one sample's names; how one of them is read,
             in which form it is staged, and where a sample's parts came from
 remote      files behind urls; members of tar archives, by range
-engine      files on their way, who refers to them, the room on disk, what comes next, and the threads that bring them
+engine      files on their way, the room on disk, what comes next, and the threads that bring them
 directory   the files themselves
 """
 

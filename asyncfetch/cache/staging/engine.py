@@ -1,31 +1,29 @@
 """The files of one pool in one process on their way to the disk, and the threads that bring them.
 
-    asked for -> queued -> read -> written -> staged -> gone with its last reference
+    asked for -> queued -> read -> written -> staged -> gone with its last handle
                    ^        |  |
-                   |        |  +-> failed: all who refer to it get the error
+                   |        |  +-> failed: its handles get the error
                    +--------+   no room for it
 
-An entry is a future, which those who wait for its bytes share, and the references of those who don't yet. It stands in
-one queue: first what somebody waits for, then what waits for room, then the rest in the order of asking. Room is taken
-before a read. Whoever asks for the bytes of what isn't begun has it read at once, with or without room for it; whoever
-asks meanwhile joins, and a read serves all who joined it. So nobody waits for room, and nobody waits for what waits for
-room. What is larger than all room stands in no queue, and is read whenever somebody asks.
+An entry is one generation of a file: a future for the handles that wait for its bytes, and a count of those that don't
+yet. A handle refers to the entry, never to its key, so a late handle can't touch a newer one.
 
-Nothing is read whose bytes are somewhere: on disk, on their way, or in the hands of those whom the last read served,
-until they have decoded them. Bytes are given up only where they can be kept nowhere, because there is no room or the
-disk can't be written; then those who are left queue again, at the tail. No bounded pool can promise more: two files of
-its size, picked up by turns, are each read for every handle.
+There is one queue: first the entries that handles wait for, then those that wait for room, then the rest in the order
+of asking. Room is taken before a read. But when a handle asks for bytes whose read isn't begun, it begins at once, with
+or without room; handles that ask meanwhile join it. So no handle waits for room, nor for another file that does. A file
+larger than all room isn't queued, but read each time that a handle asks.
 
-An entry is one generation of a file: a handle refers to the entry, never to its key, so a late handle can't touch a
-newer one.
+No file is read while its bytes are on disk, on their way, or still being decoded by a handle of the last read. Bytes
+are given up only if there is no room or the disk can't be written; the entry then queues again, at the tail. No bounded
+pool can promise more: two files of its size, picked up by turns, are each read for every handle.
 
-One lock guards all of this, and no file, store, decoder or callback is used under it. A handle that is collected may be
-collected anywhere, under this very lock too, so its finaliser only puts its claim into ``dropped``, whose ``put`` may
-be called from anywhere; a thread of its own takes it from there.
+One lock guards all of this. No file, store, decoder or callback is used under it. A handle may be collected anywhere,
+under this very lock too, so its finaliser only puts its claim into ``dropped``: a ``put`` is safe anywhere. A thread of
+its own takes it from there.
 
 All threads are daemons that hold the engine and never the pool: a forgotten pool is collected, which ends them, and
-none of them can keep an interpreter from exiting. Those of a ThreadPoolExecutor would, and it has no thread more for
-who waits.
+none of them can keep an interpreter from exiting. Those of a ThreadPoolExecutor would, and it has no extra thread for a
+handle that waits.
 """
 
 from __future__ import annotations
@@ -57,14 +55,14 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 DIRECT_THREADS = 64
-"""Threads beyond the pool's workers that read for those who wait: as many as requests go to one host at a time."""
+"""Threads beyond the pool's workers, for reads that handles wait for: as many as requests to one host at a time."""
 PAUSE_SECONDS = 10.0
 """Seconds without staging after a write failed: a full disk is seldom empty in less, and each try costs the bytes of a
 read."""
 
 
 class StagingRoom:
-    """A semaphore of bytes and files, which nobody waits in: what doesn't fit stays in the queue.
+    """A semaphore of bytes and files, without waiting: what doesn't fit stays in the queue.
 
     Args:
         max_bytes: Most bytes that are taken together.
@@ -104,7 +102,7 @@ class Urgency(Enum):
     """The order of the queue."""
 
     NOW = "now"
-    """Somebody waits for it."""
+    """Handles wait for it."""
     NEXT = "next"
     """It waits for room."""
     LATER = "later"
@@ -117,8 +115,8 @@ class StagedEntry:
         binding: How it is read: that of the first handle.
         references: Handles that haven't asked for their value yet.
         waiters: Handles that wait for the read.
-        future: What they wait for, or the error that all who refer to it get.
-        in_hand: The bytes of the last read, as long as somebody else holds on to them.
+        future: What they wait for; of a failed entry, the error for all its handles.
+        in_hand: Gives the bytes of the last read, as long as a handle holds on to them.
         urgency: When it is to be read; None where it isn't queued.
         is_taken: Whether a thread is at it.
         has_failed: Whether its read raised.
@@ -154,7 +152,7 @@ class StagedEntry:
 
 
 def _nothing() -> None:
-    """Return None: it is in nobody's hands."""
+    """Return None: no handle has the bytes."""
 
 
 class StagingClaim:
@@ -333,7 +331,7 @@ class StagingEngine:
                 claim.future, claim.has_failed = None, True
 
     def distrust(self, claim: StagingClaim, file: StagedFile) -> SharedFuture[StoredFile] | StagedFile | None:
-        """``join`` for a claim whose file is gone or damaged: it is read again, once for all who find that out."""
+        """``join`` for a claim whose file is gone or damaged: it is read again, once for all that find that out."""
         with self._changing():
             self._damaged += 1
             leftover = self._leftover(claim.entry) if claim.entry.file is file else None
@@ -356,7 +354,7 @@ class StagingEngine:
     def close(self, wait_seconds: float | None) -> None:
         """Cancel what is queued, wait for what runs, at most so long, and remove the directory.
 
-        Reads under way serve those who joined them.
+        Reads under way serve the handles that joined them.
         """
         with self._changing():
             self.is_closed = True
@@ -408,12 +406,12 @@ class StagingEngine:
     # thread can do happens between two steps, so tests can take them one by one, in every order, in one thread.
 
     def _size(self, entry: StagedEntry) -> Step | None:
-        """Find out how much room it takes, and take that; not where somebody waits."""
+        """Find out how much room it takes, and take that; not if handles wait."""
         size_bytes = None
         if entry.size_bytes is None and not entry.waiters:  # a glance; they are counted again under the lock
             try:
                 size_bytes = entry.binding.size()
-            except BaseException as error:  # noqa: BLE001 - it is for those who ask for the file
+            except BaseException as error:  # noqa: BLE001 - it is for the handles
                 self._fail(entry, error)
                 return None
         with self._changing():
@@ -433,7 +431,7 @@ class StagingEngine:
         return partial(self._read, entry, stored)
 
     def _read(self, entry: StagedEntry, stored: StoredFile | None) -> Step | None:
-        """Read, unless somebody has the bytes already, and serve those who wait."""
+        """Read, unless a handle has the bytes already, and serve those that wait."""
         try:
             stored = stored or entry.binding.read()
         except BaseException as error:  # noqa: BLE001 - likewise
@@ -457,7 +455,7 @@ class StagingEngine:
         return partial(self._write, entry, stored) if writes else None
 
     def _write(self, entry: StagedEntry, stored: StoredFile) -> None:
-        """Put the bytes on disk for those who will ask later."""
+        """Put the bytes on disk for the handles that will ask later."""
         file = self._written(stored)
         leftover = None
         with self._changing():
@@ -470,7 +468,7 @@ class StagingEngine:
         self._discard(leftover)
 
     def _fail(self, entry: StagedEntry, error: BaseException) -> None:
-        """All who refer to the entry get the error. A request from now on reads anew."""
+        """All handles of the entry get the error. A request from now on reads anew."""
         with self._changing():
             self._end(entry)
             entry.has_failed = True
@@ -600,7 +598,7 @@ class StagingEngine:
     # Threads.
 
     def _work(self, *, helps: bool) -> None:
-        """Bring one entry after the other; a helper only what somebody waits for, as long as there is any."""
+        """Bring one entry after the other; a helper only those that handles wait for, as long as there are any."""
         while (entry := self._next(helps=helps)) is not None:
             step: Step | None = partial(self._size, entry)
             del entry
@@ -642,7 +640,7 @@ class StagingEngine:
         return self._now() < self._resume_at
 
     def _first(self, *, urgent_only: bool = False) -> StagedEntry | None:
-        """Return what can be begun now: what somebody waits for, then what waits for room and fits, then the oldest."""
+        """Return what can be begun now: what handles wait for, then what waits for room and fits, then the oldest."""
         entry = self._queue.first(Urgency.NOW)
         if entry is not None or urgent_only or self.is_closed or self._is_paused:
             return entry

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.hosts import Host, Hosts
     from asyncfetch.fetch.retry import Attempt, Clock
     from asyncfetch.fetch.transports.session import Exchange
-    from asyncfetch.fetch.url_resolution import Address, AddressBook
+    from asyncfetch.fetch.url_resolution import AddressBook
+    from asyncfetch.fetch.urls import Address
     from asyncfetch.ranges import ObjectInfo
 
 log = logging.getLogger("asyncfetch")
@@ -115,7 +116,7 @@ class HttpRequest:
 
     def headers(self, etag: str | None) -> dict[str, str]:
         """Return what it carries beside what every request does, and the range; ``etag`` is the version insisted on."""
-        headers = own_headers(self.host, self.address)
+        headers = self.host.route.headers_for(self.host.origin, self.address)
         # To every hop: a server that redirects must ignore preconditions (RFC 9110, section 13.2.1).
         if etag is not None:
             headers["If-Match"] = etag
@@ -342,7 +343,7 @@ class HttpTransport:
                 await connection.send(
                     sent,
                     expected,
-                    None if expected is None else download.room(),
+                    download.room,
                     patience_seconds=inf if patience_seconds is None else patience_seconds,
                 )
             finally:
@@ -601,7 +602,7 @@ class HttpTransport:
         body: Body | None,
     ) -> Response:
         host = permit.host
-        headers = own_headers(host, address)
+        headers = host.route.headers_for(host.origin, address)
         host.counts.requests += 1
         allowance = None if self._bandwidth is None else Allowance(self._bandwidth)
         try:
@@ -628,7 +629,7 @@ class HttpTransport:
 
     def _circumstances(self, failure: AttemptFailed, host: Host, url: URL, address: Address) -> str:
         """Return what was sent with the request that failed, and who may have answered, in words."""
-        proxy, sent = host.route.proxy, own_headers(host, address)
+        proxy, sent = host.route.proxy, host.route.headers_for(host.origin, address)
         is_configured = any(name in self._config.tokens for name in (url.host, host.name))
         return circumstances(
             failure,
@@ -715,12 +716,12 @@ class HttpTransport:
         headers, redirected_headers = (
             static_headers(
                 url,
-                asked=asked,
+                is_named=is_named,
                 headers=self._config.headers,
                 tokens=self._config.tokens,
                 login=self._environment.login_for(url),
             )
-            for asked in (True, False)
+            for is_named in (True, False)
         )
         proxy = self._environment.proxy_for(url)
         if proxy is None:
@@ -728,18 +729,6 @@ class HttpTransport:
         if url.scheme == "http":  # no tunnel: the proxy reads the request itself, and takes its own header out
             return Route({**headers, **proxy.headers}, {**redirected_headers, **proxy.headers}, proxy.url)
         return Route(headers, redirected_headers, proxy.url, proxy.headers)
-
-
-def own_headers(host: Host, address: Address) -> dict[str, str]:
-    """Return what a request to the host carries whatever it asks for: secrets of its own origin, and no other's."""
-    if host.origin != origin_of(address.url):
-        return dict(host.route.redirected_headers)
-    headers = dict(host.route.headers if address.is_named else host.route.redirected_headers)
-    if address.headers:
-        replaced = {name.lower() for name in address.headers}
-        headers = {name: value for name, value in headers.items() if name.lower() not in replaced}
-        headers |= {name: value for name, value in address.headers.items() if value is not None}
-    return headers
 
 
 def _says_all(head: Head) -> bool:

@@ -31,8 +31,7 @@ from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, ObjectChan
 from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.refusals import explained
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
-from asyncfetch.fetch.url_resolution import Address
-from asyncfetch.fetch.urls import next_url, origin_of, parse_url, static_headers, userinfo
+from asyncfetch.fetch.urls import Address, next_url, origin_of, parse_url, static_headers, userinfo
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.single_flight import AsyncCache, Found
 from asyncfetch.runtime.threads import run_sync
@@ -274,10 +273,10 @@ class HubTransport:
             require_token("HF_TOKEN, or what `hf auth login` has written down,", token)
         tokens = {} if token is None else {f"{url.host}:{url.port}": token}
         # What the configuration has for the host is more deliberate than what the environment has.
-        own = static_headers(url, asked=True, headers=self._config.headers, tokens=self._config.tokens, login=None)
+        own = static_headers(url, is_named=True, headers=self._config.headers, tokens=self._config.tokens, login=None)
         named = any(name.lower() == "authorization" for name in own)
         self._has_token = token is not None and not named
-        headers = {} if named else static_headers(url, asked=True, headers={}, tokens=tokens, login=None)
+        headers = {} if named else static_headers(url, is_named=True, headers={}, tokens=tokens, login=None)
         return Found(_Hub(str(url).rstrip("/"), headers))
 
 

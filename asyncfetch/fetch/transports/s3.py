@@ -33,8 +33,7 @@ from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.responses import NO_REASON, TOKEN_CODES
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.fetch.transports.s3_upload import S3Upload
-from asyncfetch.fetch.url_resolution import Address
-from asyncfetch.fetch.urls import REDIRECTS, host_name
+from asyncfetch.fetch.urls import REDIRECTS, Address, host_name
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.loop_thread import LoopThread
