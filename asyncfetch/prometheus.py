@@ -31,7 +31,7 @@ __all__ = ["Collector"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _Metric:
     """A metric and the figure that it shows."""
 
     kind: Literal["counter", "gauge", "summary"]
@@ -42,68 +42,68 @@ class _Shown:
 
 
 BY_HOST = (
-    _Shown("counter", "requests_total", "requests", "Requests sent, repeats and redirects included."),
-    _Shown("counter", "received_bytes_total", "bytes", "Bytes of bodies, as received."),
-    _Shown("counter", "retries_total", "retries", "Attempts after the first."),
-    _Shown("counter", "redirects_total", "redirects", "Answers that named another url."),
-    _Shown("counter", "errors_total", "errors", "Attempts that failed, repeated or not."),
-    _Shown("counter", "throttled_total", "throttled", "Attempts that were answered 429 or 503."),
-    _Shown("counter", "outages_total", "outages", "Times that it was away, and waited for."),
-    _Shown("counter", "hedges_total", "hedges", "Second requests for what a late answer was to bring."),
-    _Shown("counter", "hedge_wins_total", "hedge_wins", "Second requests whose answer came first."),
-    _Shown("gauge", "retry_budget", "retry_budget", "Repeats that may be made before the next answer comes."),
-    _Shown("gauge", "max_requests_in_flight", "limit", "Requests that may be in flight now."),
-    _Shown("gauge", "requests_in_flight", "in_flight", "Requests between their start and the end of their body."),
-    _Shown("gauge", "requests_waiting", "waiting", "Requests that wait for their turn."),
-    _Shown("summary", "wait_seconds", "wait", "Time that requests waited for their turn."),
-    _Shown("summary", "first_byte_seconds", "first_byte", "Time from having a connection to the answer's head."),
-    _Shown("summary", "body_seconds", "body", "Time from the answer's head to the body's last byte."),
+    _Metric("counter", "requests_total", "requests", "Requests sent, repeats and redirects included."),
+    _Metric("counter", "received_bytes_total", "bytes", "Bytes of bodies, as received."),
+    _Metric("counter", "retries_total", "retries", "Attempts after the first."),
+    _Metric("counter", "redirects_total", "redirects", "Answers that named another url."),
+    _Metric("counter", "errors_total", "errors", "Attempts that failed, repeated or not."),
+    _Metric("counter", "throttled_total", "throttled", "Attempts that were answered 429 or 503."),
+    _Metric("counter", "outages_total", "outages", "Times that it was away, and waited for."),
+    _Metric("counter", "hedges_total", "hedges", "Second requests for what a late answer was to bring."),
+    _Metric("counter", "hedge_wins_total", "hedge_wins", "Second requests whose answer came first."),
+    _Metric("gauge", "retry_budget", "retry_budget", "Repeats that may be made before the next answer comes."),
+    _Metric("gauge", "max_requests_in_flight", "limit", "Requests that may be in flight now."),
+    _Metric("gauge", "requests_in_flight", "in_flight", "Requests between their start and the end of their body."),
+    _Metric("gauge", "requests_waiting", "waiting", "Requests that wait for their turn."),
+    _Metric("summary", "wait_seconds", "wait", "Time that requests waited for their turn."),
+    _Metric("summary", "first_byte_seconds", "first_byte", "Time from having a connection to the answer's head."),
+    _Metric("summary", "body_seconds", "body", "Time from the answer's head to the body's last byte."),
 )
 """Figures of HostStatistics, labelled by host. One idle for long may vanish, and comes back at zero."""
 
 OF_FETCHER = (
-    _Shown("counter", "reused_buffers_total", "reused_buffers", "Bodies that landed in memory of earlier ones."),
-    _Shown("gauge", "idle_buffer_bytes", "idle_buffer_bytes", "Memory kept for the next bodies."),
+    _Metric("counter", "reused_buffers_total", "reused_buffers", "Bodies that landed in memory of earlier ones."),
+    _Metric("gauge", "idle_buffer_bytes", "idle_buffer_bytes", "Memory kept for the next bodies."),
 )
 """Figures of FetchStatistics."""
 
 OF_DATASET = (
-    _Shown("counter", "clip_cache_hits_total", "clips.hits", "Asks for clips answered from memory."),
-    _Shown("counter", "clip_cache_misses_total", "clips.misses", "Asks for clips that began a fetch."),
-    _Shown("counter", "clip_cache_evictions_total", "clips.evictions", "Clips that made room for others."),
-    _Shown("gauge", "clip_cache_used_bytes", "clips.used_bytes", "Clips in memory."),
-    _Shown("gauge", "clip_cache_max_bytes", "clips.max_bytes", "Bound on clips in memory and on their way."),
-    _Shown("counter", "episode_hits_total", "episodes.hits", "Reads that found all of the episode in memory."),
-    _Shown("counter", "episode_misses_total", "episodes.misses", "Reads that had to wait for some of the episode."),
-    _Shown("gauge", "decode_threads", "decode.threads", "Calls that decode at a time, at most."),
-    _Shown("gauge", "decode_calls_running", "decode.busy", "Calls that decode now."),
-    _Shown("gauge", "decode_calls_waiting", "decode.waiting", "Calls that wait for a thread."),
-    _Shown("summary", "hand_over_seconds", "hand_over", "Time from the loop's thread to the consumer that waits."),
-    _Shown("summary", "decode_seconds", "decode.call", "Time that a call decoded; it makes a few samples."),
+    _Metric("counter", "clip_cache_hits_total", "clips.hits", "Asks for clips answered from memory."),
+    _Metric("counter", "clip_cache_misses_total", "clips.misses", "Asks for clips that began a fetch."),
+    _Metric("counter", "clip_cache_evictions_total", "clips.evictions", "Clips that made room for others."),
+    _Metric("gauge", "clip_cache_used_bytes", "clips.used_bytes", "Clips in memory."),
+    _Metric("gauge", "clip_cache_max_bytes", "clips.max_bytes", "Bound on clips in memory and on their way."),
+    _Metric("counter", "episode_hits_total", "episodes.hits", "Reads that found all of the episode in memory."),
+    _Metric("counter", "episode_misses_total", "episodes.misses", "Reads that had to wait for some of the episode."),
+    _Metric("gauge", "decode_threads", "decode.threads", "Calls that decode at a time, at most."),
+    _Metric("gauge", "decode_calls_running", "decode.busy", "Calls that decode now."),
+    _Metric("gauge", "decode_calls_waiting", "decode.waiting", "Calls that wait for a thread."),
+    _Metric("summary", "hand_over_seconds", "hand_over", "Time from the loop's thread to the consumer that waits."),
+    _Metric("summary", "decode_seconds", "decode.call", "Time that a call decoded; it makes a few samples."),
 )
 """Figures of DatasetStatistics, beside those of its fetcher."""
 
 OF_DISK = (
-    _Shown("counter", "disk_cache_read_bytes_total", "hit_bytes", "Bytes read back from the disk cache."),
-    _Shown("counter", "disk_cache_written_bytes_total", "written_bytes", "Bytes written to the disk cache."),
-    _Shown("counter", "disk_cache_skipped_total", "skipped", "Files not written for want of room."),
-    _Shown("counter", "disk_cache_damaged_total", "damaged", "Files deleted because they weren't what was written."),
-    _Shown("counter", "disk_cache_failures_total", "failures", "Errors of the system at reading or writing."),
+    _Metric("counter", "disk_cache_read_bytes_total", "hit_bytes", "Bytes read back from the disk cache."),
+    _Metric("counter", "disk_cache_written_bytes_total", "written_bytes", "Bytes written to the disk cache."),
+    _Metric("counter", "disk_cache_skipped_total", "skipped", "Files not written for want of room."),
+    _Metric("counter", "disk_cache_damaged_total", "damaged", "Files deleted because they weren't what was written."),
+    _Metric("counter", "disk_cache_failures_total", "failures", "Errors of the system at reading or writing."),
 )
 """Figures of DiskStatistics, for a dataset with a disk cache."""
 
 OF_PASS = (
-    _Shown("counter", "samples_total", "samples", "Samples delivered to the consumer."),
-    _Shown("gauge", "open_segments", "open_segments", "Segments, or parts of them, in memory or on their way."),
-    _Shown("summary", "pass_hand_over_seconds", "hand_over", "Time from decoded samples to the task that waits."),
-    _Shown("summary", "consumer_wait_seconds", "wait", "Time that the consumer waited for the next few samples."),
+    _Metric("counter", "samples_total", "samples", "Samples delivered to the consumer."),
+    _Metric("gauge", "open_segments", "open_segments", "Segments, or parts of them, in memory or on their way."),
+    _Metric("summary", "pass_hand_over_seconds", "hand_over", "Time from decoded samples to the task that waits."),
+    _Metric("summary", "consumer_wait_seconds", "wait", "Time that the consumer waited for the next few samples."),
 )
 """Figures of PassStatistics."""
 
 OF_WAITS = (
-    _Shown("counter", "consumer_samples_total", "samples", "Samples delivered, in all passes, by all workers."),
-    _Shown("counter", "consumer_seconds_total", "wall_seconds", "Time of the consumers, of whatever kind."),
-    _Shown("counter", "consumer_busy_seconds_total", "busy_seconds", "Time that was the consumers' own."),
+    _Metric("counter", "consumer_samples_total", "samples", "Samples delivered, in all passes, by all workers."),
+    _Metric("counter", "consumer_seconds_total", "wall_seconds", "Time of the consumers, of whatever kind."),
+    _Metric("counter", "consumer_busy_seconds_total", "busy_seconds", "Time that was the consumers' own."),
 )
 """Figures of a Report, beside what they waited for and its statistics."""
 
@@ -170,7 +170,7 @@ class Collector(_Registered):
         if now.disk is not None:
             yield from self._metrics(OF_DISK, [({}, now.disk)])
 
-    def _metrics(self, table: Iterable[_Shown], rows: list[tuple[dict[str, str], object]]) -> Iterator[Metric]:
+    def _metrics(self, table: Iterable[_Metric], rows: list[tuple[dict[str, str], object]]) -> Iterator[Metric]:
         """A metric for each line of ``table``, with a sample for each of the rows, which are labels and statistics."""
         for shown in table:
             name, figure = f"asyncfetch_{shown.name}", attrgetter(shown.figure)

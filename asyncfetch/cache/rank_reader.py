@@ -68,7 +68,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class _Lent(NamedTuple):
+class _Loan(NamedTuple):
     """The server's answer to who asks for a clip."""
 
     name: int
@@ -185,7 +185,7 @@ class _Server:
         finally:
             del worker.scopes[number], worker.callers[number]
 
-    async def _lend(self, worker: _WorkerPeer, caller: Caller, wanted: ByteRange, header: bytes) -> _Lent | None:
+    async def _lend(self, worker: _WorkerPeer, caller: Caller, wanted: ByteRange, header: bytes) -> _Loan | None:
         key = CacheKey.of(wanted, header)
         while not self._has_room(worker, key, is_urgent=caller.urgent):
             if caller.urgent:
@@ -201,7 +201,7 @@ class _Server:
             raise
         name = next(self._names)
         worker.lent[name] = key, lease
-        return _Lent(name, self._regions.place_of(lease.buffer), self._known(wanted.url))
+        return _Loan(name, self._regions.place_of(lease.buffer), self._known(wanted.url))
 
     def _has_room(self, worker: _WorkerPeer, key: CacheKey, *, is_urgent: bool) -> bool:
         size_bytes = key.size_bytes or 0
@@ -298,7 +298,7 @@ class _Line:
                 number, is_good, value = message
                 future = self._asked.pop(number, None)
                 if future is None or future.done():
-                    if isinstance(value, _Lent):  # for who has gone
+                    if isinstance(value, _Loan):  # for who has gone
                         self._tell("gone", [value.name])
                 elif is_good:
                     future.set_result(value)
@@ -328,7 +328,7 @@ class _Line:
         finally:
             caller.urgent = True  # from now on the server isn't told
 
-    def view(self, lent: _Lent) -> memoryview | None:
+    def view(self, lent: _Loan) -> memoryview | None:
         """Return what was lent; None where it can't be mapped: the server has ended, or /proc hides its files."""
         if lent.place is None:
             self._tell("gone", [lent.name])
@@ -461,7 +461,7 @@ class RankReader:
         while True:
             line = await self._connected()
             try:
-                lent: _Lent | None = await line.ask("lease", (wanted, header))
+                lent: _Loan | None = await line.ask("lease", (wanted, header))
                 if lent is None:
                     return None
                 buffer = line.view(lent)

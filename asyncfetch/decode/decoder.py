@@ -569,7 +569,7 @@ class TorchcodecDecoder(ClipDecoder):
             )
 
 
-class _Aliased:
+class _WritableAlias:
     """Another array on the same memory, said to be writable.
 
     torch has no read-only tensors: ``from_numpy`` and ``frombuffer`` warn about such memory, and DLPack takes it from
@@ -584,7 +584,7 @@ class _Aliased:
 
 
 def _tensor_on(data: memoryview | bytes) -> torch.Tensor:
-    array = np.asarray(_Aliased(np.frombuffer(data, dtype=np.uint8)))
+    array = np.asarray(_WritableAlias(np.frombuffer(data, dtype=np.uint8)))
     tensor: torch.Tensor = import_torch().from_numpy(array)
     return tensor
 

@@ -324,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- its limits of time
 
     def is_due(self, now: float) -> None:
-        """See Watched."""
+        """See Deadline."""
         # Progress only notes the time: setting a timer with every chunk would cost a tenth of the whole fetch.
         if now - self.due > LOOP_LAG_SECONDS:
             self._since = now

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from asyncfetch.errors import FetchError, InvalidResponse, ObjectChanged
 from asyncfetch.fetch.answer import ExpectedAnswer
 from asyncfetch.fetch.objects import strong_etag, strong_tag
-from asyncfetch.fetch.responses import Wanted
+from asyncfetch.fetch.responses import WantedRange
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ class Download:
     def __init__(
         self,
         url: str,
-        wanted: Wanted,
+        wanted: WantedRange,
         objects: ObjectMemory,
         memory: MemoryPool,
         buffer: Target | None = None,
         *,
-        asked: Wanted | None = None,
+        asked: WantedRange | None = None,
         part_of: ObjectInfo | None = None,
     ) -> None:
         """Take what is known at first.
@@ -114,12 +114,12 @@ class Download:
         self._remembered = self._objects.get(self.url)
         return self._remembered
 
-    def next_request(self) -> Wanted:
+    def next_request(self) -> WantedRange:
         """Return what the next attempt has to ask for: the rest of it."""
         if self._span is None:
             return self.wanted
         start, stop = self._span
-        return Wanted(start + self.landed_bytes, stop)
+        return WantedRange(start + self.landed_bytes, stop)
 
     @property
     def expected_bytes(self) -> int:
@@ -184,13 +184,13 @@ class Download:
 
     def size_request(self) -> Download:
         """Return what asks for the object's size by a range that every server knows."""
-        return Download(self.url, Wanted(0, 1, clamp=True), self._objects, self._memory, asked=self.asked)
+        return Download(self.url, WantedRange(0, 1, clamp=True), self._objects, self._memory, asked=self.asked)
 
     def ask_within(self, size: int) -> None:
         """Asks for the range of an object of so many bytes by its first and last one; an empty object for itself."""
         start, stop = self.wanted.span_in(size)
         self.needs_size = False
-        self.wanted = Wanted(start, stop) if start < stop else replace(self.wanted, plain=True)
+        self.wanted = WantedRange(start, stop) if start < stop else replace(self.wanted, plain=True)
 
     def asks_otherwise(self, failure: AttemptFailed) -> bool:
         """Return whether the next request asks in another way than the one that the server failed at; told just once.

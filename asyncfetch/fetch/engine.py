@@ -28,7 +28,7 @@ from asyncfetch.fetch.hosts import MIN_TELLING_BYTES, Hosts
 from asyncfetch.fetch.objects import MAX_KNOWN_OBJECTS, ObjectMemory, difference
 from asyncfetch.fetch.range_reader import RangeAssembler, concerns_some
 from asyncfetch.fetch.reader import byte_count, byte_ranges, closed_range
-from asyncfetch.fetch.responses import Wanted
+from asyncfetch.fetch.responses import WantedRange
 from asyncfetch.fetch.retry import AttemptFailed, Clock, retried
 from asyncfetch.fetch.transports.file import FileTransport
 from asyncfetch.fetch.transports.fsspec import FsspecTransport
@@ -237,7 +237,7 @@ class Fetcher(AsyncOnly):
 
         Asks for the first byte rather than HEAD: urls signed for GET refuse that, and some servers lie in its answer.
         """
-        info, _ = await self._read(url, Wanted(0, 1, clamp=True))
+        info, _ = await self._read(url, WantedRange(0, 1, clamp=True))
         return info
 
     async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
@@ -264,14 +264,14 @@ class Fetcher(AsyncOnly):
         max_bytes = byte_count(max_bytes)
         if max_bytes == 0:
             return await self.stat(url), _EMPTY
-        return await self._read(url, Wanted(0, max_bytes, clamp=True))
+        return await self._read(url, WantedRange(0, max_bytes, clamp=True))
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its last ``min(max_bytes, size)`` bytes, in one request."""
         max_bytes = byte_count(max_bytes)
         if max_bytes == 0:
             return await self.stat(url), _EMPTY
-        return await self._read(url, Wanted(-max_bytes, None))
+        return await self._read(url, WantedRange(-max_bytes, None))
 
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         """Bytes [start, stop) into the caller's buffer of just that length."""
@@ -448,10 +448,10 @@ class Fetcher(AsyncOnly):
     async def _read(
         self,
         url: str,
-        wanted: Wanted,
+        wanted: WantedRange,
         buffer: Target | None = None,
         *,
-        asked: Wanted | None = None,
+        asked: WantedRange | None = None,
         part_of: ObjectInfo | None = None,
     ) -> tuple[ObjectInfo, memoryview]:
         """One range through the transport of its url, which isn't empty; the other arguments are Download's."""

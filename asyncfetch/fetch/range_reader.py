@@ -28,7 +28,7 @@ from asyncfetch.fetch.download import memory_for
 from asyncfetch.fetch.hosts import MIN_TELLING_BYTES
 from asyncfetch.fetch.limiter import Caller, calling, current_caller, running_caller
 from asyncfetch.fetch.objects import strong_etag
-from asyncfetch.fetch.responses import Wanted
+from asyncfetch.fetch.responses import WantedRange
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.ranges import ObjectInfo, choose_part_bytes, lie_apart, split_range
 from asyncfetch.runtime.concurrently import copied
@@ -259,10 +259,10 @@ class Read(Protocol):
     def __call__(
         self,
         url: str,
-        wanted: Wanted,
+        wanted: WantedRange,
         buffer: Target | None = None,
         *,
-        asked: Wanted | None = None,
+        asked: WantedRange | None = None,
         part_of: ObjectInfo | None = None,
     ) -> Awaitable[tuple[ObjectInfo, memoryview]]:
         """The object and the bytes, where those are in one view; the arguments are Download's."""
@@ -306,7 +306,7 @@ class RangeAssembler:
         shared = ask.shared
         if shared is None:
             if wanted.stop - wanted.start < self._undivided_bytes:
-                return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
+                return await self._read(wanted.url, WantedRange(wanted.start, wanted.stop), buffer)
             return await self.fetch_alone(wanted, buffer, group=ask.group)
         request, outcome = shared.request, await shared.body.outcome()
         if isinstance(outcome, tuple):
@@ -371,7 +371,7 @@ class RangeAssembler:
                     if not error.ignores_range:
                         raise
                     self._objects.note_whole(wanted.url)
-        return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
+        return await self._read(wanted.url, WantedRange(wanted.start, wanted.stop), buffer)
 
     async def fetch_version(self, wanted: ByteRange, version: ObjectInfo, buffer: memoryview) -> None:
         """A closed range of just this version of its object into ``buffer``."""
@@ -385,8 +385,8 @@ class RangeAssembler:
         assert wanted.stop is not None
         info = self._objects.get(wanted.url)
         if info is None and wanted.stop - wanted.start > self._config.part_bytes:
-            asked = Wanted(wanted.start, wanted.stop)
-            info, _ = await self._read(wanted.url, Wanted(0, 1, clamp=True), asked=asked)
+            asked = WantedRange(wanted.start, wanted.stop)
+            info, _ = await self._read(wanted.url, WantedRange(0, 1, clamp=True), asked=asked)
         if info is None or strong_etag(info) is None or wanted.stop > info.size:
             return None
         if self._objects.comes_whole(wanted.url):
@@ -398,13 +398,13 @@ class RangeAssembler:
     ) -> memoryview:
         """A range that lies within this version of its object, by several requests at once."""
         assert wanted.stop is not None
-        asked = Wanted(wanted.start, wanted.stop)
+        asked = WantedRange(wanted.start, wanted.stop)
         view = self._take(wanted) if buffer is None else buffer
 
         async def work(part: tuple[int, int]) -> None:
             start, stop = part
             place = view[start - wanted.start : stop - wanted.start]
-            await self._read(wanted.url, Wanted(start, stop), place, asked=asked, part_of=info)
+            await self._read(wanted.url, WantedRange(start, stop), place, asked=asked, part_of=info)
 
         parts = split_range(wanted, part_bytes)
         await for_each(parts, work, key=lambda _: wanted.url, workers=self._workers)

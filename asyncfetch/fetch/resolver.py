@@ -25,7 +25,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from asyncfetch.errors import FetchError
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.runtime.concurrently import copied, kept
-from asyncfetch.runtime.single_flight import AsyncCache, Found
+from asyncfetch.runtime.single_flight import AsyncCache, CachedValue
 from asyncfetch.runtime.threads import in_daemon, no_thread
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Resolver(AbstractResolver):
     async def _in_order(self, host: str, port: int, family: int, newer_than: float | None) -> list[ResolveResult]:
         key = host, port, int(family)
 
-        async def find() -> Found[_Answer]:
+        async def find() -> CachedValue[_Answer]:
             return await self._look_up(host, port, family)
 
         answer = await self._names.get(key, find)
@@ -125,15 +125,15 @@ class Resolver(AbstractResolver):
         """Ends all look-ups."""
         await self._resolver.close()
 
-    async def _look_up(self, host: str, port: int, family: int) -> Found[_Answer]:
+    async def _look_up(self, host: str, port: int, family: int) -> CachedValue[_Answer]:
         began = self.now()
         try:
             addresses = await self._resolver.resolve(host, port, socket.AddressFamily(family))
         except OSError as error:  # found, so that all who wait for it get it, but good for nobody else
-            return Found(_Answer([], kept(error), began, 0), 0.0)
+            return CachedValue(_Answer([], kept(error), began, 0), 0.0)
         if not addresses:
-            return Found(_Answer([], OSError(socket.EAI_NONAME, "it has no address"), began, 0), 0.0)
-        return Found(_Answer(addresses, None, began, random.randrange(len(addresses))), NAME_SECONDS)
+            return CachedValue(_Answer([], OSError(socket.EAI_NONAME, "it has no address"), began, 0), 0.0)
+        return CachedValue(_Answer(addresses, None, began, random.randrange(len(addresses))), NAME_SECONDS)
 
 
 class SystemResolver(AbstractResolver):

@@ -81,7 +81,7 @@ _REFUSALS: Mapping[int, tuple[type[FetchError], RetryVerdict, str]] = {
 
 
 @dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
-class Wanted:
+class WantedRange:
     """A range as a request asks for it."""
 
     start: int
@@ -141,7 +141,7 @@ class AcceptedBody:
 
 
 def check_response(
-    wanted: Wanted, status: int, headers: Mapping[str, str], *, url: str, known: ObjectInfo | None
+    wanted: WantedRange, status: int, headers: Mapping[str, str], *, url: str, known: ObjectInfo | None
 ) -> AcceptedBody:
     """The delivery that an answer to ``wanted`` makes, or AttemptFailed.
 
@@ -185,7 +185,7 @@ def refusal(status: int, headers: Mapping[str, str]) -> AttemptFailed:
     return AttemptFailed(kind, message, verdict, status)
 
 
-def _partial(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> AcceptedBody:
+def _partial(wanted: WantedRange, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> AcceptedBody:
     _check_encoding(206, headers)
     if headers.get("Content-Type", "").lower().startswith("multipart/byteranges"):
         raise _lie(206, "one range was asked for, several were sent (multipart/byteranges)")
@@ -201,7 +201,7 @@ def _partial(wanted: Wanted, headers: Mapping[str, str], url: str, known: Object
     return AcceptedBody(info, start, stop)
 
 
-def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> AcceptedBody:
+def _whole(wanted: WantedRange, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> AcceptedBody:
     """A server that ignores Range sends everything: fine where that was asked, or where the wanted part comes early."""
     _check_encoding(200, headers)
     size = _content_length(200, headers)
@@ -228,7 +228,7 @@ def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectIn
     return AcceptedBody(info, start, stop, skip_bytes=start, cut=stop < size)
 
 
-def _unsatisfiable(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> AcceptedBody:
+def _unsatisfiable(wanted: WantedRange, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> AcceptedBody:
     """416 is right where nothing of the range exists: an error, or the empty rest of an object read to its end."""
     if "Content-Range" not in headers:
         message = "the server says that the range isn't within the object, and not how long that is"
@@ -245,7 +245,7 @@ def _unsatisfiable(wanted: Wanted, headers: Mapping[str, str], url: str, known: 
 
 
 def counted(
-    wanted: Wanted, headers: Mapping[str, str], body: bytes | bytearray, *, url: str, known: ObjectInfo | None
+    wanted: WantedRange, headers: Mapping[str, str], body: bytes | bytearray, *, url: str, known: ObjectInfo | None
 ) -> AcceptedBody:
     """The delivery that an answer of 200 makes whose whole body is there, or AttemptFailed; as ``check_response``."""
     if may_be_page(url, headers) and is_page(body):
@@ -263,12 +263,12 @@ def counted(
     return AcceptedBody(info, start, stop)
 
 
-def _check_refusal_was_right(wanted: Wanted, start: int, stop: int) -> None:
+def _check_refusal_was_right(wanted: WantedRange, start: int, stop: int) -> None:
     if wanted.plain and start < stop:
         raise _lie(200, "the server refuses ranges of an object that isn't empty")
 
 
-def _check_countable(wanted: Wanted, headers: Mapping[str, str]) -> None:
+def _check_countable(wanted: WantedRange, headers: Mapping[str, str]) -> None:
     """Check that an object whose length nobody tells is asked for whole, and its end can be told from a break."""
     if wanted.is_closed or (wanted.start > 0 and not wanted.plain):
         raise _lie(200, "the server ignores Range and doesn't say how long the object is (no Content-Length)")

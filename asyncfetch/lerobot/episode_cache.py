@@ -231,7 +231,7 @@ class EpisodeCacheStatistics(Figures):
         return replace(Figures._since(self, earlier), kept=self.kept - earlier.kept)
 
 
-class _Fetched(NamedTuple):
+class _EpisodeParts(NamedTuple):
     rows: EpisodeRows
     planned: Mapping[str, PlannedClip]
     leases: dict[str, Lease]
@@ -535,7 +535,7 @@ class EpisodeCache:
             self._fill(entry, rows, planned, leases)
             entry.is_common = is_common
 
-    async def _fetch(self, stretch: Stretch) -> _Fetched:
+    async def _fetch(self, stretch: Stretch) -> _EpisodeParts:
         """Return where everything lies, and then all of it at once."""
         meter = running_meter()
 
@@ -549,7 +549,7 @@ class EpisodeCache:
 
         return await self._all_of(stretch, await self._plan(stretch), lease)
 
-    async def _fetch_common(self, stretch: Stretch) -> _Fetched | None:
+    async def _fetch_common(self, stretch: Stretch) -> _EpisodeParts | None:
         """See ``_fetch`` and ``hold_common``."""
         rank = self._rank
         assert rank is not None
@@ -570,7 +570,7 @@ class EpisodeCache:
         stretch: Stretch,
         planned: Mapping[str, PlannedClip],
         lease: Callable[[PlannedClip], Awaitable[Lease | None]],
-    ) -> _Fetched:
+    ) -> _EpisodeParts:
         """Return the rows and the leases of those clips that ``lease`` gives one for."""
         found: list[tuple[EpisodeRows, Mapping[str, PlannedClip]]] = []
         leases: dict[str, Lease] = {}
@@ -589,7 +589,7 @@ class EpisodeCache:
         except BaseException:
             _release(leases)
             raise
-        return _Fetched(*found[0], leases)
+        return _EpisodeParts(*found[0], leases)
 
     async def _by_rows(
         self, stretch: Stretch, guessed: Mapping[str, PlannedClip], rows: EpisodeRows

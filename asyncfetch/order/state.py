@@ -55,7 +55,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RankProgress:
     """Numbers that one rank was given in a leg."""
 
     before: Spans = ()
@@ -71,7 +71,7 @@ class Sharing:
     leg: Leg
     workers: int
     turn_samples: int
-    given: Mapping[int, Given]
+    given: Mapping[int, RankProgress]
     """By rank."""
 
     @property
@@ -110,7 +110,7 @@ class Sharing:
 
     def closed(self) -> Sharing:
         """The same, its workers forgotten."""
-        given = {rank: Given(self.taken(rank)) for rank in self.given}
+        given = {rank: RankProgress(self.taken(rank)) for rank in self.given}
         return Sharing(self.leg, 1, 1, given)
 
 
@@ -185,7 +185,7 @@ class EpochProgress:
         """Return the state as it is now."""
         one = self.placement
         counts = ((one.worker, self.delivered, self.share),)
-        here = Sharing(self.leg, one.workers, one.turn_samples, {one.rank: Given(self.before, counts)})
+        here = Sharing(self.leg, one.workers, one.turn_samples, {one.rank: RankProgress(self.before, counts)})
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -274,7 +274,7 @@ def _sharing_in(leg: Mapping[str, Any], total: int) -> Sharing:
         raise ValueError(numbers)
     if leg["ends"] not in get_args(Ends) or leg["batches"] not in {"any", "one", "whole"} or not leg["given"]:
         raise ValueError(leg["ends"])
-    given: dict[int, Given] = {}
+    given: dict[int, RankProgress] = {}
     for first, ranks, edges, *counts in leg["given"]:
         before = tuple(zip(map(_whole, edges[::2]), map(_whole, edges[1::2]), strict=True))
         told = tuple(sorted((_whole(worker), _whole(count), _whole(share)) for worker, count, share in counts))
@@ -295,7 +295,7 @@ def _sharing_in(leg: Mapping[str, Any], total: int) -> Sharing:
                 raise StateMismatch(
                     f"the state's legs can't be: {count} samples of rank {first}, worker {worker}, who takes {share}"
                 )
-        alike = dict.fromkeys(range(first, first + ranks), Given(before, told))
+        alike = dict.fromkeys(range(first, first + ranks), RankProgress(before, told))
         if not given.keys().isdisjoint(alike):
             raise ValueError(first, ranks)
         given |= alike
@@ -487,7 +487,7 @@ def merge_states(states: Sequence[Any]) -> State:
     if lacking:
         raise StateMismatch(f"the states don't tell of {', '.join(lacking)}: give those of all workers of a rank")
     nothing = tuple((worker, 0, 0) for worker in range(last.workers))
-    everyone = {**last.given, **{rank: Given(whole, nothing) for rank in others}}
+    everyone = {**last.given, **{rank: RankProgress(whole, nothing) for rank in others}}
     return merged | {"legs": [*merged["legs"][:-1], replace(last, given=everyone).json]}
 
 
@@ -500,7 +500,7 @@ def merge_shares(states: Sequence[State]) -> State:
 def _merged(states: Sequence[State]) -> tuple[State, Sharing]:
     first = states[0]
     last = _sharing_in(first["legs"][-1], first["total"])
-    given: dict[int, Given] = {}
+    given: dict[int, RankProgress] = {}
     for state in states:
         here = _sharing_in(state["legs"][-1], state["total"])
         for name in ("dataset", "order", "total", "nodes"):

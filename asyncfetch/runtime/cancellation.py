@@ -117,7 +117,7 @@ async def outlast(call: Callable[[], Awaitable[None]], *, seconds: float) -> Non
             error = None  # else error -> traceback -> this frame -> error is a cycle
 
 
-class Watched(Protocol):
+class Deadline(Protocol):
     """Something that has a deadline. Compared by identity."""
 
     due: float
@@ -140,25 +140,25 @@ class Deadlines:
         self.time = time.monotonic if is_asyncios else loop.time  # which is the same for asyncio's, in one call more
         """The loop's clock, in seconds."""
         self._context = contextvars.Context()  # not that of whoever happens to set it, which would live on with it
-        self._watched: dict[Watched, None] = {}
+        self._watched: dict[Deadline, None] = {}
         self._timer: asyncio.Handle | None = None
         self._due = math.inf
 
-    def watch(self, one: Watched) -> None:
+    def watch(self, one: Deadline) -> None:
         """Tells it when it is due, from now until ``leave``."""
         self._watched[one] = None
         if one.due < self._due:
             self._set(one.due)
 
-    def leave(self, one: Watched) -> None:
+    def leave(self, one: Deadline) -> None:
         """It isn't told any more. May be called again."""
         self._watched.pop(one, None)
 
-    def watched(self) -> list[Watched]:
+    def watched(self) -> list[Deadline]:
         """Return all that are told."""
         return list(self._watched)
 
-    def forget(self) -> list[Watched]:
+    def forget(self) -> list[Deadline]:
         """Let go of all, whose loop does nothing more, and return them."""
         watched = self.watched()
         self._watched.clear()

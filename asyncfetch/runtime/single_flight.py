@@ -313,7 +313,7 @@ def call_once(futures: dict[K, SharedFuture[T]], key: K, call: Callable[[], T], 
     return value
 
 
-class Weighed(Protocol):
+class SizedValue(Protocol):
     """Knows its own weight."""
 
     @property
@@ -322,7 +322,7 @@ class Weighed(Protocol):
         ...
 
 
-W = TypeVar("W", bound=Weighed)
+W = TypeVar("W", bound=SizedValue)
 
 
 class SharedLRU(Generic[K, W]):
@@ -433,7 +433,7 @@ MEANT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[V]):
+class CachedValue(Generic[V]):
     """A value and how long it holds."""
 
     value: V
@@ -441,7 +441,7 @@ class Found(Generic[V]):
     """Seconds that it holds, from when it was found."""
 
 
-class _Remembered(NamedTuple, Generic[V]):
+class _CacheEntry(NamedTuple, Generic[V]):
     value: V
     found_at: float
     use_until: float
@@ -461,13 +461,13 @@ class AsyncCache(Generic[K, V]):
     def __init__(self, now: Callable[[], float], maximum: int = MAX_VALUES) -> None:
         self._now = now
         self._maximum = maximum
-        self._kept: OrderedDict[K, _Remembered[V]] = OrderedDict()
-        self._searches: CallsByKey[K, Found[V]] = CallsByKey()
+        self._kept: OrderedDict[K, _CacheEntry[V]] = OrderedDict()
+        self._searches: CallsByKey[K, CachedValue[V]] = CallsByKey()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def get(self, key: K, find: Callable[[], Awaitable[Found[V]]]) -> V:
+    async def get(self, key: K, find: Callable[[], Awaitable[CachedValue[V]]]) -> V:
         """The value of ``key``: remembered, being searched for, or what ``find()`` finds now."""
         kept = self._kept.get(key)
         if kept is not None and self._now() < kept.use_until:
@@ -496,10 +496,10 @@ class AsyncCache(Generic[K, V]):
         if kept is not None and kept.value is value:
             del self._kept[key]
 
-    def _keep(self, key: K, found: Found[V]) -> None:
+    def _keep(self, key: K, found: CachedValue[V]) -> None:
         now = self._now()
         life = found.seconds - min(MARGIN_SECONDS, found.seconds / 10) if math.isfinite(found.seconds) else math.inf
-        self._kept[key] = _Remembered(found.value, now, now + life)
+        self._kept[key] = _CacheEntry(found.value, now, now + life)
         self._kept.move_to_end(key)
         if len(self._kept) > self._maximum:
             self._kept.popitem(last=False)

@@ -47,7 +47,7 @@ BOARD_BYTES = PAGES * PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedFigures:
     """The latest word of a worker on its page, beside the numbers of its account."""
 
     statistics: DatasetStatistics | None = None
@@ -59,7 +59,7 @@ class Published:
     failure: str = ""
     """The error that ended the pass, in words."""
 
-    def without_hosts(self) -> Published:
+    def without_hosts(self) -> PublishedFigures:
         """Return the same without what is known of each host."""
         each = (self.statistics, self.all_statistics)
         statistics, all_statistics = (None if one is None else one.without_hosts() for one in each)
@@ -93,21 +93,21 @@ class FiguresPage:
         before = self.published()
         head, self._failure = self._head, ""
         head[_PROCESS], head[_BEGUN_AT] = os.getpid(), now
-        self._write(Published(None, before.all_waits, before.all_statistics))
+        self._write(PublishedFigures(None, before.all_waits, before.all_statistics))
         return before.all_waits
 
     def publish(self, statistics: DatasetStatistics, all_waits: Waits, all_statistics: DatasetStatistics) -> None:
         """Write a snapshot: of the pass, of all passes, and since the dataset was opened."""
         if self._before is not None:
             all_statistics = sum_of(all_statistics, self._before)
-        self._write(Published(statistics, all_waits, all_statistics, self._failure))
+        self._write(PublishedFigures(statistics, all_waits, all_statistics, self._failure))
 
     def fail(self, failure: str) -> None:
         """Write that the pass has failed."""
         self._failure = failure
         self._write(replace(self.published(), failure=failure))
 
-    def _write(self, published: Published) -> None:
+    def _write(self, published: PublishedFigures) -> None:
         """One that is too long goes without what is known of each host."""
         pickled = zlib.compress(pickle.dumps(published, pickle.HIGHEST_PROTOCOL), 1)
         if len(pickled) > _PICKLED_BYTES:
@@ -188,7 +188,7 @@ class FiguresPage:
         """Return the latest snapshot of the pass; None where there is none."""
         return self.published().statistics
 
-    def published(self) -> Published:
+    def published(self) -> PublishedFigures:
         """Return what was written last; nothing where two processes write at once, or again and again."""
         for _ in range(100):
             version = int(self._head[_VERSION])
@@ -197,9 +197,9 @@ class FiguresPage:
             if version == 0:
                 break
             if zlib.crc32(pickled) == checksum:  # else two have been written meanwhile, it may be
-                found: Published = pickle.loads(zlib.decompress(pickled))
+                found: PublishedFigures = pickle.loads(zlib.decompress(pickled))
                 return found
-        return Published()
+        return PublishedFigures()
 
 
 def _lives(process: int) -> bool:

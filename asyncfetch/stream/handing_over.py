@@ -165,7 +165,7 @@ def _stacked(values: list[Any]) -> Stack | list[Any]:
     return Stack(values, (len(values), *first.shape)) if are_alike else values
 
 
-class Packed:
+class PackedBatch:
     """A batch of any samples, measured and not yet written. Laying it out costs no copy of a tensor.
 
     Args:

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-R = TypeVar("R", bound="Opened")
+R = TypeVar("R", bound="OpenSource")
 
 
-class Opened(Protocol):
+class OpenSource(Protocol):
     """Anything open that is read: a dataset, or those of a stream."""
 
     def statistics(self) -> DatasetStatistics:

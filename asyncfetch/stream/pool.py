@@ -37,7 +37,7 @@ _MARGIN = 1.25
 """The factor by which a segment that wasn't weighed may be larger than its frames say."""
 
 
-class Drawn:
+class PoolSegments:
     """The segments of an open dataset that a pool draws from."""
 
     def __init__(self, dataset: LeRobotDataset, chosen: Sequence[int], line: Line, reach: Reach) -> None:
@@ -101,7 +101,7 @@ async def fit(datasets: Sequence[tuple[LeRobotDataset, Sequence[int], Line, Reac
     Raises:
         CacheError: Not even one segment of each has room, whichever it is.
     """
-    drawn = [Drawn(*each) for each in datasets]
+    drawn = [PoolSegments(*each) for each in datasets]
     memory = MemoryShares.of(drawn[0].dataset.config)
     max_bytes = memory.pool_bytes
     asked_for = [one.asked_for for one in drawn]
@@ -152,7 +152,7 @@ def _needed_bytes(sums: Sequence[NDArray[np.float64]], pools: Sequence[int]) -> 
     return int(sum(held) + max(more - these for more, these in zip(following, held, strict=True)))
 
 
-class _Weighed(NamedTuple):
+class _SegmentSizes(NamedTuple):
     sizes: NDArray[np.float64]
     """Bytes of the clips of each episode's segments; where there are many files, of most by their frames."""
     largest_bytes: int
@@ -161,7 +161,7 @@ class _Weighed(NamedTuple):
     """Its episode."""
 
 
-def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed], memory: MemoryShares) -> None:
+def _check_one_of_each(drawn: Sequence[PoolSegments], weighed: Sequence[_SegmentSizes], memory: MemoryShares) -> None:
     most_bytes = max(memory.clips_bytes, memory.pool_bytes)
     needed_bytes = sum(one.largest_bytes for one in weighed)
     if needed_bytes <= most_bytes:
@@ -177,7 +177,7 @@ def _check_one_of_each(drawn: Sequence[Drawn], weighed: Sequence[_Weighed], memo
     )
 
 
-async def _weigh(drawn: Drawn, most_files: int) -> _Weighed:
+async def _weigh(drawn: PoolSegments, most_files: int) -> _SegmentSizes:
     frames = sum(drawn.clips, np.zeros_like(drawn.frames))
     chosen = frames > 0
     for each in drawn.files:
@@ -196,4 +196,4 @@ async def _weigh(drawn: Drawn, most_files: int) -> _Weighed:
     sizes: NDArray[np.float64] = frames * (_MARGIN * bytes_there.sum() / max(1, frames[places].sum()))
     sizes[places] = bytes_there
     largest_bytes, place = max(((nbytes, place) for place, nbytes in found.items()), default=(0, 0))
-    return _Weighed(sizes, largest_bytes, int(drawn.episodes[place]) if found else 0)
+    return _SegmentSizes(sizes, largest_bytes, int(drawn.episodes[place]) if found else 0)

@@ -13,7 +13,7 @@ import numpy as np
 from asyncfetch.config.checks import is_whole_number
 from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable, TensorError
 from asyncfetch.fetch import ask_server
-from asyncfetch.runtime.single_flight import AsyncCache, Found
+from asyncfetch.runtime.single_flight import AsyncCache, CachedValue
 from asyncfetch.runtime.threads import run_in_thread, run_sync
 from asyncfetch.tensors.buffer import Shard
 from asyncfetch.tensors.server import PIECE_BYTES, etag_of, shards_url
@@ -144,14 +144,14 @@ class HttpStore:
             self._shared.forget(server, path)
         return shards
 
-    async def _find_shared(self, server: str) -> Found[Path | None]:
+    async def _find_shared(self, server: str) -> CachedValue[Path | None]:
         try:
             answer = json.loads((await ask_server(self._fetcher, "GET", f"{server}/shared")).body)
             name, proof = str(answer["name"]), str(answer["proof"])
         except (FetchError, ValueError, KeyError, TypeError, RecursionError):
             # If anything is wrong, the request for the shard itself will say so.
-            return Found(None, ASK_AGAIN_SECONDS)
-        return Found(await run_sync(find_shared, name, proof), ASK_AGAIN_SECONDS)
+            return CachedValue(None, ASK_AGAIN_SECONDS)
+        return CachedValue(await run_sync(find_shared, name, proof), ASK_AGAIN_SECONDS)
 
 
 def _pieces(head: bytes, data: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:

@@ -26,7 +26,7 @@ from asyncfetch.errors import (
     Throttled,
 )
 from asyncfetch.fetch.objects import ObjectMemory, difference, strong_etag
-from asyncfetch.fetch.responses import SLICE_LIMIT_BYTES, AcceptedBody, Wanted, check_response
+from asyncfetch.fetch.responses import SLICE_LIMIT_BYTES, AcceptedBody, WantedRange, check_response
 from asyncfetch.fetch.retry import AttemptFailed, Retries, RetryBudget, RetryVerdict, giving_up, retry_after_seconds
 from asyncfetch.fetch.transports.file import local_path
 from asyncfetch.fetch.urls import join_url, next_url, origin_of, parse_url, static_headers
@@ -39,30 +39,30 @@ if TYPE_CHECKING:
 URL_TEXT = "http://h/x"
 
 
-def check(wanted: Wanted, status: int, known: ObjectInfo | None = None, /, **headers: str) -> AcceptedBody:
+def check(wanted: WantedRange, status: int, known: ObjectInfo | None = None, /, **headers: str) -> AcceptedBody:
     named = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
     return check_response(wanted, status, named, url=URL_TEXT, known=known)
 
 
 @pytest.mark.parametrize(
     ("wanted", "header"),
-    [(Wanted(0, None), "bytes=0-"), (Wanted(3, 10), "bytes=3-9"), (Wanted(-5, None), "bytes=-5")],
+    [(WantedRange(0, None), "bytes=0-"), (WantedRange(3, 10), "bytes=3-9"), (WantedRange(-5, None), "bytes=-5")],
 )
-def test_range_header(wanted: Wanted, header: str) -> None:
+def test_range_header(wanted: WantedRange, header: str) -> None:
     assert wanted.header() == header
 
 
 @pytest.mark.parametrize(
     ("wanted", "content_range", "span"),
     [
-        (Wanted(3, 10), "bytes 3-9/100", (3, 10)),
-        (Wanted(3, None), "bytes 3-99/100", (3, 100)),
-        (Wanted(-5, None), "bytes 95-99/100", (95, 100)),
-        (Wanted(-500, None), "bytes 0-99/100", (0, 100)),
-        (Wanted(0, 500, clamp=True), "bytes 0-99/100", (0, 100)),
+        (WantedRange(3, 10), "bytes 3-9/100", (3, 10)),
+        (WantedRange(3, None), "bytes 3-99/100", (3, 100)),
+        (WantedRange(-5, None), "bytes 95-99/100", (95, 100)),
+        (WantedRange(-500, None), "bytes 0-99/100", (0, 100)),
+        (WantedRange(0, 500, clamp=True), "bytes 0-99/100", (0, 100)),
     ],
 )
-def test_right_206_is_taken(wanted: Wanted, content_range: str, span: tuple[int, int]) -> None:
+def test_right_206_is_taken(wanted: WantedRange, content_range: str, span: tuple[int, int]) -> None:
     delivery = check(wanted, 206, Content_Range=content_range, etag='"a"')
     assert (delivery.start, delivery.stop) == span
     assert delivery.info == ObjectInfo(URL_TEXT, 100, '"a"')
@@ -88,7 +88,7 @@ def test_right_206_is_taken(wanted: Wanted, content_range: str, span: tuple[int,
 )
 def test_wrong_206_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(AttemptFailed) as caught:
-        check(Wanted(3, 10), 206, None, **headers)
+        check(WantedRange(3, 10), 206, None, **headers)
     assert caught.value.kind is InvalidResponse
     assert caught.value.verdict is RetryVerdict.ONCE
 
@@ -99,49 +99,49 @@ def test_an_encoding_beside_identity_is_refused(known: ObjectInfo | None, encodi
     told = [("Content-Range", "bytes 3-9/100"), ("Content-Length", "7"), ("ETag", '"a"')]
     headers = CIMultiDict([*told, *(("Content-Encoding", one) for one in encodings)])
     with pytest.raises(AttemptFailed, match="gzip"):
-        check_response(Wanted(3, 10), 206, headers, url=URL_TEXT, known=known)
+        check_response(WantedRange(3, 10), 206, headers, url=URL_TEXT, known=known)
     told.append(("Content-Encoding", " Identity"))
-    assert check_response(Wanted(3, 10), 206, CIMultiDict(told), url=URL_TEXT, known=known).start == 3
+    assert check_response(WantedRange(3, 10), 206, CIMultiDict(told), url=URL_TEXT, known=known).start == 3
 
 
 def test_200_with_the_whole_object_is_taken() -> None:
-    assert check(Wanted(0, None), 200, Content_Length="9") == AcceptedBody(ObjectInfo(URL_TEXT, 9), 0, 9)
+    assert check(WantedRange(0, None), 200, Content_Length="9") == AcceptedBody(ObjectInfo(URL_TEXT, 9), 0, 9)
 
 
 def test_200_with_an_early_range_is_cut() -> None:
     size = 100 * SLICE_LIMIT_BYTES
-    delivery = check(Wanted(10, SLICE_LIMIT_BYTES), 200, Content_Length=str(size))
+    delivery = check(WantedRange(10, SLICE_LIMIT_BYTES), 200, Content_Length=str(size))
     assert (delivery.start, delivery.stop, delivery.skip_bytes, delivery.cut) == (10, SLICE_LIMIT_BYTES, 10, True)
 
 
 def test_200_with_a_late_range_is_refused() -> None:
     with pytest.raises(AttemptFailed, match="ignores Range"):
-        check(Wanted(10, SLICE_LIMIT_BYTES + 1), 200, Content_Length=str(SLICE_LIMIT_BYTES * 9))
+        check(WantedRange(10, SLICE_LIMIT_BYTES + 1), 200, Content_Length=str(SLICE_LIMIT_BYTES * 9))
 
 
 def test_200_of_unknown_length_is_refused() -> None:
     with pytest.raises(AttemptFailed, match="Content-Length"):
-        check(Wanted(0, None), 200)
+        check(WantedRange(0, None), 200)
 
 
 @pytest.mark.parametrize("status", [206, 416])
 def test_stop_past_the_end_tells_the_size(status: int) -> None:
     content_range = "bytes 3-9/10" if status == 206 else "bytes */10"
     with pytest.raises(AttemptFailed) as caught:
-        check(Wanted(3, 20), status, Content_Range=content_range)
+        check(WantedRange(3, 20), status, Content_Range=content_range)
     assert caught.value.kind is RangeNotSatisfiable
     assert caught.value.fields == {"size": 10}
 
 
-@pytest.mark.parametrize("wanted", [Wanted(0, None), Wanted(-7, None), Wanted(0, 1, clamp=True)])
-def test_416_of_an_empty_object_is_empty(wanted: Wanted) -> None:
+@pytest.mark.parametrize("wanted", [WantedRange(0, None), WantedRange(-7, None), WantedRange(0, 1, clamp=True)])
+def test_416_of_an_empty_object_is_empty(wanted: WantedRange) -> None:
     delivery = check(wanted, 416, Content_Range="bytes */0")
     assert (delivery.start, delivery.stop, delivery.info.size) == (0, 0, 0)
 
 
 def test_416_for_a_range_that_exists_is_a_lie() -> None:
     with pytest.raises(AttemptFailed) as caught:
-        check(Wanted(3, 10), 416, Content_Range="bytes */10")
+        check(WantedRange(3, 10), 416, Content_Range="bytes */10")
     assert caught.value.kind is InvalidResponse
 
 
@@ -149,7 +149,7 @@ def test_416_for_a_range_that_exists_is_a_lie() -> None:
 def test_another_version_is_a_change(change: dict[str, str]) -> None:
     known = ObjectInfo(URL_TEXT, 100, '"a"')
     with pytest.raises(AttemptFailed) as caught:
-        check(Wanted(3, 10), 206, known, **({"Content_Range": "bytes 3-9/100", "etag": '"a"'} | change))
+        check(WantedRange(3, 10), 206, known, **({"Content_Range": "bytes 3-9/100", "etag": '"a"'} | change))
     assert caught.value.kind is ObjectChanged
 
 

@@ -100,7 +100,7 @@ async def test_values_are_added_before_more_are_made(workers: int) -> None:
 def watched(before: Callable[[Piece], None], after: Callable[[Piece], None]) -> Executor:
     """An executor of this process that calls these around each piece."""
 
-    class Watched:
+    class Deadline:
         @asynccontextmanager
         async def open(
             self, fetch: FetchConfig, workers: int | None, wrote: Callable[[str, int], object]
@@ -118,7 +118,7 @@ def watched(before: Callable[[Piece], None], after: Callable[[Piece], None]) -> 
                 pool.run = watch  # type: ignore[method-assign]
                 yield pool
 
-    return Watched()
+    return Deadline()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

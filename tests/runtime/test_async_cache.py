@@ -9,7 +9,7 @@ import pytest
 
 from asyncfetch.errors import AccessDenied, ConfigError
 from asyncfetch.fetch.retry import AttemptFailed, RetryBudget
-from asyncfetch.runtime.single_flight import MARGIN_SECONDS, MEANT_SECONDS, AsyncCache, Found
+from asyncfetch.runtime.single_flight import MARGIN_SECONDS, MEANT_SECONDS, AsyncCache, CachedValue
 from tests.conftest import all_others_wait
 
 
@@ -31,14 +31,14 @@ class Finder:
         self.limiter: anyio.Event | None = None
         self.error: Exception | None = None
 
-    async def __call__(self) -> Found[str]:
+    async def __call__(self) -> CachedValue[str]:
         self.calls += 1
         number = self.calls
         if self.limiter is not None:
             await self.limiter.wait()
         if self.error is not None:
             raise self.error
-        return Found(str(number), self.seconds)
+        return CachedValue(str(number), self.seconds)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import asyncfetch as af
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
-from asyncfetch.stream.figures import BOARD_BYTES, PAGES, FiguresBoard, FiguresPage, Published
+from asyncfetch.stream.figures import BOARD_BYTES, PAGES, FiguresBoard, FiguresPage, PublishedFigures
 
 if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics
@@ -126,7 +126,7 @@ async def test_what_two_processes_wrote_at_once_is_nothing(truth: DatasetTruth) 
     written = bytes(page._memory)
     for at in (written.index(b"\x78\x01"), written.rindex(b"\x78\x01")):  # where zlib begins: the latest two
         page._memory[at + 40 : at + 44] = b"torn"
-    assert page.published() == Published()
+    assert page.published() == PublishedFigures()
 
 
 async def test_a_worker_that_died_waits_no_longer_and_one_that_opens_a_dataset_does(truth: DatasetTruth) -> None:

@@ -19,7 +19,7 @@ import torch
 import asyncfetch as af
 from asyncfetch.runtime.shared_memory import MemorySlots, SharedBytes, view_of
 from asyncfetch.stream import handing_over
-from asyncfetch.stream.handing_over import Packed, stacks
+from asyncfetch.stream.handing_over import PackedBatch, stacks
 from asyncfetch.stream.serving.messages import Channel, failure
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 def there_and_back(batch: object) -> Any:  # noqa: ANN401
     """What the other process gets."""
-    in_slot, by_value = (sent(Packed(batch), slots) for slots in (MemorySlots(), None))
+    in_slot, by_value = (sent(PackedBatch(batch), slots) for slots in (MemorySlots(), None))
     assert equal(in_slot, by_value)
     return in_slot
 
 
-def sent(packed: Packed, slots: MemorySlots | None) -> Any:  # noqa: ANN401
+def sent(packed: PackedBatch, slots: MemorySlots | None) -> Any:  # noqa: ANN401
     return pickle.loads(ForkingPickler.dumps(packed.written(slots)))
 
 
@@ -121,7 +121,7 @@ def test_a_single_sample_comes_back_as_it_is() -> None:
 def test_tensors_are_views_of_the_memory_and_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handing_over, "MAX_COPIED_BYTES", 0)
     slots = MemorySlots()
-    batch = sent(Packed(stacks([{"x": torch.tensor([1.0])}, {"x": torch.tensor([2.0])}])), slots)
+    batch = sent(PackedBatch(stacks([{"x": torch.tensor([1.0])}, {"x": torch.tensor([2.0])}])), slots)
     batch["x"][0] = 5  # it may be written to
     view = batch["x"][1:]
     del batch
@@ -136,19 +136,19 @@ def test_tensors_are_views_of_the_memory_and_keep_it(monkeypatch: pytest.MonkeyP
 def test_a_batch_without_large_tensors_frees_its_memory_at_once() -> None:
     slots = MemorySlots()
     for _ in range(3):
-        assert sent(Packed(["a", torch.ones(3)]), slots)[0] == "a"
+        assert sent(PackedBatch(["a", torch.ones(3)]), slots)[0] == "a"
     assert slots.take(1)[0].number == 1
 
 
 @pytest.mark.parametrize("tensor", [torch.ones(2).to_sparse(), torch.ones(2, device="meta")], ids=["sparse", "meta"])
 def test_a_tensor_that_is_not_in_memory_is_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(af.ConfigError, match="dense tensors on the CPU"):
-        Packed(stacks([{"x": tensor}, {"x": tensor}]))
+        PackedBatch(stacks([{"x": tensor}, {"x": tensor}]))
 
 
 def test_a_value_that_can_not_be_handed_over_is_refused() -> None:
     with pytest.raises(af.ConfigError, match="transform return tensors"):
-        Packed({"x": iter([])} | {"y": (number for number in [1])})
+        PackedBatch({"x": iter([])} | {"y": (number for number in [1])})
 
 
 # Slots.
@@ -271,7 +271,7 @@ def test_a_batch_of_a_process_that_has_ended_is_an_error_and_the_channel_stays_o
     here, there = channels
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 2**22)
-        here.send(Packed(["a"]).written(MemorySlots()))
+        here.send(PackedBatch(["a"]).written(MemorySlots()))
     with pytest.raises(af.WorkerError, match="has ended"):
         there.receive()
     assert not there.is_closed

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def test_statistics_asked_for_while_it_is_being_opened_wait_for_that_and_do_not_hold_it_up(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Opened(SharedFuture[Any]):
+    class OpenSource(SharedFuture[Any]):
         def exception(self, timeout: float | None = None) -> BaseException | None:
             waited_for.set()
             return super().exception(timeout)
@@ -38,7 +38,7 @@ def test_statistics_asked_for_while_it_is_being_opened_wait_for_that_and_do_not_
         may_open.set()
 
     waited_for, may_open = threading.Event(), anyio.Event()
-    monkeypatch.setattr(loop_thread, "SharedFuture", Opened)
+    monkeypatch.setattr(loop_thread, "SharedFuture", OpenSource)
     session = DatasetSession(opener)
     taken: list[Any] = []
     scrape = threading.Thread(target=lambda: taken.append(session.statistics()), daemon=True)

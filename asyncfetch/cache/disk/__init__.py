@@ -13,7 +13,7 @@ from asyncfetch.cache.disk.folder import Folder, Survey
 from asyncfetch.cache.disk.layout import DIRECTORY_VARIABLE, DiskTier, default_directory
 from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.cache.disk.store import DiskStatistics, DiskStore, verify
-from asyncfetch.cache.disk.subdirectories import BlockFile, Removed
+from asyncfetch.cache.disk.subdirectories import BlockFile, Removal
 
 __all__ = [
     "DIRECTORY_VARIABLE",
@@ -23,7 +23,7 @@ __all__ = [
     "DiskStore",
     "DiskTier",
     "Folder",
-    "Removed",
+    "Removal",
     "Survey",
     "default_directory",
     "verify",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from asyncfetch.cache.disk.layout import BlockSpan, VersionFile
-    from asyncfetch.cache.disk.subdirectories import Progress, Removed
+    from asyncfetch.cache.disk.subdirectories import Progress, Removal
 
 T = TypeVar("T")
 
@@ -428,7 +428,7 @@ class Folder:
         self._evict(lambda used: used, wait=True, progress=unwatched)
         return self.used_bytes()
 
-    def prune(self, max_bytes: int, progress: Progress = unwatched) -> Removed:
+    def prune(self, max_bytes: int, progress: Progress = unwatched) -> Removal:
         """Delete what was used longest ago until at most ``max_bytes`` are left. Waits for others who do.
 
         What is interrupted has deleted a part, and counts as there until the next count.
@@ -441,7 +441,7 @@ class Folder:
         """Delete what dead writers left, and return how many bytes that was."""
         return self._counter.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in entries(self._new)))
 
-    def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool, progress: Progress) -> Removed | None:
+    def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool, progress: Progress) -> Removal | None:
         """Delete the longest unused until ``goal_bytes`` of what there is are left; None while another does that."""
         with self._sole_evictor(wait=wait) as sole:
             if not sole:

@@ -53,7 +53,7 @@ class BlockFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class Removal:
     """All that went."""
 
     files: int
@@ -136,10 +136,10 @@ class Subdirectories:
             costs.append(cost_bytes(status.st_size))
         return Holdings(*(np.frombuffer(column, column.typecode) for column in (object_ids, times, costs)))
 
-    def delete_oldest(self, found: Holdings, excess_bytes: int, progress: Progress) -> Removed:
+    def delete_oldest(self, found: Holdings, excess_bytes: int, progress: Progress) -> Removal:
         """Delete what makes up ``excess_bytes``, but nothing that was used since it was looked at."""
         if excess_bytes <= 0 or not len(found.used_at_ns):
-            return Removed(0, 0)
+            return Removal(0, 0)
         order = np.argsort(found.used_at_ns, kind="stable")
         position = int(np.searchsorted(np.cumsum(found.cost_bytes[order]), excess_bytes))
         newest = int(found.used_at_ns[order[min(position, len(order) - 1)]])
@@ -152,7 +152,7 @@ class Subdirectories:
             with suppress(FileNotFoundError, PermissionError):  # another was faster, or it is another user's
                 os.unlink(entry.path)
                 files, gone = files + 1, gone + cost_bytes(status.st_size)
-        return Removed(files, gone)
+        return Removal(files, gone)
 
     def _found(self, doing: str, progress: Progress) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
         found = list(entries(self._directory))

@@ -74,7 +74,7 @@ LEROBOTS_PYAV = frozenset({"pyav", "video_reader"})
 """LeRobot's names of that decoder, the second one an old one."""
 
 
-class _Described:
+class _Description:
     """The attributes that LeRobot's trainer asks of a dataset beside its samples."""
 
     repo_id: str
@@ -186,7 +186,7 @@ def _lengths(meta: Any) -> list[int]:  # noqa: ANN401
     return [] if meta.episodes is None else [int(length) for length in meta.episodes["length"]]
 
 
-class StreamingLeRobotDataset(_Described, StreamDataset):
+class StreamingLeRobotDataset(_Description, StreamDataset):
     """LeRobot's streaming dataset, read by a ``Stream``: for a ``DataLoader`` with any number of workers.
 
     It takes a rank's and a worker's share by itself, also where accelerate's ``prepare`` is given its loader.
@@ -321,7 +321,7 @@ def _in_turns(left: Sequence[int], batches: int) -> list[int]:
     return given
 
 
-class LeRobotDataset(_Described, FrameDataset):
+class LeRobotDataset(_Description, FrameDataset):
     """LeRobot's map-style dataset, which reads each batch's episodes at once where they are, without a download.
 
     Args:

@@ -180,7 +180,7 @@ class ThreadJob:
         self.due = self._threads.loop.time() + self._threads.limit_seconds
 
     def is_due(self, now: float) -> None:
-        """See Watched: so much time has passed since a call began, if not the one that is under way."""
+        """See Deadline: so much time has passed since a call began, if not the one that is under way."""
         limit_seconds = self._threads.limit_seconds
         left_seconds = self._began + limit_seconds - time.monotonic()
         if left_seconds > 0:

@@ -219,7 +219,7 @@ class HttpTransport:
         """Bring what the download lacks from the object's address; from a new one where that is worn out.
 
         Args:
-            download: Filled.
+            download: FilledBatch.
             book: Finds the address.
             failure: What the attempt before this one ended with; None for the first one.
 

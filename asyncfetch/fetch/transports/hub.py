@@ -33,7 +33,7 @@ from asyncfetch.fetch.refusals import explained
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.fetch.urls import Address, next_url, origin_of, parse_url, static_headers, userinfo
 from asyncfetch.ranges import ObjectInfo
-from asyncfetch.runtime.single_flight import AsyncCache, Found
+from asyncfetch.runtime.single_flight import AsyncCache, CachedValue
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class HubTransport:
         path = f"/{quote(directory.path)}" if directory.path else ""
         return hub.address(directory.api_path("tree", await self._commit(directory), path))
 
-    async def _find(self, url: str) -> Found[Address]:
+    async def _find(self, url: str) -> CachedValue[Address]:
         file = HubFile.parse(url)
         if not file.path:
             raise ConfigError(f"{redact_url(url)!r} names a repository and no file: add its path")
@@ -239,18 +239,18 @@ class HubTransport:
                 etag = f'"{_content_hash(reply.headers)}"'
         at_hub = Address(reply.url, hub.headers, is_named=True, etag=etag, version_header=version_header)
         if reply.target is None:
-            return Found(at_hub)
+            return CachedValue(at_hub)
         seconds = signed_seconds(reply.target, served_at=_served_at(reply, self._wall()))
         if "X-Xet-Signed-Range" in reply.target.query:
-            return Found(at_hub)  # good for one range only: every range asks the Hub
-        return Found(Address(reply.target, etag=etag), UNSIGNED_SECONDS if seconds is None else seconds)
+            return CachedValue(at_hub)  # good for one range only: every range asks the Hub
+        return CachedValue(Address(reply.target, etag=etag), UNSIGNED_SECONDS if seconds is None else seconds)
 
     async def _commit(self, file: HubFile) -> str:
         if _COMMIT.fullmatch(file.revision):
             return file.revision
         return await self._commits.get(file.repository_key, partial(self._find_commit, file))
 
-    async def _find_commit(self, file: HubFile) -> Found[str]:
+    async def _find_commit(self, file: HubFile) -> CachedValue[str]:
         hub = await self._hub()
         reply = await self._http.ask("GET", hub.address(file.api_path("revision", file.revision)), self)
         with reply.is_judged():
@@ -258,12 +258,12 @@ class HubTransport:
             commit = answer.get("sha") if isinstance(answer, dict) else None
             if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
                 raise _no_hub("the Hub doesn't say which commit the revision is")
-        return Found(commit)
+        return CachedValue(commit)
 
     async def _hub(self) -> _Hub:
         return await self._hubs.get(None, self._find_hub)
 
-    async def _find_hub(self) -> Found[_Hub]:
+    async def _find_hub(self) -> CachedValue[_Hub]:
         variables = dict(os.environ) if self._config.trust_env else {}
         url = parse_url(self._config.hub_endpoint or variables.get("HF_ENDPOINT") or ENDPOINT)
         if userinfo(url) is not None or url.query_string:
@@ -277,7 +277,7 @@ class HubTransport:
         named = any(name.lower() == "authorization" for name in own)
         self._has_token = token is not None and not named
         headers = {} if named else static_headers(url, is_named=True, headers={}, tokens=tokens, login=None)
-        return Found(_Hub(str(url).rstrip("/"), headers))
+        return CachedValue(_Hub(str(url).rstrip("/"), headers))
 
 
 def _token(variables: Mapping[str, str]) -> str | None:

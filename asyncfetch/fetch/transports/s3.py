@@ -37,7 +37,7 @@ from asyncfetch.fetch.urls import REDIRECTS, Address, host_name
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.loop_thread import LoopThread
-from asyncfetch.runtime.single_flight import AsyncCache, Found
+from asyncfetch.runtime.single_flight import AsyncCache, CachedValue
 from asyncfetch.runtime.threads import in_thread, run_sync
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ THREAD_NAME = "asyncfetch s3"
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
+class SignedUrl:
     """A request that its signature makes good for a while."""
 
     url: str = field(repr=False)
@@ -101,7 +101,7 @@ class S3Signer:
         self._holding.end()
         self._thread.close()
 
-    async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> Signed:
+    async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> SignedUrl:
         """A url for ``operation``, good for the method of HTTP that this has.
 
         Args:
@@ -149,13 +149,13 @@ class _Clients:
         async with self._open:
             await anyio.sleep_forever()
 
-    async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> Signed:
+    async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> SignedUrl:
         with _errors_of_ours():
             client = await self._client(region)
             url: str = await client.generate_presigned_url(
                 operation, Params=self._parameters(parameters), ExpiresIn=self._config.presign_seconds
             )
-            return Signed(url, self._headers(url), await self._life())
+            return SignedUrl(url, self._headers(url), await self._life())
 
     async def endpoint(self) -> str:
         with _errors_of_ours():
@@ -165,7 +165,7 @@ class _Clients:
     async def _client(self, region: str | None) -> Any:  # noqa: ANN401 - untyped
         return await self._clients.get(region, lambda: self._make(region))
 
-    async def _make(self, region: str | None) -> Found[Any]:
+    async def _make(self, region: str | None) -> CachedValue[Any]:
         from aiobotocore.session import AioSession
         from botocore.exceptions import NoCredentialsError
 
@@ -181,7 +181,7 @@ class _Clients:
         if self._style() == "auto" and client.meta.endpoint_url.endswith(AWS_HOSTS):
             # "auto" signs for the global endpoint, which redirects to the region for a day after a bucket was made.
             client = await self._enter(region, "virtual")
-        return Found(client)
+        return CachedValue(client)
 
     def _style(self) -> str:
         if self._config.path_style is None:
@@ -405,14 +405,14 @@ class S3Transport:
                     raise
         raise AssertionError("the last one returns or raises")
 
-    async def _find(self, url: str) -> Found[Address]:
+    async def _find(self, url: str) -> CachedValue[Address]:
         bucket, key = bucket_and_key(url)
         address = await self._sign("get_object", {"Bucket": bucket, "Key": key})
-        return Found(address, address.seconds)
+        return CachedValue(address, address.seconds)
 
-    async def _find_endpoint(self) -> Found[str]:
+    async def _find_endpoint(self) -> CachedValue[str]:
         signer = await self._signers.get(None, self._open_signer)
-        return Found(await signer.endpoint())
+        return CachedValue(await signer.endpoint())
 
     async def _sign(self, operation: str, parameters: Mapping[str, str | int]) -> _SignedAddress:
         signer = await self._signers.get(None, self._open_signer)
@@ -422,9 +422,9 @@ class S3Transport:
         headers = {"Authorization": None, **signed.headers}
         return _SignedAddress(URL(signed.url, encoded=True), headers, region=region, seconds=signed.seconds)
 
-    async def _open_signer(self) -> Found[S3Signer]:
+    async def _open_signer(self) -> CachedValue[S3Signer]:
         self._signer = await S3Signer.open(self._config)
-        return Found(self._signer)
+        return CachedValue(self._signer)
 
     def _learns_region(self, bucket: str, address: Address, failure: AttemptFailed) -> bool:
         """Return whether the refusal names a region that ``address`` wasn't signed for."""

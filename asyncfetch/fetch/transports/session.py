@@ -369,7 +369,7 @@ class Exchange:
         return bytes(body)
 
     def is_due(self, now: float) -> None:
-        """See Watched."""
+        """See Deadline."""
         if now - self.due > connection.LOOP_LAG_SECONDS:
             self._since = now
         if now >= self._since + self._seconds:

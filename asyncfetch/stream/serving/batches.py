@@ -27,7 +27,17 @@ from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.figures import PAGE_BYTES, FiguresPage, report_of
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.samples import PassFigures
-from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, FailedBatch, Filled, Ready, Stop, Taken
+from asyncfetch.stream.serving.messages import (
+    Begin,
+    Channel,
+    Close,
+    FailedBatch,
+    FilledBatch,
+    PassEnd,
+    Ready,
+    Receipt,
+    Stop,
+)
 from asyncfetch.stream.serving.worker import Plan, serve
 
 if TYPE_CHECKING:
@@ -99,8 +109,8 @@ class WorkerProcess:
         """
         while True:
             message = self._receive()
-            if isinstance(message, Filled):
-                self._channel.send(Taken())  # those of other passes, too: else they would count as ahead for ever
+            if isinstance(message, FilledBatch):
+                self._channel.send(Receipt())  # those of other passes, too: else they would count as ahead for ever
             if message.number == number:
                 return message
 
@@ -305,7 +315,7 @@ class ServedBatches:
         number = self._pass = next(self._numbers)
         worker.send(Begin(number, self._stream.start_of(turn.epoch), self._stream.known_identity))
         try:
-            while isinstance(message := self._receive(worker, number), Filled):
+            while isinstance(message := self._receive(worker, number), FilledBatch):
                 self._stream.quarantine.extend(message.quarantined)
                 turn.check()
                 self._latest = (turn, self._stream.epochs.settings, message.state)
@@ -319,7 +329,7 @@ class ServedBatches:
             raise
         if isinstance(message, FailedBatch):
             message.raise_it()
-        assert isinstance(message, Ended)
+        assert isinstance(message, PassEnd)
         self._stream.quarantine.extend(message.quarantined)
         self._latest = None
         self._stream.known_identity = message.identity

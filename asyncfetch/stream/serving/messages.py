@@ -40,7 +40,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Receipt:
     """The consumer has one batch more."""
 
 
@@ -58,7 +58,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FilledBatch:
     """A batch."""
 
     number: int
@@ -71,7 +71,7 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class PassEnd:
     """No more batches in this pass."""
 
     number: int
@@ -97,7 +97,7 @@ class FailedBatch:
             del error  # else error -> traceback -> this frame -> error is a cycle
 
 
-Answer = Filled | Ended | FailedBatch
+Answer = FilledBatch | PassEnd | FailedBatch
 
 
 def failure(number: int, error: BaseException) -> FailedBatch:

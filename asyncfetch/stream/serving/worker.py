@@ -25,9 +25,19 @@ from asyncfetch.runtime.threads import call_on, run_sync
 from asyncfetch.stream.batch import batch_of, samples_of
 from asyncfetch.stream.datasets import OpenDatasets
 from asyncfetch.stream.figures import FiguresPage
-from asyncfetch.stream.handing_over import HandedOver, Packed, SlotMemory, stacks
+from asyncfetch.stream.handing_over import HandedOver, PackedBatch, SlotMemory, stacks
 from asyncfetch.stream.samples import running_pass
-from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, Filled, Ready, Stop, Taken, failure
+from asyncfetch.stream.serving.messages import (
+    Begin,
+    Channel,
+    Close,
+    FilledBatch,
+    PassEnd,
+    Ready,
+    Receipt,
+    Stop,
+    failure,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,7 +163,7 @@ class _ServingWorker:
                 while taken := await self._take(samples):
                     await self._hand_over(begin.number, taken, samples)
                 identity = identity_of(samples.state_dict())
-            await self._say(Ended(begin.number, identity, self._stream.quarantine.take_news()))
+            await self._say(PassEnd(begin.number, identity, self._stream.quarantine.take_news()))
         except BaseException as error:
             if was_cancelled():
                 raise
@@ -212,20 +222,20 @@ class _ServingWorker:
         plan, ahead = self._plan, self._ahead
         return len(ahead) >= plan.max_ahead or (bool(ahead) and sum(ahead) + nbytes > plan.max_ahead_bytes)
 
-    def _batch(self, taken: list[Any]) -> tuple[HandedOver | Packed, int]:
+    def _batch(self, taken: list[Any]) -> tuple[HandedOver | PackedBatch, int]:
         """The batch of these samples, in a slot or measured for one, and its size."""
         is_single = self._plan.placement.batch_size is None
         if self._memory is not None and not is_single and (found := batch_of(taken)) is not None:
             batch = HandedOver.of(*found, self._memory)
             return batch, batch.slot.memory.nbytes
         samples = samples_of(taken)
-        packed = Packed(samples[0] if is_single else stacks(samples))
+        packed = PackedBatch(samples[0] if is_single else stacks(samples))
         return packed, packed.nbytes
 
-    def _send(self, number: int, batch: HandedOver | Packed, state: State) -> None:
+    def _send(self, number: int, batch: HandedOver | PackedBatch, state: State) -> None:
         slots = None if self._memory is None else self._memory.slots
-        given = batch.written(slots) if isinstance(batch, Packed) else batch
-        self._channel.send(Filled(number, given, state, self._stream.quarantine.take_news()))
+        given = batch.written(slots) if isinstance(batch, PackedBatch) else batch
+        self._channel.send(FilledBatch(number, given, state, self._stream.quarantine.take_news()))
 
     async def _say(self, message: object) -> None:
         await self._in_thread(partial(self._channel.send, message))
@@ -255,7 +265,7 @@ class _ServingWorker:
             case Begin() | Stop():
                 self._wanted = message if isinstance(message, Begin) else None
                 self._pass.cancel()
-            case Taken():
+            case Receipt():
                 self._ahead.popleft()
             case Close():
                 self._everything.cancel()

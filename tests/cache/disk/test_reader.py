@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from asyncfetch.cache.disk.subdirectories import Holdings, Progress, Removed
+    from asyncfetch.cache.disk.subdirectories import Holdings, Progress, Removal
     from asyncfetch.testing.conformance import Check, Store
     from tests.cache.disk.conftest import Tier
 
@@ -304,7 +304,7 @@ async def test_nobody_waits_for_room_to_be_made(tier: Tier, site: Site, monkeypa
         assert goes_on.wait(10)
         return look(subdirectories, progress)
 
-    def tell_deleted(subdirectories: Subdirectories, found: Holdings, excess_bytes: int, progress: Progress) -> Removed:
+    def tell_deleted(subdirectories: Subdirectories, found: Holdings, excess_bytes: int, progress: Progress) -> Removal:
         try:
             return delete(subdirectories, found, excess_bytes, progress)
         finally:
