@@ -21,7 +21,7 @@ from asyncfetch.order.state import has_given_all, identity_of
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.liveness import LOOK_SECONDS, Watch, how_it_ended
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
-from asyncfetch.runtime.shared_memory import SharedBytes
+from asyncfetch.runtime.shared_memory import SharedBytes, slot_reader
 from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.figures import PAGE_BYTES, FiguresPage, report_of
@@ -94,6 +94,7 @@ class WorkerProcess:
         self._page = page
         self._silent_seconds = stream.config.fetch.timeouts.silent_process_seconds
         self._channel = Channel(ours, self.pid)
+        self._reader = slot_reader()  # keeps slots mapped for a consumer that holds no batch when it takes the next
         self._is_ready = False
 
     def send(self, message: object) -> None:
