@@ -15,7 +15,7 @@ import anyio
 from asyncfetch.cache import ByteCache, DiskTier
 from asyncfetch.cache.disk import DiskReader
 from asyncfetch.cache.rank_reader import RankReader
-from asyncfetch.config import MemoryShares, WorkerConfig, usable_cpus
+from asyncfetch.config import MemoryShares, WorkerConfig
 from asyncfetch.decode import DecodePool, DecoderCache, FrameDecoder
 from asyncfetch.decode.cache import SIZE_VARIABLE
 from asyncfetch.fetch import Fetcher
@@ -64,7 +64,7 @@ class Engine:
         """Runs parsers off the loop."""
         self.read_files = partial(run_sync, limiter=anyio.CapacityLimiter(FILE_THREADS))
         """Runs reads of members' small local files off the loop. A dataset that is alone leaves them to its reader."""
-        self.decode = DecodePool(config.decode_threads or usable_cpus())
+        self.decode = DecodePool(config.decode_threads)
         requests = config.fetch.max_requests_per_host
         self.fetching_clips = Limiter(max(1, requests - requests // SMALL_SHARE))
         self._open_clips = 0
