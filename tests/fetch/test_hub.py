@@ -318,7 +318,7 @@ async def test_another_size_is_another_object() -> None:
 async def test_a_url_that_signs_its_range_is_used_for_no_other() -> None:
     async with filled() as hub, fetcher_for(hub) as fetcher:
         signed = hub.hub._signed  # type: ignore[attr-defined]
-        hub.hub._signed = lambda content: f"{signed(content)}&X-Xet-SignedUrl-Range=bytes%3D0-9"  # type: ignore[attr-defined]
+        hub.hub._signed = lambda content: f"{signed(content)}&X-Xet-Signed-Range=bytes%3D0-9"  # type: ignore[attr-defined]
         await fetcher.fetch(URL_TEXT, 5, 50)
         await fetcher.fetch(URL_TEXT, 60, 70)
         asked = [request.method for request in hub.hub.requests if "/resolve/" in request.path]
@@ -586,9 +586,7 @@ async def test_a_buckets_file_stays_the_version_first_seen(
     async with bucket(url_seconds=600) as hub, fetcher_for(hub, time) as fetcher:
         if signs_ranges:
             signed = hub.hub._signed  # type: ignore[attr-defined]
-            monkeypatch.setattr(
-                hub.hub, "_signed", lambda content: f"{signed(content)}&X-Xet-SignedUrl-Range=bytes%3D0-9"
-            )
+            monkeypatch.setattr(hub.hub, "_signed", lambda content: f"{signed(content)}&X-Xet-Signed-Range=bytes%3D0-9")
         first = await fetcher.stat(IN_BUCKET)
         assert await fetcher.fetch(IN_BUCKET, 0, 10) == BIG[:10]
         hub.push(BUCKET, {"dir/a%20b ü.bin": BIG[::-1]})

@@ -241,7 +241,7 @@ class HubTransport:
         if reply.target is None:
             return CachedValue(at_hub)
         seconds = signed_seconds(reply.target, served_at=_served_at(reply, self._wall()))
-        if "X-Xet-SignedUrl-Range" in reply.target.query:
+        if "X-Xet-Signed-Range" in reply.target.query:
             return CachedValue(at_hub)  # good for one range only: every range asks the Hub
         return CachedValue(Address(reply.target, etag=etag), UNSIGNED_SECONDS if seconds is None else seconds)
 
