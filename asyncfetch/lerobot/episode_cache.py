@@ -100,7 +100,8 @@ class HeldEpisode:
     def __init__(self, cache: EpisodeCache, entry: EpisodeEntry, *, by_pass: bool = False) -> None:
         self._cache = cache
         self._entry = entry
-        self._by_pass = by_pass
+        self.is_by_pass = by_pass
+        """True if a pass has claimed it."""
         self._released = False
         entry.holders += 1
         entry.passes += by_pass
@@ -184,7 +185,7 @@ class HeldEpisode:
         """Let go of its bytes. Call it on the loop."""
         if not self._released:
             self._released = True
-            self._cache.release(self._entry, by_pass=self._by_pass)
+            self._cache.release(self._entry, by_pass=self.is_by_pass)
 
     def _check(self) -> None:
         if self._released:
@@ -368,10 +369,13 @@ class EpisodeCache:
         if entry is not None and entry.is_common and entry.rows is not None:
             return HeldEpisode(self, entry)
         taken_bytes = 0 if entry is None else entry.size_bytes or 0
-        if not self._room.fits(size_bytes - taken_bytes):
+        # What only brief readers hold may have been found in memory beyond the bound.
+        has_room = entry is not None and entry.passes > 0 and size_bytes <= taken_bytes
+        if not has_room and not self._room.fits(size_bytes - taken_bytes):
             return None
         entry = entry or self._revive(stretch) or self._new_entry(stretch)
-        taken_bytes, entry.size_bytes = entry.size_bytes or 0, size_bytes
+        taken_bytes = entry.size_bytes or 0
+        size_bytes = entry.size_bytes = max(size_bytes, taken_bytes)
         held = HeldEpisode(self, entry, by_pass=True)
         if entry.passes > 1:
             self._room.change(pass_bytes=size_bytes - taken_bytes)
@@ -382,7 +386,7 @@ class EpisodeCache:
     async def load(self, held: HeldEpisode) -> HeldEpisode:
         """Fetch what isn't in memory of a stretch that has its room: all cameras and the rows at once, nothing twice.
 
-        Fails, or cancelled, it is released. It is as urgent as the caller that asks.
+        Failed, or cancelled, it is for who claimed it to release. It is as urgent as the caller that asks.
 
         Raises:
             FetchError, FormatError, DatasetError: Its files can't be read.
@@ -400,7 +404,10 @@ class EpisodeCache:
             CacheError: Its clips are larger than the byte cache.
         """
         while True:
-            held = self.hold_nowait(stretch) or await self.hold_common(stretch)
+            try:
+                held = self.hold_nowait(stretch) or await self.hold_common(stretch)
+            except PlanChange:
+                continue
             if held is not None:
                 return held
             size_bytes, _ = await gather(partial(self.clip_bytes, stretch), partial(self.locate_rows, stretch))
@@ -408,12 +415,15 @@ class EpisodeCache:
             self._check_size(stretch, size_bytes)
             entry = self._held.get(stretch)
             if entry is None or entry.size_bytes is None:
-                if not await self._room.take_briefly(size_bytes):
+                is_taken = await self._room.take_briefly(size_bytes)
+                entry = self._held.get(stretch)
+                has_got_room = entry is not None and entry.size_bytes is not None  # meanwhile
+                if not is_taken and not has_got_room:
                     return None
-                entry = self._held.get(stretch) or self._new_entry(stretch)
-                if entry.size_bytes is None:
+                entry = entry or self._new_entry(stretch)
+                if not has_got_room:
                     entry.size_bytes = size_bytes
-                else:  # it has got its room meanwhile
+                elif is_taken:
                     self._room.change(brief_bytes=-size_bytes)
             try:
                 return await self.load(HeldEpisode(self, entry))
@@ -455,7 +465,8 @@ class EpisodeCache:
                     if is_common:
                         break
         except BaseException:
-            held.release()
+            if not held.is_by_pass:  # which gives its room back itself, once the piece is in line for it again
+                held.release()
             raise
         return held
 
@@ -512,7 +523,7 @@ class EpisodeCache:
         while entry.rows is None:
             generation = self._generation
             try:
-                fetched = await (self._fetch_common if is_common else self._fetch)(entry.stretch)
+                fetched = await (self._fetch_common(entry.stretch) if is_common else self._fetch(entry))
                 if fetched is None:
                     return
                 rows, planned, leases = fetched
@@ -535,8 +546,8 @@ class EpisodeCache:
             self._fill(entry, rows, planned, leases)
             entry.is_common = is_common
 
-    async def _fetch(self, stretch: Stretch) -> _EpisodeParts:
-        """Return where everything lies, and then all of it at once."""
+    async def _fetch(self, entry: EpisodeEntry) -> _EpisodeParts:
+        """Return where everything lies, and then all of it at once. PlanChange where it needs more room than it has."""
         meter = running_meter()
 
         async def lease(clip: PlannedClip) -> Lease:
@@ -547,7 +558,10 @@ class EpisodeCache:
                     meter.add(Cause.LIMIT, time.perf_counter() - since)
                 return await self._clips.acquire(clip.url, plan.start, plan.stop, header=plan.header)
 
-        return await self._all_of(stretch, await self._plan(stretch), lease)
+        planned = await self._plan(entry.stretch)
+        if entry.size_bytes is not None and _clip_bytes(planned) > entry.size_bytes:
+            raise PlanChange
+        return await self._all_of(entry.stretch, planned, lease)
 
     async def _fetch_common(self, stretch: Stretch) -> _EpisodeParts | None:
         """See ``_fetch`` and ``hold_common``."""

@@ -53,9 +53,9 @@ class _CallsInThreads:
     def run(self, function: Callable[[*ArgsT], ResultT], *args: *ArgsT) -> ResultT:
         """Return what ``function`` does."""
         with self._lock:
-            self._count += 1
-            is_late = self._is_over
-        if is_late and threading.current_thread().daemon:
+            is_late = self._is_over and threading.current_thread().daemon
+            self._count += not is_late
+        if is_late:
             threading.Event().wait()
         try:
             return function(*args)

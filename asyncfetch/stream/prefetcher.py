@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from asyncfetch.errors import CacheError, redact_url
+from asyncfetch.errors import AsyncFetchError, CacheError, redact_url
 from asyncfetch.fetch.limiter import Caller, calling
 from asyncfetch.lerobot import PlanChange
 from asyncfetch.observe.trace import running
@@ -314,8 +314,10 @@ class Prefetcher:
             try:
                 return await self._hold_as_planned(slot)
             except PlanChange:
-                self._give_back(slot)
-                self._await_turn(slot)
+                held = self._take_from(slot)
+                self._await_turn(slot)  # before its room comes back, which else goes to pieces that are needed later
+                if held is not None:
+                    held.release()
 
     async def _hold_as_planned(self, slot: _Slot) -> None:
         reader, stretch = slot.origin.reader, slot.origin.stretch
@@ -333,6 +335,8 @@ class Prefetcher:
         self._grant()
         await slot.granted.wait()
         slot.granted_at = time.perf_counter()
+        if slot.error is not None:
+            raise copied(slot.error)
         assert slot.held is not None
         await reader.load(slot.held)
 
@@ -344,10 +348,15 @@ class Prefetcher:
             slot.granted, slot.size_bytes = anyio.Event(), None
 
     def _give_back(self, slot: _Slot) -> None:
+        held = self._take_from(slot)
+        if held is not None:
+            held.release()
+
+    def _take_from(self, slot: _Slot) -> HeldEpisode | None:
         held, slot.held = slot.held, None
         if held is not None:
             self._share.used_bytes -= slot.size_bytes or 0
-            held.release()
+        return held
 
     def _weigh(self, origin: Origin, size_bytes: int) -> None:
         self._weighed += 1
@@ -364,7 +373,13 @@ class Prefetcher:
         wanted_bytes = 0
         while self._unclaimed and (first := self._unclaimed[0]).size_bytes is not None:
             if first.held is None and first.error is None:
-                first.held = first.origin.reader.claim(first.origin.stretch, first.size_bytes)
+                try:
+                    first.held = first.origin.reader.claim(first.origin.stretch, first.size_bytes)
+                except AsyncFetchError as error:  # the dataset was closed; raised where the piece waits
+                    first.error = kept(error)
+                    first.granted.set()
+                    self._unclaimed.popleft()
+                    continue
                 if first.held is None:
                     wanted_bytes = first.size_bytes
                     for slot in self._unclaimed:
