@@ -323,6 +323,7 @@ class _Line:
         try:
             return await future
         except asyncio.CancelledError:
+            self._asked.pop(number, None)
             self._tell("cancel", number)
             raise
         finally:

@@ -342,9 +342,15 @@ class Fetcher(AsyncOnly):
             if len(files) + len(directories) > self.config.max_listed_entries:
                 message = f"there are more than max_listed_entries={self.config.max_listed_entries} files: raise that"
                 raise FetchError(message, url=url)
-            levels = await gather(*(partial(self.listdir, directory) for directory in directories))
+            levels = await gather(*(partial(self._below, directory) for directory in directories))
             entries = [entry for level in levels for entry in level]
         return sorted(files, key=lambda file: file.url)
+
+    async def _below(self, directory: str) -> list[ObjectInfo]:
+        try:
+            return await self.listdir(directory)
+        except NotFound:  # its last file was deleted since it was listed
+            return []
 
     async def download(self, url: str, path: str | os.PathLike[str]) -> ObjectInfo:
         """Copy an object to a local file, or to another object that ``put`` can write: whole or not at all.

@@ -224,6 +224,7 @@ class Host:
         "_pausing",
         "_probe_sleep",
         "_probes",
+        "_settlements",
         "_waits",
         "answers_plainly",
         "body_cause",
@@ -271,6 +272,7 @@ class Host:
         """Requests that have had a place so far."""
         self.in_flight = 0
         self.peak_in_flight = 0
+        self._settlements = 0  # twice their number, and odd within one
         self._waits: list[float] = []  # for places, in seconds, of requests that aren't counted yet
         self._ended: list[Permit] = []  # likewise
         self._config = config
@@ -487,9 +489,11 @@ class Host:
 
     def settle(self) -> None:
         """Count the requests that have ended and weren't counted yet, and learn from them."""
+        self._settlements += 1
         waits, self._waits = self._waits, []
         ended, self._ended = self._ended, []
         self.counts.count(waits, ended)
+        self._settlements += 1
         learned, hedging, is_moved = self._learned, self.hedging, False
         for one in ended:
             hedging.sent()
@@ -530,10 +534,13 @@ class Host:
 
     def counted(self) -> Counters:
         """Return a copy of all that is counted, with the requests that have just ended."""
-        counted = Counters()
-        counted.add(self.counts)
-        counted.count(list(self._waits), list(self._ended))
-        return counted
+        while True:
+            before, counted = self._settlements, Counters()
+            counted.add(self.counts)
+            counted.count(list(self._waits), list(self._ended))
+            # In another thread ``settle`` may have come between, and moved some: then they are there twice, or not.
+            if self._settlements == before and before % 2 == 0:
+                return counted
 
 
 class Permit:

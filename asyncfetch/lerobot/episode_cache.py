@@ -533,18 +533,20 @@ class EpisodeCache:
                 if generation == self._generation:
                     raise
                 continue
-            if late := [camera for camera, clip in planned.items() if clip.starts_too_late(leases[camera].buffer)]:
+            try:
+                late = [camera for camera, clip in planned.items() if clip.starts_too_late(leases[camera].buffer)]
                 for camera in late:
                     self._indexes.start_earlier(camera, planned[camera])
-                self._plans.clear()
+                    self._plans.clear()
+                # A flight that was given up may end well all the same, beside the one that came after it.
+                if not late and generation == self._generation and entry.rows is None:
+                    self._fill(entry, rows, planned, leases)
+                    entry.is_common = is_common
+                    return
+            except BaseException:  # bytes that are no video
                 _release(leases)
-                continue
-            # A flight that was given up may end well all the same, beside the one that came after it.
-            if generation != self._generation or entry.rows is not None:
-                _release(leases)
-                continue
-            self._fill(entry, rows, planned, leases)
-            entry.is_common = is_common
+                raise
+            _release(leases)
 
     async def _fetch(self, entry: EpisodeEntry) -> _EpisodeParts:
         """Return where everything lies, and then all of it at once. PlanChange where it needs more room than it has."""
@@ -719,10 +721,7 @@ class EpisodeCache:
         planned: Mapping[str, PlannedClip],
         leases: Mapping[str, Lease],
     ) -> None:
-        entry.generation = self._generation
-        entry.rows = rows
-        entry.leases = leases
-        entry.clips = {
+        clips = {
             camera: clip.over(
                 leases[camera].buffer,
                 name=f"{camera} of {entry.stretch.name(entry.episode.length)} in {redact_url(clip.url)}",
@@ -730,6 +729,7 @@ class EpisodeCache:
             )
             for camera, clip in planned.items()
         }
+        entry.generation, entry.rows, entry.leases, entry.clips = self._generation, rows, leases, clips
 
     def doubt(self, stretch: Stretch) -> None:
         """Frames of it couldn't be read: its episode is planned anew when it is held next. Thread-safe."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.config.checks import whole_number
-from asyncfetch.errors import ConfigError, FormatError, MergeError, redact_url
+from asyncfetch.errors import ConfigError, FormatError, MergeError, StateMismatch, redact_url
 from asyncfetch.fetch.objects import difference
 from asyncfetch.lerobot.columns import Array, ArrowType, as_lists, is_list, plain, plain_type, take_rows, to_integers
 from asyncfetch.lerobot.parquet import require_pyarrow
@@ -572,3 +572,9 @@ def _place_episodes(
             planned.append(PlannedEpisode(number, episode, len(planned), from_index, data_file, nbytes, videos))
             from_index += episode.length
     return planned
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name == "VideoPlan":  # in steps of format 2, which pickle builds before their format can be looked at
+        raise StateMismatch("this step was planned by another version of asyncfetch: make it anew by merge_steps")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

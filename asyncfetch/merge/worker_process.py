@@ -206,7 +206,9 @@ def _send_all(outbox: SimpleQueue[tuple[str, Any]], answers: IO[bytes]) -> None:
         kind, value = outbox.get()
         try:
             packed = pack((kind, value))
-        except Exception as error:  # noqa: BLE001 - a foreign error that doesn't pickle
+            if kind == FAILED:
+                pickle.loads(packed[LENGTH_BYTES:])
+        except Exception as error:  # noqa: BLE001 - a foreign error that doesn't pickle, or doesn't come back
             packed = pack((FAILED, WorkerError(f"a piece of the merge gave what doesn't pickle: {value!r}, {error!r}")))
         try:
             answers.write(packed)

@@ -23,13 +23,25 @@ E = TypeVar("E", bound=BaseException)
 
 
 def copied(error: E) -> E:
-    """The same error, with the same cause, for one more receiver: no frame hangs on it."""
-    return _copied(error, error.args, error.__cause__)
+    """The same error, with the same cause, for one more receiver: no frame hangs on it.
+
+    One of a type that can't be copied, such as a frozen dataclass, is given as it is.
+    """
+    try:
+        return _copied(error, error.args, error.__cause__)
+    except Exception:  # noqa: BLE001 - whatever the type's own methods raise
+        return error
 
 
 def kept(error: E) -> E:
-    """A copy to be kept: no frame hangs on it, nor on its causes. Where one that isn't ours arose, a note says."""
-    again = _bare(error)
+    """A copy to be kept: no frame hangs on it, nor on its causes. Where one that isn't ours arose, a note says.
+
+    One that can't be copied is kept as it is.
+    """
+    try:
+        again = _bare(error)
+    except Exception:  # noqa: BLE001 - as above; or its causes go round in a circle
+        return error
     if error.__traceback__ is not None and not isinstance(error, AsyncFetchError):
         again.add_note(f"It was raised here:\n{''.join(traceback.format_tb(error.__traceback__)).rstrip()}")
     return again

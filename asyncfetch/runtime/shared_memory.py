@@ -170,12 +170,12 @@ class MemorySlots:
         return slot, view
 
     def hand_over(self, slot: MemorySlot) -> SlotName | None:
-        """Make a taken slot the reader's until that has no view of it; returns its name, None where it is that already.
+        """Make a taken slot the reader's until that has no view of it; returns its name, None where it was before.
 
         Its reader opens it by ``view_of``, once.
         """
         with self._lock:
-            if slot.number in self._away:
+            if slot.number in self._away or slot.number not in self._slots:  # on its way, or forgotten meanwhile
                 return None
             self._away.add(slot.number)
             slot.memory[0] = HELD
@@ -224,7 +224,7 @@ class SlotReader:
 
     def view(self, name: SlotName) -> NDArray[np.uint8]:
         """See ``view_of``; OSError where its process has ended."""
-        self._give_back()
+        self.give_back()
         memory = self._map(name)
         if sum(held.token == name.token for held in self._held) >= MAX_VIEWS:
             copied = memory.copy()
@@ -247,7 +247,7 @@ class SlotReader:
             self._memory[name] = found
         return found
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
         """Give back what no view is left of, and forget slots that are filled no more."""
         while self._ended:
             name = self._ended.popleft().name
@@ -260,7 +260,14 @@ class SlotReader:
 
     def __del__(self) -> None:
         if self.pid == os.getpid():  # not in a forked child
-            self._give_back()
+            self.give_back()
+
+    def forget_in_child(self) -> None:
+        """Unmap what the child has no view of: the parent gives it back."""
+        while self._ended:
+            self._held.pop(self._ended.popleft().name, None)
+        for name in self._memory.keys() - self._held.keys():
+            del self._memory[name]
 
 
 _lock = threading.Lock()
@@ -276,6 +283,35 @@ def slot_reader() -> SlotReader:
             reader = SlotReader()
             _latest = weakref.ref(reader)
     return reader
+
+
+def give_back_slots() -> None:
+    """Give back slots that this process has no view of, as it looks at no next one that would do it."""
+    reader = None if _latest is None else _latest()
+    if reader is not None and reader.pid == os.getpid():
+        with _lock:
+            reader.give_back()
+
+
+def _before_fork() -> None:
+    # What has no view now isn't the child's. A thread that holds the lock looks by itself.
+    reader = None if _latest is None else _latest()
+    if reader is not None and reader.pid == os.getpid() and _lock.acquire(blocking=False):
+        try:
+            reader.give_back()
+        finally:
+            _lock.release()
+
+
+def _in_child() -> None:
+    global _lock, _latest
+    _lock = threading.Lock()  # a thread that didn't come along may hold the other one
+    reader, _latest = None if _latest is None else _latest(), None
+    if reader is not None:
+        reader.forget_in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 
 
 def view_of(name: SlotName) -> NDArray[np.uint8]:

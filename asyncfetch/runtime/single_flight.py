@@ -42,6 +42,7 @@ class _Flight(Generic[V]):
 
     def __init__(self) -> None:
         self.waiters = 0
+        self.has_begun = False
         self.scope = anyio.CancelScope()
         self.landed = anyio.Event()
         self.value: V = _NOTHING
@@ -133,7 +134,8 @@ class SingleFlight(Generic[K, V]):
                 if not flight.waiters and not flight.landed.is_set():
                     self._forget(key, flight)
                     flight.scope.cancel()
-                    abandoned.append(flight)
+                    if flight.has_begun:  # else its task may be cancelled before its first step, and never land
+                        abandoned.append(flight)
             with anyio.CancelScope(shield=True):
                 for flight in abandoned:
                     await flight.landed.wait()
@@ -149,6 +151,7 @@ class SingleFlight(Generic[K, V]):
         return flight
 
     async def _fly(self, key: K, flight: _Flight[V], work: Callable[[], Awaitable[V]]) -> None:
+        flight.has_begun = True
         try:
             with flight.scope:
                 flight.value = await work()

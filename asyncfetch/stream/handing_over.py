@@ -115,10 +115,11 @@ class HandedOver(dict[str, Any]):
 
 
 def _reduce(batch: HandedOver) -> tuple[Any, ...]:
+    rest = _pickled(dict(batch), batch.slot.memory)[0]  # first: where it fails, nothing was handed over
     name = batch.slots.hand_over(batch.slot)
     if name is None:  # it is on its way by another queue
         return dict, (dict(batch),)
-    return _unpacked, (name, _pickled(dict(batch), batch.slot.memory)[0])
+    return _unpacked, (name, rest)
 
 
 ForkingPickler.register(HandedOver, _reduce)

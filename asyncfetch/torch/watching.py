@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from asyncfetch.errors import WorkerError
 from asyncfetch.runtime.liveness import LOOK_SECONDS, Watch, how_it_ended
+from asyncfetch.runtime.shared_memory import give_back_slots
 from asyncfetch.runtime.threads import no_thread
 
 if TYPE_CHECKING:
@@ -137,6 +138,9 @@ class _WatchedIterator:
         workers.waiting_since = time.monotonic()
         try:
             return next(self._iterator)
+        except StopIteration:
+            give_back_slots()
+            raise
         except (RuntimeError, OSError, EOFError) as error:
             why = workers.why(error)
             if why is None:

@@ -142,8 +142,9 @@ PROGRAMS = {
             ready.set()
             ones = torch.ones(1500, 1500)
             for _ in range(3): ones = ones @ ones
-        async def main():
+        async def forever():
             while True: await run_sync(work)
+        async def main(): await asyncio.gather(forever(), forever())
         threading.Thread(target=lambda: asyncio.run(main()), daemon=True).start()
         ready.wait()
     """,

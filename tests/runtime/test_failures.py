@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
@@ -285,3 +286,19 @@ async def test_those_who_share_a_request_hold_nothing_of_each_other(without_coll
         await gather(*[lambda: frames.ask(lambda: cache.fetch(f"{server.url}/a", 0, 9))] * 3)
         await anyio.lowlevel.checkpoint()
         assert frames.left() == 0
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """A type whose instances can't be copied: nothing can be set on them."""
+
+    message: str
+
+
+def test_an_error_that_cannot_be_copied_is_given_as_it_is() -> None:
+    error = FrozenError("x")
+    assert kept(error) is error
+    assert copied(error) is error
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert kept(one) is one

@@ -8,6 +8,7 @@ parent removes what such owners left. Where the file system has no locks, nobody
 from __future__ import annotations
 
 import atexit
+import errno
 import fcntl
 import os
 import secrets
@@ -42,11 +43,13 @@ class StagedFile:
     source: SourceInfo | None
 
     def read(self) -> StoredFile | None:
-        """The content; None where the file is gone or isn't what was written."""
+        """The content; None where the file is gone or isn't what was written. OSError where no file can be opened."""
         try:
             with open(self.path, "rb", buffering=0) as file:
                 data = file.readall()
-        except OSError:
+        except OSError as error:
+            if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+                raise  # the file is all right, and read by another call
             return None
         is_right = len(data) == self.size_bytes and zlib.crc32(data) == self.crc
         return StoredFile(data, self.source) if is_right else None

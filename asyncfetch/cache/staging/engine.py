@@ -274,8 +274,17 @@ class StagingEngine:
     def request(self, binding: Binding) -> StagingClaim:
         """A reference to the binding's file, which is staged in the background."""
         self._open()
-        with self._changing():
-            return StagingClaim(self._entry(binding))
+        claim: StagingClaim | None = None
+        try:
+            with self._changing():
+                claim = StagingClaim(self._entry(binding))
+        except CacheError:  # no thread can be started
+            if claim is not None:
+                with self._lock:
+                    leftover = self._release(claim)
+                self._discard(leftover)
+            raise
+        return claim
 
     def adopt(self, binding: Binding, store: ValueStore) -> StagingClaim:
         """Write a user's value, here and now; where there is no room for it, its store keeps it."""
@@ -481,6 +490,8 @@ class StagingEngine:
             return self.directory.write(stored)
         except (OSError, MemoryError) as error:
             if self.directory.is_closed:
+                with self._lock:
+                    self._resume_at = self._now() + PAUSE_SECONDS  # else it would be read again and again
                 return None
             with self._changing():
                 first = not self._write_failures
@@ -528,6 +539,8 @@ class StagingEngine:
         if (stored := entry.in_hand()) is not None:
             claim.future = SharedFuture()
             claim.future.set_result(stored)
+            if not entry.references and not entry.is_taken and entry.urgency is None:
+                self._queue.put(entry, Urgency.LATER)  # for a worker to end it
             return
         claim.future = entry.future = entry.future or SharedFuture()
         entry.waiters += 1

@@ -21,7 +21,7 @@ from asyncfetch.order.state import has_given_all, identity_of
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.liveness import LOOK_SECONDS, Watch, how_it_ended
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
-from asyncfetch.runtime.shared_memory import SharedBytes, slot_reader
+from asyncfetch.runtime.shared_memory import SharedBytes, give_back_slots, slot_reader
 from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.figures import PAGE_BYTES, FiguresPage, report_of
@@ -143,6 +143,7 @@ class WorkerProcess:
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
+        give_back_slots()
 
     def _lost(self, error: ClosedError | WorkerError) -> ClosedError | WorkerError:
         if isinstance(error, WorkerError):

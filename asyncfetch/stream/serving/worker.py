@@ -137,9 +137,10 @@ class _ServingWorker:
                     while self._wanted is None:
                         await self._changed.wait()
                     begin, self._wanted = self._wanted, None
+                    self._pass = anyio.CancelScope()  # what comes while the datasets are opened ends this pass, too
                     if self._opened is None:
                         await self._open(stack)
-                    with anyio.CancelScope() as self._pass:
+                    with self._pass:
                         await self._serve(begin)
 
     async def _open(self, stack: AsyncExitStack, begun_at: float | None = None) -> None:
