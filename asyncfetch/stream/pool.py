@@ -162,7 +162,7 @@ class _SegmentSizes(NamedTuple):
 
 
 def _check_one_of_each(drawn: Sequence[PoolSegments], weighed: Sequence[_SegmentSizes], memory: MemoryShares) -> None:
-    most_bytes = max(memory.clips_bytes, memory.pool_bytes) if memory.reads_as_one else memory.clips_bytes
+    most_bytes = max(memory.clips_bytes, memory.pool_bytes)
     needed_bytes = sum(one.largest_bytes for one in weighed)
     if needed_bytes <= most_bytes:
         return
@@ -170,9 +170,7 @@ def _check_one_of_each(drawn: Sequence[PoolSegments], weighed: Sequence[_Segment
         whose = f"the clips of a segment of episode {weighed[0].largest} of {redact_url(drawn[0].dataset.url)} take"
     else:
         whose = f"a mixture draws from each of its {len(drawn)} datasets, and the clips of their largest segments take"
-    enough = memory.max_bytes_for_clips(needed_bytes)
-    if memory.reads_as_one:
-        enough = min(enough, memory.max_bytes_for_pool(needed_bytes))
+    enough = min(memory.max_bytes_for_clips(needed_bytes), memory.max_bytes_for_pool(needed_bytes))
     raise CacheError(
         f"{whose} {needed_bytes} bytes, but max_bytes={memory.max_bytes} leaves {most_bytes} for clips: set "
         f"StreamConfig(max_bytes=...) to at least {enough}"
