@@ -416,7 +416,7 @@ async def test_training_and_validation_read_in_turns_need_no_more_than_their_cli
 
 
 async def test_a_pass_without_room_says_that_others_hold_it(truth: DatasetTruth, clip_bytes: list[int]) -> None:
-    chosen = config(max(clip_bytes), prefetch_segments=0)
+    chosen = config(max(clip_bytes), prefetch_segments=0, decoded_max_bytes=1)
     largest, other = sorted(
         (episode for episode, length in enumerate(truth.lengths) if length), key=clip_bytes.__getitem__
     )[:-3:-1]
