@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -258,8 +259,9 @@ class SlotReader:
             if name not in self._held and (name.pid in ended or memory[0] == ABANDONED):
                 del self._memory[name]
 
-    def __del__(self) -> None:
-        if self.pid == os.getpid():  # not in a forked child
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Modules may be gone at the interpreter's exit, with which the memory goes. And not in a forked child.
+        if not _is_finalizing() and self.pid == os.getpid():
             self.give_back()
 
     def forget_in_child(self) -> None:

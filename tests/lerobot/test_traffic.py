@@ -42,7 +42,7 @@ async def test_a_cold_start_takes_five_requests_one_after_the_other(
     monkeypatch.setattr("asyncfetch.lerobot.parquet.WHOLE_BYTES", whole_bytes)
     truth = library(episodes=60, length=40, episodes_per_video_file=12, distinct_videos=1)
     reader = RoundReader()
-    monkeypatch.setattr("asyncfetch.resources.engine.Fetcher", lambda _config: nullcontext(reader))
+    monkeypatch.setattr("asyncfetch.resources.engine.Fetcher", lambda *_, **__: nullcontext(reader))
     monkeypatch.setattr("anyio.to_thread.run_sync", reader.run_here)
     async with open_dataset(str(truth.root)) as dataset:
         assert reader.rounds == opening_rounds
