@@ -26,6 +26,8 @@ from asyncfetch.errors import WorkerError
 from asyncfetch.runtime.fork import fork_count, was_forked_since
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 HEAD_BYTES: Final = 64

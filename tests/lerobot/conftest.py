@@ -114,9 +114,9 @@ class RoundReader(LocalReader):
         answering, self.answering = self.answering, None
         answering.set()
 
-    async def run_here(self, call: Callable[[], T], **_: object) -> T:
+    async def run_here(self, call: Callable[..., T], *arguments: object, **_: object) -> T:
         """In place of a thread, which nobody sees waiting for the reader."""
-        return call()
+        return call(*arguments)
 
 
 @pytest.fixture(scope="session")
