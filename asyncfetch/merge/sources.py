@@ -18,7 +18,7 @@ import numpy as np
 
 from asyncfetch.config import PrivateUrl
 from asyncfetch.config.checks import index_of
-from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_array, to_column, to_integers
 from asyncfetch.lerobot.frame_times import own_seconds
@@ -398,10 +398,6 @@ async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -
     try:
         entries = await fetcher.listdir(directory)
     except (ConfigError, AccessDenied, NotFound):  # a web server; or one may read, but not list
-        return ()
-    except FetchError as error:
-        if type(error) is not FetchError:  # which says that a back end of fsspec can't list
-            raise
         return ()
     return tuple(entry.url for entry in entries if entry.url.rstrip("/").rsplit("/", 1)[-1] not in carried)
 
