@@ -8,7 +8,8 @@ download      one range over its attempts: what has landed, in which version
 retry         the one retry loop: which failure is tried again, when, and how many of a host's
 responses     whether an answer holds exactly what was asked. Pure
 refusals      what a refusal, or an error in place of an answer, means, in words
-hosts         a limit, budgets, idle connections and counters per host; a request's permit, and what is told of it
+hosts         a limit, budgets and idle connections per host; a request's permit, and its times
+statistics    counters and times of requests, and snapshots of them
 limiter       whose turn it is: callers in turn, what is waited for before read-ahead
 limit         how many requests a host should have in flight. Pure
 outage        whether a host is away, when it is asked again, and when that is given up. Pure
@@ -28,7 +29,7 @@ reader        RangeReader, the protocol of the verbs, and what they take. Pure
 """
 
 from asyncfetch.fetch.engine import Fetcher, ask_server, insist_on
-from asyncfetch.fetch.hosts import FetchStatistics, HostStatistics
 from asyncfetch.fetch.reader import RangeReader
+from asyncfetch.fetch.statistics import FetchStatistics, HostStatistics
 
 __all__ = ["FetchStatistics", "Fetcher", "HostStatistics", "RangeReader", "ask_server", "insist_on"]

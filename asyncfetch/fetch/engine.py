@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from asyncfetch.fetch.buffers import Target
-    from asyncfetch.fetch.hosts import FetchStatistics
     from asyncfetch.fetch.reader import WritableBuffer
     from asyncfetch.fetch.retry import Attempt
+    from asyncfetch.fetch.statistics import FetchStatistics
     from asyncfetch.fetch.transports.http import Response
     from asyncfetch.fetch.upload_sources import Content
     from asyncfetch.ranges import Request

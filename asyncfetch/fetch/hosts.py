@@ -1,14 +1,14 @@
-"""All that is known of each host: its limit, its budgets, its idle connections, its counters."""
+"""Each host: its limit, its budgets, its idle connections; and a request's permit there."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
@@ -18,150 +18,18 @@ from asyncfetch.fetch.limit import LearnedLimit
 from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.fetch.outage import Outage
 from asyncfetch.fetch.retry import AWAY_STATUSES, AttemptFailed, Clock, FailureWatch, RetryBudget, RetryToken
+from asyncfetch.fetch.statistics import Counters, FetchStatistics, HostStatistics
 from asyncfetch.fetch.urls import Route
-from asyncfetch.observe import Figures, Histogram
 from asyncfetch.observe.requests import RequestWatch
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, running_meter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.connection import Connection
-    from asyncfetch.observe import Quantiles
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
-
-
-@dataclass(slots=True)
-class Counters:
-    """All that is counted and timed at a host. It only grows."""
-
-    requests: int = 0
-    bytes: int = 0
-    retries: int = 0
-    redirects: int = 0
-    errors: int = 0
-    throttled: int = 0
-    outages: int = 0
-    hedges: int = 0
-    hedge_wins: int = 0
-    wait: Histogram = field(default_factory=Histogram)
-    first_byte: Histogram = field(default_factory=Histogram)
-    body: Histogram = field(default_factory=Histogram)
-
-    def add(self, other: Counters) -> None:
-        """Adds ``other`` to this."""
-        for item in fields(self):
-            ours, theirs = getattr(self, item.name), getattr(other, item.name)
-            if isinstance(ours, Histogram):
-                ours.merge(theirs)
-            else:
-                setattr(self, item.name, ours + theirs)
-
-    def count(self, waits: Iterable[float], ended: Iterable[Permit]) -> None:
-        """Counts the waits of requests that have begun, and the other times of those that have ended."""
-        for seconds in waits:
-            self.wait.record(seconds)
-        for one in ended:
-            if one.first_byte_seconds is not None:
-                self.first_byte.record(one.first_byte_seconds)
-            if one.body_seconds is not None:
-                self.body.record(one.body_seconds)
-
-    def figures(self) -> dict[str, Any]:
-        """Return what the statistics of a host, and of all, show of it."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: value.snapshot() if isinstance(value, Histogram) else value for name, value in values.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class HostStatistics(Figures):
-    """One host at one moment."""
-
-    _telling = ("limit", "in_flight", "waiting", "requests", "bytes", "retries", "throttled", "outages", "first_byte")
-    _of_moment = ("limit", "in_flight", "peak_in_flight", "waiting", "retry_budget")
-
-    limit: int
-    """Requests that may be in flight now."""
-    in_flight: int
-    """Requests between their start and the end of their body."""
-    peak_in_flight: int
-    """Most that ever were."""
-    waiting: int
-    """Requests that wait for one of those to end, or for the end of a pause or of an outage."""
-    requests: int
-    """Requests sent, repeats and redirects included."""
-    bytes: int
-    """Bytes of bodies, as received."""
-    retries: int
-    """Attempts after the first that began here."""
-    redirects: int
-    """Answers that named another url."""
-    errors: int
-    """Attempts that failed, repeated or not."""
-    throttled: int
-    """Number of those that were answered 429 or 503."""
-    outages: int
-    """Times that the host was away, so that all requests but one at a time waited; see RetryConfig.outage_seconds."""
-    retry_budget: int
-    """Repeats that may be made before the next answer comes; see RetryConfig.budget."""
-    hedges: int
-    """Second requests for what a late answer was to bring."""
-    hedge_wins: int
-    """Number of those whose answer came first."""
-    wait: Quantiles
-    """Seconds that requests waited for a permit within the limit."""
-    first_byte: Quantiles
-    """Seconds from having a connection to the answer's head, whatever it says. Web servers only."""
-    body: Quantiles
-    """Seconds from there to the last byte of an object's range that came whole. Other than web servers: the whole
-    read."""
-
-
-# What it has in common with HostStatistics is said again: a base's fields would come first, in tables too.
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class FetchStatistics(Figures):
-    """A fetcher at one moment. Sums and quantiles cover hosts that ``hosts`` has forgotten, too."""
-
-    _telling = ("requests", "bytes", "retries", "throttled", "outages", "in_flight", "waiting", "hosts")
-    _of_moment = ("in_flight", "waiting", "idle_buffer_bytes")
-
-    requests: int
-    """Requests sent, repeats and redirects included."""
-    bytes: int
-    """Bytes of bodies, as received."""
-    retries: int
-    """Attempts after the first."""
-    redirects: int
-    """Answers that named another url."""
-    errors: int
-    """Attempts that failed, repeated or not."""
-    throttled: int
-    """Number of those that were answered 429 or 503."""
-    outages: int
-    """Times that a host was away, so that all requests but one at a time waited; see RetryConfig.outage_seconds."""
-    hedges: int
-    """Second requests for what a late answer was to bring."""
-    hedge_wins: int
-    """Number of those whose answer came first."""
-    in_flight: int
-    """Requests between their start and the end of their body, over all hosts."""
-    waiting: int
-    """Requests that wait for their host's limit, or for the end of its pause or outage."""
-    reused_buffers: int
-    """Bodies that landed in memory of earlier ones."""
-    idle_buffer_bytes: int
-    """Memory kept for the next ones."""
-    wait: Quantiles
-    """Seconds that requests waited for a permit within their host's limit."""
-    first_byte: Quantiles
-    """Seconds from having a connection to the answer's head, whatever it says. Web servers only."""
-    body: Quantiles
-    """Seconds from there to the last byte of an object's range that came whole. Other than web servers: the whole
-    read."""
-    hosts: Mapping[str, HostStatistics]
-    """Statistics of each host by its origin, ``scheme://host:port``; local files are ``file://``."""
 
 
 log = logging.getLogger("asyncfetch")
@@ -492,7 +360,7 @@ class Host:
         self._settlements += 1
         waits, self._waits = self._waits, []
         ended, self._ended = self._ended, []
-        self.counts.count(waits, ended)
+        _count(self.counts, waits, ended)
         self._settlements += 1
         learned, hedging, is_moved = self._learned, self.hedging, False
         for one in ended:
@@ -537,14 +405,25 @@ class Host:
         while True:
             before, counted = self._settlements, Counters()
             counted.add(self.counts)
-            counted.count(list(self._waits), list(self._ended))
+            _count(counted, list(self._waits), list(self._ended))
             # In another thread ``settle`` may have come between, and moved some: then they are there twice, or not.
             if self._settlements == before and before % 2 == 0:
                 return counted
 
 
+def _count(counters: Counters, waits: Iterable[float], ended: Iterable[Permit]) -> None:
+    """Count the waits of requests that have begun, and the other times of those that have ended."""
+    for seconds in waits:
+        counters.wait.record(seconds)
+    for one in ended:
+        if one.first_byte_seconds is not None:
+            counters.first_byte.record(one.first_byte_seconds)
+        if one.body_seconds is not None:
+            counters.body.record(one.body_seconds)
+
+
 class Permit:
-    """One request's place at its host, from the end of its wait to the end of its body, and all that is told of it.
+    """One request's place at its host, from the end of its wait to the end of its body, and the times of both.
 
     Whoever sends the request says when its answer's head is there (``answered``), what of the body has landed, and how
     long it took where it came whole; or how the attempt ``failed``. At its end the host counts it.
