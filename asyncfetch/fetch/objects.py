@@ -54,7 +54,7 @@ class ObjectMemory:
         self._maximum = maximum
         self._whole: set[str] = set()
         self.infos: OrderedDict[str, ObjectInfo] = OrderedDict()
-        """By url, the one used last at the end; ``get`` keeps them so."""
+        """Versions by url, the one used last at the end; ``get`` keeps them so."""
 
     def __len__(self) -> int:
         return len(self.infos)

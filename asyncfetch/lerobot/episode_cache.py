@@ -108,7 +108,7 @@ class HeldEpisode:
 
     @property
     def entry(self) -> EpisodeEntry:
-        """What it holds; for the cache."""
+        """The entry that it holds; for the cache."""
         return self._entry
 
     @property

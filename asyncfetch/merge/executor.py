@@ -1,4 +1,4 @@
-"""Where the pieces of a merge run: in this process, in others, or on a cluster.
+"""The places where pieces of a merge run: in this process, in others, or on a cluster.
 
 A piece is a coroutine function at the top of a module, called with a ``WorkerSetup`` and arguments that pickle.
 """
@@ -21,7 +21,7 @@ Piece = Any
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a piece finds where it runs."""
+    """The things that a piece finds where it runs."""
 
     fetcher: Fetcher
     """Reads the sources, and writes where the destination isn't local."""

@@ -344,7 +344,7 @@ class _LocalBuild:
 
     @asynccontextmanager
     async def room(self) -> AsyncIterator[Path]:
-        """Where the files stay."""
+        """A folder where the files stay."""
         yield self.folder.dataset
 
     async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:

@@ -340,7 +340,7 @@ def disagreements(sources: Sequence[MergeSource]) -> list[str]:
 
 
 class _Statements:
-    """What sources say, and where one says otherwise than the first."""
+    """Statements of sources, and those that differ from the first one's."""
 
     def __init__(self) -> None:
         self.disagreements: list[str] = []

@@ -96,7 +96,7 @@ class _S3Build:
     async def open(
         self, fetcher: Fetcher, needed: SpaceNeed, *, overwrite: bool, shared: bool = False
     ) -> AsyncIterator[None]:
-        """From here on what was there is no dataset any more."""
+        """Note that what was there is no dataset any more."""
         await run_sync(sweep_rooms)
         await run_sync(check_space, Path(tempfile.gettempdir()), needed.at_once)
         if not overwrite:

@@ -1,4 +1,4 @@
-"""Where the time of one request goes: by the meter of who waits for it, and in the trace of the process."""
+"""The time of one request, by its causes: by the meter of who waits for it, and in the trace of the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RequestWatch:
         self._since = 0.0
         self._lane: int | None = None
         self.details: dict[str, Any] = {}
-        """What the trace is to say of the request."""
+        """Facts of the request for the trace."""
 
     def begin(self, cause: Cause, now: float) -> None:
         """Start a stretch."""

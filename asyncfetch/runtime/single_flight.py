@@ -106,7 +106,7 @@ class SingleFlight(Generic[K, V]):
             del flight  # else error -> traceback -> this frame -> flight -> error is a cycle that holds buffers
 
     async def outcomes(self, works: Mapping[K, Callable[[], Awaitable[V]]]) -> list[V | Exception]:
-        """What ``run`` gives for each key, all of which are waited for; an error is returned, as a copy without frames.
+        """The values that ``run`` gives for the keys, once all are there; an error is returned, as a copy without frames.
 
         Raises:
             ClosedError: The owner's task group ended before all were begun.

@@ -1,4 +1,4 @@
-"""What is behind a stream and a mixture: epochs, passes, states, and the loop thread of synchronous iteration."""
+"""The source behind a stream and a mixture: epochs, passes, states, and the loop thread of synchronous iteration."""
 
 from __future__ import annotations
 

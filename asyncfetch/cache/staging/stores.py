@@ -322,7 +322,7 @@ class PickledStore(ForwardingStore[Any]):
         return pickle.loads(raw)
 
     def size(self, name: str) -> int | None:
-        """What the inner store says, but for one that splits: that is another length."""
+        """The inner store's answer, but for one that splits: that is another length."""
         return None if splits(self.inner) else super().size(name)
 
 
