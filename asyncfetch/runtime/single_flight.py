@@ -106,7 +106,7 @@ class SingleFlight(Generic[K, V]):
             del flight  # else error -> traceback -> this frame -> flight -> error is a cycle that holds buffers
 
     async def outcomes(self, works: Mapping[K, Callable[[], Awaitable[V]]]) -> list[V | Exception]:
-        """The values that ``run`` gives for the keys, once all are there; an error is returned, as a copy without frames.
+        """The values that ``run`` gives for the keys, once all are there; an error is returned, a copy without frames.
 
         Raises:
             ClosedError: The owner's task group ended before all were begun.
