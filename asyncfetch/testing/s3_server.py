@@ -68,7 +68,7 @@ class ObjectWriter:
     def answer(
         self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
     ) -> ContentAnswer | Refusal:
-        """Return what becomes of a request that writes to ``path``, "bucket/key"."""
+        """The answer to a request that writes to ``path``, "bucket/key"."""
         asked = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
         digest = headers.get("Content-MD5", "")
         if digest and not self._takes_any_digest and digest != b64encode(_md5(body)).decode():
