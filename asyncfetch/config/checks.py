@@ -43,6 +43,13 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def require_least(config: object, least: int, *names: str) -> None:
+    """ConfigError unless each of these fields is None or at least ``least``."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= least, f"{name} must be at least {least}, not {value}")
+
+
 def _require_text(where: str, value: object) -> None:
     """ConfigError unless the value is a string. The value isn't shown."""
     require(isinstance(value, str), f"{where} must be a string, not of type {type(value).__name__}")

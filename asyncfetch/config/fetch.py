@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from asyncfetch.config.checks import check_types, require, require_header, require_token
+from asyncfetch.config.checks import check_types, require, require_header, require_least, require_token
 from asyncfetch.config.secrets import Secrets
 from asyncfetch.errors import ConfigError, redact_url
 
@@ -105,7 +105,7 @@ class RetryConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(self.attempts >= 1, f"attempts must be at least 1, not {self.attempts}")
+        require_least(self, 1, "attempts")
         require(self.budget >= 0, f"budget must not be negative, not {self.budget}: 0 repeats nothing unasked")
         times = ("total_seconds", "outage_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds")
         for name in times:
@@ -156,7 +156,7 @@ class S3Config:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(self.upload_part_bytes >= 1, f"upload_part_bytes must be at least 1, not {self.upload_part_bytes}")
+        require_least(self, 1, "upload_part_bytes")
         require(
             1 <= self.presign_seconds <= 604_800,
             f"presign_seconds must be between 1 and 604800 (7 days), not {self.presign_seconds}",
@@ -239,26 +239,14 @@ class FetchConfig:
             if not isinstance(values, Secrets):
                 object.__setattr__(self, name, Secrets(name, _checked_entries(name, Secrets(name, values))))
         check_types(self)
-        require(
-            self.max_requests_per_host >= 1,
-            f"max_requests_per_host must be at least 1, not {self.max_requests_per_host}",
-        )
-        require(self.max_gap_bytes >= 0, f"max_gap_bytes must not be negative, not {self.max_gap_bytes}")
-        require(self.max_span_bytes >= 0, f"max_span_bytes must not be negative, not {self.max_span_bytes}")
-        require(self.part_bytes >= 1, f"part_bytes must be at least 1, not {self.part_bytes}")
-        require(self.min_part_bytes >= 1, f"min_part_bytes must be at least 1, not {self.min_part_bytes}")
-        require(
-            self.max_bytes_per_second is None or self.max_bytes_per_second >= 1,
-            f"max_bytes_per_second must be at least 1, or None, not {self.max_bytes_per_second}",
-        )
-        require(self.max_redirects >= 0, "max_redirects must not be negative")
+        at_least_1 = ("max_requests_per_host", "part_bytes", "min_part_bytes", "max_bytes_per_second")
+        require_least(self, 1, *at_least_1, "max_listed_entries")
+        require_least(self, 0, "max_gap_bytes", "max_span_bytes", "max_redirects", "max_unsized_bytes")
         require(0 < self.keepalive_seconds < math.inf, "keepalive_seconds must be positive and finite")
         for name in ("ca_file", "client_cert_file", "client_key_file"):
             require(getattr(self, name) != "", f"{name} must name a file, or be None")
         has_certificate = self.client_cert_file is not None
         require(has_certificate or self.client_key_file is None, "client_key_file needs client_cert_file beside it")
-        require(self.max_unsized_bytes >= 0, f"max_unsized_bytes must not be negative, not {self.max_unsized_bytes}")
-        require(self.max_listed_entries >= 1, f"max_listed_entries must be at least 1, not {self.max_listed_entries}")
         _check_endpoint("hub_endpoint", self.hub_endpoint)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Literal, overload
 
-from asyncfetch.config.checks import check_types, require
+from asyncfetch.config.checks import check_types, require, require_least
 from asyncfetch.config.fetch import MIB, FetchConfig
 from asyncfetch.errors import ConfigError
 
@@ -79,20 +79,12 @@ class StreamConfig:
                 '.to("cuda"), and see pin_memory= of StreamDataset'
             )
         check_types(self)
-        require(self.max_bytes > 0, "max_bytes must be positive")
         require(self.disk_cache_dir != "", "disk_cache_dir must name a directory, or be None for no disk cache")
-        require(self.disk_cache_max_bytes > 0, "disk_cache_max_bytes must be positive")
-        require(self.decoded_max_bytes > 0, "decoded_max_bytes must be positive")
-        require(self.pool_segments >= 1, f"pool_segments must be at least 1, not {self.pool_segments}")
+        require_least(self, 1, "max_bytes", "disk_cache_max_bytes", "decoded_max_bytes")
+        require_least(self, 1, "pool_segments", "group_frames", "decode_threads", "decoder_cache_size")
+        require_least(self, 0, "prefetch_segments")
         require(0 < self.segment_seconds < math.inf, "segment_seconds must be positive and finite")
-        require(self.group_frames is None or self.group_frames >= 1, "group_frames must be at least 1, or None")
-        require(self.prefetch_segments >= 0, "prefetch_segments must not be negative")
         require(self.tolerance_seconds > 0, "tolerance_seconds must be positive")
-        require(self.decode_threads is None or self.decode_threads >= 1, "decode_threads must be at least 1")
-        require(
-            self.decoder_cache_size is None or self.decoder_cache_size >= 1,
-            "decoder_cache_size must be at least 1",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,23 +118,13 @@ def config_share(rank: StreamConfig, workers: int) -> StreamConfig:
         fetch=replace(
             rank.fetch,
             max_requests_per_host=_share("max_requests_per_host", rank.fetch.max_requests_per_host, workers),
-            max_bytes_per_second=(
-                None
-                if rank.fetch.max_bytes_per_second is None
-                else _share("max_bytes_per_second", rank.fetch.max_bytes_per_second, workers)
-            ),
+            max_bytes_per_second=_share("max_bytes_per_second", rank.fetch.max_bytes_per_second, workers),
         ),
         max_bytes=max(1, rank.max_bytes // workers),
         decoded_max_bytes=max(1, rank.decoded_max_bytes // workers),
         prefetch_segments=-(-rank.prefetch_segments // workers),
-        decode_threads=(
-            max(1, usable_cpus() // workers)
-            if rank.decode_threads is None
-            else _share("decode_threads", rank.decode_threads, workers)
-        ),
-        decoder_cache_size=(
-            None if rank.decoder_cache_size is None else _share("decoder_cache_size", rank.decoder_cache_size, workers)
-        ),
+        decode_threads=_share("decode_threads", rank.decode_threads, workers) or max(1, usable_cpus() // workers),
+        decoder_cache_size=_share("decoder_cache_size", rank.decoder_cache_size, workers),
     )
 
 
@@ -161,8 +143,18 @@ def stream_config(config: StreamConfig | None) -> StreamConfig:
     return config or StreamConfig()
 
 
-def _share(name: str, limit: int, workers: int) -> int:
-    """A worker's part of a rank's limit, at least 1."""
+@overload
+def _share(name: str, limit: int, workers: int) -> int: ...
+
+
+@overload
+def _share(name: str, limit: int | None, workers: int) -> int | None: ...
+
+
+def _share(name: str, limit: int | None, workers: int) -> int | None:
+    """A worker's part of a rank's limit, at least 1; None for no limit."""
+    if limit is None:
+        return None
     require(
         limit >= workers,
         f"{name}={limit} is a rank's limit, and each of its {workers} loader workers needs one: set {name} to at least "

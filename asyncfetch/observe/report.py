@@ -48,6 +48,15 @@ _WORDS = {
     Cause.HAND_OVER: "making batches and handing them over",
     Cause.OUTAGE: "a host that was away",
 }
+_ADVICE = {
+    Cause.OPENING: "pay this once: keep the stream for all epochs, and loader workers by persistent_workers=True",
+    Cause.RETRIES: "send fewer requests at a time to a host that refuses, or fix it",
+    Cause.DISK: "use a faster disk, or more memory (max_bytes)",
+    Cause.HAND_OVER: "make your collate_fn faster, if you have one; StreamDataset(batch_size=...) copies nothing "
+    "without collate_fn and transform",
+    Cause.OUTAGE: "find out why it goes away; what is in memory goes on meanwhile",
+}
+"""Advice for causes without a setting to propose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,35 +384,30 @@ class _Judge:
 
     def _of(self, cause: Cause, seconds: float) -> Diagnosis:
         share = f"{self._share(seconds):.0%} {self._when} went into {_WORDS[cause]}"
-        return getattr(self, f"_of_{cause.key}")(cause, seconds, share)  # type: ignore[no-any-return]
+        match cause:
+            case Cause.ROOM:
+                return self._of_room(seconds, share)
+            case Cause.DECODING:
+                return self._of_decoding(seconds, share)
+            case Cause.TRANSFORM:
+                return self._of_transform(seconds, share)
+        return Diagnosis(binds=cause.key, evidence=share + self._details(cause), advice=_ADVICE[cause])
 
-    def _of_opening(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
-        return Diagnosis(
-            binds=cause.key,
-            evidence=share,
-            advice="pay this once: keep the stream for all epochs, and loader workers by persistent_workers=True",
-        )
+    def _details(self, cause: Cause) -> str:
+        seen = self._seen
+        if seen is None:
+            return ""
+        if cause is Cause.RETRIES:
+            fetch = seen.fetch
+            return f": {fetch.errors} of {fetch.requests} requests failed, {fetch.throttled} of them refused (503, 429)"
+        if cause is Cause.OUTAGE:
+            away = [f"{origin} {host.outages} times" for origin, host in seen.fetch.hosts.items() if host.outages]
+            return f": {', '.join(away[:3])}" if away else ""
+        if cause is Cause.DISK and seen.disk is not None:
+            return f": {seen.disk.hits} reads hit the disk cache, {seen.disk.misses} missed it"
+        return ""
 
-    def _of_retries(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
-        fetch = None if self._seen is None else self._seen.fetch
-        if fetch is not None:
-            share += (
-                f": {fetch.errors} of {fetch.requests} requests failed, {fetch.throttled} of them refused (503, 429)"
-            )
-        return Diagnosis(
-            binds=cause.key, evidence=share, advice="send fewer requests at a time to a host that refuses, or fix it"
-        )
-
-    def _of_outage(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
-        hosts = {} if self._seen is None else self._seen.fetch.hosts
-        away = [f"{origin} {host.outages} times" for origin, host in hosts.items() if host.outages]
-        if away:
-            share += f": {', '.join(away[:3])}"
-        return Diagnosis(
-            binds=cause.key, evidence=share, advice="find out why it goes away; what is in memory goes on meanwhile"
-        )
-
-    def _of_room(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
+    def _of_room(self, seconds: float, share: str) -> Diagnosis:
         config, waits = self._config, self._waits
         needed = waits.mean_bytes * (config.pool_segments + config.prefetch_segments) * 1.25 + waits.largest_bytes
         memory = MemoryShares.of(config)
@@ -419,7 +423,7 @@ class _Judge:
             at_a_time = config.pool_segments + config.prefetch_segments
             gain = max(1.0, min(gain, at_a_time / max(episode_seconds * episodes_per_second, 1e-9)))
         return Diagnosis(
-            binds=cause.key,
+            binds=Cause.ROOM.key,
             evidence=f"{share}: the clips of {config.pool_segments} segments in the pool and "
             f"{config.prefetch_segments} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit in "
             f"max_bytes={memory.max_bytes / MIB:.0f} MiB",
@@ -427,13 +431,8 @@ class _Judge:
             gain=gain,
         )
 
-    def _of_disk(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
-        disk = None if self._seen is None else self._seen.disk
-        if disk is not None:
-            share += f": {disk.hits} reads hit the disk cache, {disk.misses} missed it"
-        return Diagnosis(binds=cause.key, evidence=share, advice="use a faster disk, or more memory (max_bytes)")
-
-    def _of_decoding(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
+    def _of_decoding(self, seconds: float, share: str) -> Diagnosis:
+        binds = Cause.DECODING.key
         decode = None if self._seen is None else self._seen.decode
         threads = 0 if decode is None else decode.threads
         if decode is not None:
@@ -443,28 +442,22 @@ class _Judge:
         )
         if loop >= LOOP_SHARE and ran >= LOOP_RAN_SHARE:
             return self._of_loop(share, loop)
+        share += f", on {self._cores} cores"
         if 0 < threads < self._cores:
-            return Diagnosis(
-                binds=cause.key,
-                evidence=f"{share}, on {self._cores} cores",
-                setting={"decode_threads": self._cores},
-                gain=self._gain(seconds, self._cores / threads),
-            )
-        return Diagnosis(
-            binds=cause.key,
-            evidence=f"{share}, on {self._cores} cores",
-            advice="read fewer cameras (features=), store smaller pictures, or use more cores",
-        )
+            gain = self._gain(seconds, self._cores / threads)
+            return Diagnosis(binds=binds, evidence=share, setting={"decode_threads": self._cores}, gain=gain)
+        advice = "read fewer cameras (features=), store smaller pictures, or use more cores"
+        return Diagnosis(binds=binds, evidence=share, advice=advice)
 
-    def _of_transform(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
-        config = self._config
+    def _of_transform(self, seconds: float, share: str) -> Diagnosis:
+        config, binds = self._config, Cause.TRANSFORM.key
         busy = self._waits.transform_ran_seconds / max(self._wall_seconds, 1e-9)
         share += f", which kept {busy * max(1, self._waits.consumers):.1f} of {self._cores} cores busy"
         threads = 0 if self._seen is None else self._seen.decode.threads
         if self._waits.transform_worked_seconds < WAITING_CORES * self._wall_seconds and threads:
             decoding = self._seconds.get(Cause.DECODING, 0.0)  # in the same threads
             return Diagnosis(
-                binds=cause.key,
+                binds=binds,
                 evidence=share,
                 setting={"decode_threads": 2 * threads},
                 gain=self._gain(seconds + decoding, 2),
@@ -475,19 +468,11 @@ class _Judge:
         if self._workers or workers < 2 or busy > PARALLEL_CORES:
             are_idle = busy <= PARALLEL_CORES and max(1, self._workers) < self._cores
             more = "use more loader workers (num_workers)" if are_idle else "use more cores"
-            return Diagnosis(binds=cause.key, evidence=share, advice=f"make it faster, or {more}")
+            return Diagnosis(binds=binds, evidence=share, advice=f"make it faster, or {more}")
         return Diagnosis(
-            binds=cause.key,
+            binds=binds,
             evidence=share,
             setting={"num_workers": workers},
             gain=self._gain(seconds, workers),
             advice="Python runs one thread at a time; each loader worker has its own interpreter",
-        )
-
-    def _of_hand_over(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
-        return Diagnosis(
-            binds=cause.key,
-            evidence=share,
-            advice="make your collate_fn faster, if you have one; StreamDataset(batch_size=...) copies nothing without "
-            "collate_fn and transform",
         )

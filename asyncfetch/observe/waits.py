@@ -11,11 +11,11 @@ from __future__ import annotations
 from array import array
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncfetch.observe.figures import Figures
+from asyncfetch.observe.figures import Figures, sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -140,9 +140,9 @@ class Waits(Figures):
     """Share of the time after its first sample, or of all of a short run, in which a consumer's thread had no work and
     didn't wait; of several, the least. A loader takes batches from its workers in turn, so they idle while the slowest
     one works."""
-    by_cause: Mapping[Cause, float] = field(default_factory=dict)
+    by_cause: Mapping[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
     """Seconds of wait, by cause."""
-    start_by_cause: Mapping[Cause, float] = field(default_factory=dict)
+    start_by_cause: Mapping[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
     """Seconds of wait until the first sample, by cause."""
     longest_wait_episode: int | None = None
     """The episode with the longest wait."""
@@ -163,33 +163,24 @@ class Waits(Figures):
         return sum(self.by_cause.values())
 
     def _plus(self, other: Waits) -> Waits:
-        return Waits.together([self, other])
+        longest = max(self, other, key=lambda one: one.longest_wait_seconds)
+        return replace(
+            Figures._plus(self, other),
+            least_idle_share=min((one.least_idle_share for one in (self, other) if one.consumers), default=0.0),
+            **{name: getattr(longest, name) for name in _OF_LONGEST},
+        )
 
     @classmethod
     def together(cls, each: Iterable[Waits]) -> Waits:
         """The sum."""
-        each = list(each)
-        longest = max(each, key=lambda one: one.longest_wait_seconds, default=cls())
-        return cls(
-            consumers=sum(one.consumers for one in each),
-            samples=sum(one.samples for one in each),
-            wall_seconds=sum(one.wall_seconds for one in each),
-            busy_seconds=sum(one.busy_seconds for one in each),
-            working_seconds=sum(one.working_seconds for one in each),
-            loop_busy_seconds=sum(one.loop_busy_seconds for one in each),
-            loop_ran_seconds=sum(one.loop_ran_seconds for one in each),
-            transform_worked_seconds=sum(one.transform_worked_seconds for one in each),
-            transform_ran_seconds=sum(one.transform_ran_seconds for one in each),
-            least_idle_share=min((one.least_idle_share for one in each if one.consumers), default=0.0),
-            by_cause={cause: sum(one.by_cause.get(cause, 0.0) for one in each) for cause in Cause},
-            start_by_cause={cause: sum(one.start_by_cause.get(cause, 0.0) for one in each) for cause in Cause},
-            longest_wait_episode=longest.longest_wait_episode,
-            longest_wait_seconds=longest.longest_wait_seconds,
-            mean_bytes=longest.mean_bytes,
-            largest_bytes=longest.largest_bytes,
-            largest_episode=longest.largest_episode,
-            other_bytes=longest.other_bytes,
-        )
+        first, *others = [*each] or [cls()]
+        return sum_of(first, *others)
+
+
+_OF_LONGEST = (
+    "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes", "largest_episode", "other_bytes",
+)  # fmt: skip
+"""Figures that a sum takes from the consumer with the longest wait."""
 
 
 MAX_EPISODES = 64

@@ -86,7 +86,7 @@ class S3Signer:
         """Takes over ``thread``; use ``open``."""
         self._thread = thread
         self._clients = _Clients(config)
-        self._holding = thread.start(self._clients.hold)
+        thread.start(self._clients.hold)
 
     @classmethod
     async def open(cls, config: S3Config) -> S3Signer:
@@ -95,11 +95,7 @@ class S3Signer:
 
     async def aclose(self) -> None:
         """End the thread and its calls."""
-        await in_thread(self._close)
-
-    def _close(self) -> None:
-        self._holding.end()
-        self._thread.close()
+        await in_thread(self._thread.close)
 
     async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> SignedUrl:
         """A url for ``operation``, to be requested by its HTTP method.
