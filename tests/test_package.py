@@ -327,6 +327,34 @@ def test_a_class_name_has_one_meaning() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+# Its tests.
+
+FREE = {"end_to_end", "examples", "peers"}
+"""Directories whose tests go through all rooms."""
+OF_THE_PROJECT = {"failings", "mistakes", "package", "pages", "setup"}
+"""What the tests beside the rooms' directories are about, besides modules."""
+
+
+def modules_of(directory: Path) -> set[str]:
+    """Return what a file of tests in this directory may be named after: files and rooms, without their suffix."""
+    if directory == Path():
+        return OF_THE_PROJECT | {path.stem for path in (ROOT / "asyncfetch").iterdir()}
+    place = ROOT / directory if directory == Path("bench") else ROOT / "asyncfetch" / directory
+    return {directory.name, *(path.stem for path in place.rglob("*"))}
+
+
+def test_tests_are_named_after_the_module_they_test() -> None:
+    """As tests/ROOM/test_MODULE.py, or test_MODULE_aspect.py."""
+    nameless = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        directory = path.relative_to(ROOT / "tests").parent
+        name = path.stem.removeprefix("test_") + "_"
+        modules = modules_of(directory)
+        if directory.name not in FREE and not any(name.startswith(f"{module}_") for module in modules):
+            nameless.append(str(path.relative_to(ROOT)))
+    assert nameless == []
+
+
 # The tools.
 
 

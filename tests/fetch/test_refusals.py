@@ -20,7 +20,7 @@ from asyncfetch.testing import RangeServer
 from bench.nginx import NginxServer, find_nginx
 from tests.fetch.conftest import Step
 from tests.fetch.fault_table import CONTENT
-from tests.fetch.test_faults import chunks
+from tests.fetch.test_http_faults import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

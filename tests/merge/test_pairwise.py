@@ -16,7 +16,7 @@ from asyncfetch.merge import merge_datasets
 from asyncfetch.merge.local_executor import InProcess
 from asyncfetch.merge.pairwise import PairwiseSum
 from asyncfetch.merge.tasks import write
-from tests.merge.test_merge import all_files
+from tests.merge.test_job import all_files
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -19,7 +19,7 @@ from asyncfetch.merge import Selection, convert_dataset, merge_datasets, select_
 from asyncfetch.merge.subsets import split_episodes
 from asyncfetch.testing import RangeServer, read_identity
 from tests.lerobot.serving import TOP, renumbered
-from tests.merge.test_merge import all_files, check_close, check_merged, read_json, read_table
+from tests.merge.test_job import all_files, check_close, check_merged, read_json, read_table
 from tests.merge.version2 import EPISODE_FILE, as_version2
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import pytest
 from asyncfetch.errors import FetchError, MergeError
 from asyncfetch.merge import merge_datasets, split_dataset
 from asyncfetch.merge.local_folder import BuildFolder, open_folder
-from tests.merge.test_merge import all_files, check_merged
-from tests.merge.test_safety import names
+from tests.merge.test_job import all_files, check_merged
+from tests.merge.test_plan import names
 
 if TYPE_CHECKING:
     from asyncfetch.merge import MergeProgress

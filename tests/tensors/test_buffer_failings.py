@@ -1,6 +1,6 @@
 """What other remote-tensor stores got wrong about memory: R4 to R7, R9 and R10 of sixteen.
 
-R8 and R11 to R15 are in ``test_failings_of_requests``; what any back end could have, in ``test_failings_anywhere``.
+R8 and R11 to R15 are in ``test_http_store_failings``; what any back end could have, in ``test_client_failings``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.transports.http import HttpRequest
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import Fault, HubServer, S3Server
-from tests.fetch.test_lifetime import connections_to
+from tests.fetch.test_engine_lifetime import connections_to
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

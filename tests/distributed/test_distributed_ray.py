@@ -20,8 +20,8 @@ from asyncfetch.merge import MergeProgress, Selection, merge_datasets
 from asyncfetch.testing import S3Server
 from tests.merge.on_s3 import OUT, below, config
 from tests.merge.on_s3 import scratch as scratch  # a fixture
-from tests.merge.test_merge import all_files
-from tests.merge.test_safety import names
+from tests.merge.test_job import all_files
+from tests.merge.test_plan import names
 
 if TYPE_CHECKING:
     from pathlib import Path

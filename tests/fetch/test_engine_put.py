@@ -40,7 +40,7 @@ from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.testing import Fault, FaultOnce, Keys, S3Quirks, S3Server
 from tests.conftest import all_others_wait
 from tests.fetch.conftest import s3_fetcher
-from tests.fetch.test_cancellation import EveryWait
+from tests.fetch.test_engine_cancellation import EveryWait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -15,8 +15,8 @@ from asyncfetch.errors import MergeError
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.merge import merge_datasets, select_episodes, split_dataset
 from tests.lerobot.serving import TOP, WRIST
-from tests.merge.test_merge import read_json, read_table
-from tests.merge.test_safety import names
+from tests.merge.test_job import read_json, read_table
+from tests.merge.test_plan import names
 from tests.recorded import DATA, read_code
 
 if TYPE_CHECKING:

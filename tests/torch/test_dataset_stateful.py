@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import asyncfetch as af
 from asyncfetch.errors import ConfigError
-from tests.torch.test_resume import keys_of_batches, make_stream
+from tests.torch.test_dataset_resume import keys_of_batches, make_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -26,7 +26,7 @@ from asyncfetch.merge.s3_prefix import _S3Build
 from asyncfetch.testing import Fault, S3Server
 from tests.merge.on_s3 import OUT, below, config
 from tests.merge.on_s3 import scratch as scratch  # a fixture
-from tests.merge.test_merge import all_files, check_merged
+from tests.merge.test_job import all_files, check_merged
 
 if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher

@@ -23,8 +23,8 @@ from asyncfetch.merge.plan import write_episodes
 from asyncfetch.merge.sources import load_source
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.serving import TOP, WRIST, restarting, shifted
-from tests.merge.test_merge import all_files, check_merged, read_json, read_table
-from tests.merge.test_safety import changed, names
+from tests.merge.test_job import all_files, check_merged, read_json, read_table
+from tests.merge.test_plan import changed, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

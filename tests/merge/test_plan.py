@@ -25,7 +25,7 @@ from asyncfetch.merge.plan import Limits, plan_merge
 from asyncfetch.merge.sources import load_source
 from asyncfetch.testing import RangeServer
 from tests.lerobot.serving import TOP, WRIST, refreshed
-from tests.merge.test_merge import all_files, check_merged, read_json
+from tests.merge.test_job import all_files, check_merged, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.stream import handing_over
 from asyncfetch.testing import write_dataset
-from tests.torch.test_batches import STEPS, TOP, WRIST, assert_alike, mapped_slots
+from tests.torch.test_dataset_batches import STEPS, TOP, WRIST, assert_alike, mapped_slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parent
 
 
 class Failing(NamedTuple):
@@ -26,14 +26,14 @@ FAILINGS = {
         "frames of a second video file are looked for by a clock of the whole dataset",
         (
             "end_to_end/test_every_frame.py::test_the_async_iterator",
-            "lerobot/test_pixels.py::test_recorded_dataset",
+            "lerobot/test_dataset_pixels.py::test_recorded_dataset",
         ),
     ),
     2: Failing(
         "a video that is too short repeats its last frame",
         (
-            "lerobot/test_irregular.py::test_a_video_shorter_than_its_metadata_lacks_just_its_last_frames",
-            "lerobot/test_irregular.py::test_a_window_over_missing_frames_is_refused",
+            "lerobot/test_dataset_irregular.py::test_a_video_shorter_than_its_metadata_lacks_just_its_last_frames",
+            "lerobot/test_dataset_irregular.py::test_a_window_over_missing_frames_is_refused",
             "decode/test_decoder.py::test_a_neighbour_is_never_given_for_a_frame",
         ),
     ),
@@ -41,7 +41,7 @@ FAILINGS = {
         "padding is of the wrong frame, or silent beyond a fixed history",
         (
             "lerobot/test_samples.py::test_windows_repeat_the_ends_of_the_episode",
-            "lerobot/test_windows.py::test_a_place_outside_repeats_the_nearest_end_and_is_padding",
+            "lerobot/test_samples_windows.py::test_a_place_outside_repeats_the_nearest_end_and_is_padding",
             "lerobot/test_samples.py::test_a_long_window_is_one_call_a_camera_that_decodes_each_frame_once",
         ),
     ),
@@ -65,7 +65,7 @@ FAILINGS = {
         "an error of a frame ends a shard silently, or one failed fetch poisons the episode",
         (
             "end_to_end/test_broken.py::test_a_broken_file_is_named_by_a_loaders_worker",
-            "stream/test_pass.py::test_an_error_comes_behind_all_samples_before_it_and_ends_the_pass",
+            "stream/test_passes.py::test_an_error_comes_behind_all_samples_before_it_and_ends_the_pass",
             "lerobot/test_episode_cache.py::test_a_failed_prefetch_is_not_remembered",
         ),
     ),
@@ -73,7 +73,7 @@ FAILINGS = {
         "a part of moov is read: no ctts, no elst, no moov at the tail, or that after ever longer requests",
         (
             "media/test_index.py::test_the_index_describes_the_track",
-            "media/test_clips.py::test_pyav_shows_the_asked_frames_at_the_planned_times",
+            "media/test_clip.py::test_pyav_shows_the_asked_frames_at_the_planned_times",
             "lerobot/test_video_index.py::test_an_index_at_the_tail_costs_one_request_more",
             "media/test_index.py::test_what_is_asked_for_is_bounded",
         ),
@@ -108,10 +108,10 @@ FAILINGS = {
     12: Failing(
         "no state and no epoch, or only at the same layout, or what waits in a buffer is lost",
         (
-            "torch/test_resume.py::test_over_any_world_sizes_just_what_was_left_comes",
-            "torch/test_resume.py::test_the_async_iterator_says_what_it_delivered_not_what_it_prefetched",
+            "torch/test_dataset_resume.py::test_over_any_world_sizes_just_what_was_left_comes",
+            "torch/test_dataset_resume.py::test_the_async_iterator_says_what_it_delivered_not_what_it_prefetched",
             "end_to_end/test_placement.py::test_ranks_that_are_killed_are_gone_on_with_by_one_and_by_four",
-            "torch/test_stateful_loader.py::test_other_layouts_share_just_what_was_left_again_and_again",
+            "torch/test_dataset_stateful.py::test_other_layouts_share_just_what_was_left_again_and_again",
         ),
     ),
     13: Failing(
@@ -141,7 +141,7 @@ FAILINGS = {
         (
             "decode/test_decoder.py::test_a_decoder_stays_in_its_process",
             "decode/test_cache.py::test_a_forked_child_starts_empty_even_if_the_lock_was_held",
-            "torch/test_stream_dataset.py::test_a_stream_read_in_the_parent_is_read_in_forked_workers_and_in_the_parent_again",
+            "torch/test_dataset.py::test_a_stream_read_in_the_parent_is_read_in_forked_workers_and_in_the_parent_again",
         ),
     ),
     17: Failing(
@@ -149,14 +149,14 @@ FAILINGS = {
         (
             "lerobot/test_episode_cache.py::test_episodes_and_cameras_are_fetched_in_one_wave",
             "decode/test_executor.py::test_no_more_than_its_threads_run_at_a_time_and_all_of_them_do",
-            "stream/test_pass.py::test_an_epoch_opens_each_decoder_once",
+            "stream/test_passes.py::test_an_epoch_opens_each_decoder_once",
         ),
     ),
     18: Failing(
         "the decoder seeks over a remote file by many small ranges",
         (
             "lerobot/test_episode_cache.py::test_each_clip_is_one_request_however_many_read",
-            "lerobot/test_traffic.py::test_a_shuffled_pass_fetches_little_more_than_it_needs",
+            "lerobot/test_episode_cache_traffic.py::test_a_shuffled_pass_fetches_little_more_than_it_needs",
         ),
     ),
     19: Failing(
@@ -170,15 +170,15 @@ FAILINGS = {
     ),
     20: Failing(
         "boxes are built frame by frame in Python, 32 ms a clip",
-        ("media/test_clips.py::test_a_header_takes_no_more_calls_for_more_frames",),
+        ("media/test_clip.py::test_a_header_takes_no_more_calls_for_more_frames",),
     ),
     21: Failing(
         "retries don't read Retry-After and RateLimit",
         (
-            "fetch/test_faults.py::test_retry_after_is_honoured",
-            "fetch/test_quota.py::test_an_answer_with_the_last_of_a_quota_pauses_the_next_requests",
+            "fetch/test_http_faults.py::test_retry_after_is_honoured",
+            "fetch/test_retry_quota.py::test_an_answer_with_the_last_of_a_quota_pauses_the_next_requests",
             "fetch/test_hub.py::test_an_expired_url_is_replaced_in_one_flight",
-            "fetch/test_redirecting.py::test_secrets_stay_with_their_host",
+            "fetch/test_http_redirects.py::test_secrets_stay_with_their_host",
         ),
     ),
     22: Failing(

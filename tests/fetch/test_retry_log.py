@@ -22,8 +22,8 @@ from asyncfetch.fetch.retry import (
     RetryVerdict,
 )
 from asyncfetch.testing import Fault, FaultOnce, S3Server
-from tests.fetch.test_hedging import acquainted, hold
-from tests.fetch.test_throttling import refuse, web_host
+from tests.fetch.test_hedge import acquainted, hold
+from tests.fetch.test_hosts_throttling import refuse, web_host
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
