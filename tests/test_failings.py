@@ -32,7 +32,7 @@ FAILINGS = {
     2: Failing(
         "a video that is too short repeats its last frame",
         (
-            "lerobot/test_dataset_irregular.py::test_a_video_shorter_than_its_metadata_lacks_just_its_last_frames",
+            "lerobot/test_dataset_irregular.py::test_short_video_lacks_just_its_last_frames",
             "lerobot/test_dataset_irregular.py::test_a_window_over_missing_frames_is_refused",
             "decode/test_decoder.py::test_a_neighbour_is_never_given_for_a_frame",
         ),
@@ -42,7 +42,7 @@ FAILINGS = {
         (
             "lerobot/test_samples.py::test_windows_repeat_the_ends_of_the_episode",
             "lerobot/test_samples_windows.py::test_a_place_outside_repeats_the_nearest_end_and_is_padding",
-            "lerobot/test_samples.py::test_a_long_window_is_one_call_a_camera_that_decodes_each_frame_once",
+            "lerobot/test_samples.py::test_long_window_is_one_call_a_camera_and_one_decode_a_frame",
         ),
     ),
     4: Failing(
@@ -102,7 +102,7 @@ FAILINGS = {
         (
             "end_to_end/test_every_frame.py::test_two_ranks_with_two_workers_each",
             "end_to_end/test_epochs.py::test_the_rank_is_found_in_the_environment",
-            "end_to_end/test_placement.py::test_under_accelerate_a_loader_that_is_not_prepared_counts_every_frame_once",
+            "end_to_end/test_placement.py::test_unprepared_loader_under_accelerate_counts_frames_once",
         ),
     ),
     12: Failing(
@@ -110,7 +110,7 @@ FAILINGS = {
         (
             "torch/test_dataset_resume.py::test_over_any_world_sizes_just_what_was_left_comes",
             "torch/test_dataset_resume.py::test_the_async_iterator_says_what_it_delivered_not_what_it_prefetched",
-            "end_to_end/test_placement.py::test_ranks_that_are_killed_are_gone_on_with_by_one_and_by_four",
+            "end_to_end/test_placement.py::test_killed_ranks_are_resumed_by_one_and_by_four",
             "torch/test_dataset_stateful.py::test_other_layouts_share_just_what_was_left_again_and_again",
         ),
     ),
@@ -148,7 +148,7 @@ FAILINGS = {
         "one frame is decoded after the other, camera by camera, or in threads made for each sample",
         (
             "lerobot/test_episode_cache.py::test_episodes_and_cameras_are_fetched_in_one_wave",
-            "decode/test_executor.py::test_no_more_than_its_threads_run_at_a_time_and_all_of_them_do",
+            "decode/test_executor.py::test_all_threads_run_at_a_time_and_no_more",
             "stream/test_passes.py::test_an_epoch_opens_each_decoder_once",
         ),
     ),
@@ -176,7 +176,7 @@ FAILINGS = {
         "retries don't read Retry-After and RateLimit",
         (
             "fetch/test_http_faults.py::test_retry_after_is_honoured",
-            "fetch/test_retry_quota.py::test_an_answer_with_the_last_of_a_quota_pauses_the_next_requests",
+            "fetch/test_retry_quota.py::test_answer_with_the_last_of_a_quota_pauses_the_next",
             "fetch/test_hub.py::test_an_expired_url_is_replaced_in_one_flight",
             "fetch/test_http_redirects.py::test_secrets_stay_with_their_host",
         ),

@@ -48,7 +48,7 @@ class VersionedObjects(PinningReader):
         return self.pin(info, known)
 
 
-async def test_a_change_that_another_user_of_the_reader_met_drops_what_is_held() -> None:
+async def test_change_met_by_another_user_drops_the_held_bytes() -> None:
     reader = VersionedObjects()
     async with ByteCache(reader, max_bytes=1000) as cache:
         assert set(await cache.fetch(URL, 0, 10)) == {0}
@@ -72,7 +72,7 @@ async def test_a_change_that_another_verb_met_drops_what_is_held(verb: str) -> N
         assert set(await cache.fetch(URL, 0, 10)) == {1}
 
 
-async def test_a_range_beyond_the_known_end_evicts_nothing_and_a_grown_object_is_noticed() -> None:
+async def test_range_beyond_the_known_end_notices_a_grown_object() -> None:
     objects = {"a.bin": bytes(SIZE)}
     async with (
         RangeServer(objects, tls=False) as server,
@@ -95,7 +95,7 @@ async def test_a_range_beyond_the_known_end_evicts_nothing_and_a_grown_object_is
         assert cache.statistics().entries == 1
 
 
-async def test_a_change_that_the_reader_forgot_is_noticed_when_the_new_version_lands() -> None:
+async def test_forgotten_change_is_noticed_when_the_new_version_lands() -> None:
     reader = VersionedObjects()
     async with ByteCache(reader, max_bytes=1000) as cache:
         await cache.fetch(URL, 0, 10)
@@ -107,7 +107,7 @@ async def test_a_change_that_the_reader_forgot_is_noticed_when_the_new_version_l
 
 
 @pytest.mark.parametrize("bypassing", [False, True])
-async def test_an_older_version_that_lands_late_is_handed_out_and_not_kept(*, bypassing: bool) -> None:
+async def test_late_older_version_is_handed_out_and_not_kept(*, bypassing: bool) -> None:
     reader = VersionedObjects()
     reader.limiter = anyio.Event()
     late: list[memoryview] = []
@@ -130,7 +130,7 @@ async def test_an_older_version_that_lands_late_is_handed_out_and_not_kept(*, by
         assert cache.try_lease(URL, 0, 10) is None
 
 
-async def test_equal_ranges_under_two_signatures_are_one_entry_and_one_flight() -> None:
+async def test_equal_ranges_under_two_signatures_are_one_flight() -> None:
     reader = VersionedObjects()
     one, two = f"{URL}?X-Amz-Signature=1", f"{URL}?X-Amz-Signature=2"
     async with ByteCache(reader, max_bytes=1000) as cache:

@@ -102,9 +102,7 @@ def test_help_fits_and_cuts_no_word(columns: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 60])
-def test_a_screen_fits_its_terminal_and_progress_ends_with_100_percent(
-    columns: int, truth: DatasetTruth, tmp_path: Path
-) -> None:
+def test_screen_fits_its_terminal_and_ends_with_100_percent(columns: int, truth: DatasetTruth, tmp_path: Path) -> None:
     wide: list[tuple[list[object], bool]] = [
         (["info", "."], False),
         (["check", ".", "--deep"], True),
@@ -143,7 +141,7 @@ def piped(*arguments: object, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def test_what_is_piped_has_no_control_characters_and_results_alone(truth: DatasetTruth, tmp_path: Path) -> None:
+def test_piped_output_is_results_without_control_characters(truth: DatasetTruth, tmp_path: Path) -> None:
     for arguments in (["info", truth.root], ["check", truth.root], ["cp", "-r", truth.root, tmp_path / "copy"]):
         done = piped(*arguments)
         assert done.returncode == 0, done.stderr
@@ -200,7 +198,7 @@ def stalling(truth: DatasetTruth) -> Iterator[tuple[RangeServer, threading.Event
 
 
 @pytest.mark.parametrize("name", STALLING)
-def test_an_interrupt_ends_it_at_once_without_a_traceback_and_leaves_nothing(
+def test_interrupt_ends_a_command_without_a_traceback(
     name: str, stalling: tuple[RangeServer, threading.Event], tmp_path: Path
 ) -> None:
     server, asked = stalling

@@ -12,7 +12,7 @@ without_lerobot = pytest.mark.skipif(importlib.util.find_spec("lerobot") is not 
 
 
 @without_lerobot
-def test_without_lerobot_the_error_has_the_command_that_installs_it() -> None:
+def test_error_without_lerobot_has_the_command_to_install_it() -> None:
     command = [sys.executable, "-m", "asyncfetch", "run", "lerobot-train", "--dataset.repo_id=a/b", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=35, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -21,7 +21,7 @@ def test_without_lerobot_the_error_has_the_command_that_installs_it() -> None:
 
 
 @without_lerobot
-def test_without_lerobot_a_dataset_of_its_interface_is_the_same_error() -> None:
+def test_dataset_class_without_lerobot_is_the_same_error() -> None:
     from asyncfetch.compat.lerobot import LeRobotDataset, StreamingLeRobotDataset
     from asyncfetch.errors import MissingDependency
 

@@ -136,7 +136,7 @@ def marked(video: Video, numbers: Sequence[int] | None) -> Mp4Index:
     ids=["AV1", "H.264", "H.264, B-frames", "HEVC", "HEVC, B-frames"],
 )
 @pytest.mark.parametrize("numbers", [None, (1, 4, 7), (2, 5, 12), (1, 11, 23), (3, 4, 5), (1, 6, 16)])
-def test_no_wrong_frame_comes_of_one_that_is_marked_as_a_key_frame_and_is_none(
+def test_falsely_marked_key_frames_give_no_wrong_frame(
     make: Callable[[tuple[str, str, dict[str, str]]], Video],
     encoder: tuple[str, str, dict[str, str]],
     numbers: Sequence[int] | None,

@@ -57,7 +57,7 @@ async def test_datatrove_gives_the_same_bytes(library: Library, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 50])
-def test_shares_make_the_whole_and_what_is_missing_is_made_up_for(
+def test_shares_make_the_whole_and_missing_ones_are_made_up_for(
     library: Library, tmp_path: Path, world_size: int
 ) -> None:
     steps = merge_steps(sources(library), tmp_path / "out", video_file_max_bytes=1)

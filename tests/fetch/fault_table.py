@@ -320,7 +320,7 @@ ELSEWHERE: Final = (
         "late answers",
         "a host that is slow as a whole",
         "no second requests until that is usual",
-        "test_hedge.py::test_a_host_slow_as_a_whole_is_left_alone_until_that_is_usual",
+        "test_hedge.py::test_host_slow_as_a_whole_gets_no_hedges_until_that_is_usual",
     ),
     Elsewhere(
         "late answers",
@@ -459,7 +459,7 @@ ELSEWHERE: Final = (
         "redirects",
         "to another host or port",
         "followed without token, cookie, `x-amz-*`, netrc login or password",
-        "test_http_redirects.py::test_what_is_for_a_bare_host_goes_to_the_port_asked_and_no_redirect_takes_it_to_another",
+        "test_http_redirects.py::test_bare_hosts_secrets_follow_no_redirect_to_another_port",
     ),
     Elsewhere(
         "redirects",
@@ -583,7 +583,7 @@ ELSEWHERE: Final = (
         "secrets",
         "in a configuration that is pickled",
         "stay behind, and are named where one is needed",
-        "../config/test_secrets.py::test_what_a_pickle_left_behind_is_an_error_that_says_so_before_any_request",
+        "../config/test_secrets.py::test_secret_missing_from_a_pickle_is_an_error_at_once",
     ),
     Elsewhere(
         "callers",

@@ -270,7 +270,7 @@ async def test_what_is_asked_for_otherwise_has_connections_of_its_own(
     assert any_server.connections == 2
 
 
-async def test_a_server_that_ends_the_connection_behind_the_body_is_not_asked_on_it_again(
+async def test_connection_ended_behind_the_body_is_not_reused(
     fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, step: type[StepType]
 ) -> None:
     url = any_server.put("/x", CONTENT)
@@ -350,7 +350,7 @@ def test_most_heads_are_taken() -> None:
     assert (fields["etag"], fields["x-amz-id-2"], fields.getall("vary")) == ('"a-1"', "Zm9v+/=", ["a", "b"])
 
 
-async def test_a_connection_that_ends_just_before_its_body_is_taken_ends_the_body(
+async def test_connection_that_ends_before_its_body_is_taken_ends_it(
     fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """asyncio's TLS tells a connection's end in the next round of the loop."""

@@ -126,7 +126,7 @@ async def test_fetch_into_needs_a_writable_buffer_of_the_right_length(
     assert fetcher.statistics().requests == 0
 
 
-async def test_fetch_many_keeps_the_order_and_fetches_equal_ranges_once(
+async def test_fetch_many_keeps_order_and_fetches_equal_ranges_once(
     fetcher: Fetcher, put: Callable[[str, bytes], str]
 ) -> None:
     url = put("x", CONTENT)
@@ -409,7 +409,7 @@ async def test_access_denied(fetcher: Fetcher, server: LyingServer, step: type) 
         await fetcher.fetch(server.put("/x", CONTENT), 0, 1)
 
 
-async def test_a_local_read_that_its_task_cancels_writes_nothing_afterwards(fetcher: Fetcher, tmp_path: Path) -> None:
+async def test_cancelled_local_read_writes_nothing_afterwards(fetcher: Fetcher, tmp_path: Path) -> None:
     """``Task.cancel()``, as ``asyncio.wait_for`` sends it, isn't held back by anyio's shield."""
     size = 400 * 1024 * 1024
     path = tmp_path / "zeros"
@@ -475,7 +475,7 @@ async def test_memory_of_a_range_is_used_again_once_nobody_holds_it(
         assert view == CONTENT[start:stop]
 
 
-async def test_an_object_is_downloaded_whole_and_a_directory_listed_to_its_leaves(
+async def test_object_is_downloaded_whole_and_directory_listed_deep(
     fetcher: Fetcher, server: LyingServer, tmp_path: Path
 ) -> None:
     data = bytes(range(256)) * 4096

@@ -101,7 +101,7 @@ def connections_to(port: int) -> int:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["pooled", "closed by the server's wish"])
-async def test_no_connection_waits_for_the_good_bye_of_a_server_that_hangs(
+async def test_closing_waits_for_no_good_bye_of_a_hanging_server(
     fetcher_with: Callable[..., Fetcher],
     tls_server: LyingServer,
     step: type[StepType],
@@ -132,7 +132,7 @@ async def test_a_connection_that_stalls_is_closed_with_its_request(
         assert connections_to(tls_server.port) == 0
 
 
-async def test_a_call_cancelled_as_its_handshake_ends_leaves_no_connection(
+async def test_call_cancelled_as_its_handshake_ends_leaves_nothing(
     fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = tls_server.put("/x", CONTENT)
@@ -198,7 +198,7 @@ def test_two_loops_one_after_the_other(tmp_path: Path) -> None:
     assert asyncio.run(once()) == asyncio.run(once()) == CONTENT[5:10]
 
 
-async def test_a_forked_child_is_refused_and_leaves_the_parents_connections_alone(
+async def test_forked_child_leaves_the_parents_connections_alone(
     fetcher_with: Callable[..., Fetcher], server: LyingServer
 ) -> None:
     import gc

@@ -128,7 +128,7 @@ async def test_a_new_version_is_the_first_one_seen(tmp_path: Path) -> None:
                 assert await fetcher.fetch(url) == bytes(size)
 
 
-async def test_a_longer_object_gets_longer_parts_and_an_endless_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_longer_object_gets_longer_parts_and_endless_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncfetch.fetch.transports.s3_upload.MAX_PARTS", 3)
     content: dict[str, bytes] = {}
     async with S3Server(content) as server, fetcher_for(server) as fetcher:

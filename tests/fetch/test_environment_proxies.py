@@ -113,7 +113,7 @@ async def test_the_bytes_come_through_the_tunnel(
     assert tls_server.connections == 1
 
 
-async def test_the_proxys_credentials_go_to_the_proxy_alone_and_the_targets_to_the_target(
+async def test_credentials_of_proxy_and_target_are_kept_apart(
     fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, proxy: ConnectProxy, ca_file: str
 ) -> None:
     url = tls_server.put("/x", CONTENT)
@@ -216,7 +216,7 @@ async def test_a_proxy_that_is_no_url_is_told_without_its_password(
     assert "hid" not in "".join(format_exception(caught.value))
 
 
-async def test_a_proxy_of_another_protocol_is_refused_where_it_would_be_used(
+async def test_proxy_of_another_protocol_is_refused_where_used(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = server.put("/x", CONTENT)

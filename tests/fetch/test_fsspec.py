@@ -86,7 +86,7 @@ async def test_a_file_that_shrinks_while_it_is_read_has_changed(odd: type[OddFil
     assert caught.value.attempts == 1
 
 
-async def test_a_file_that_is_replaced_by_one_as_long_while_it_is_read_has_changed(odd: type[OddFileSystem]) -> None:
+async def test_file_replaced_by_one_as_long_during_a_read_has_changed(odd: type[OddFileSystem]) -> None:
     def replace(data: bytes) -> bytes:
         odd.info_of = lambda info: {**info, "etag": "new"}
         return data

@@ -207,9 +207,7 @@ async def test_listings_and_questions_are_asked_again(odd: type[OddFileSystem], 
         assert fetcher.statistics().retries == 2
 
 
-async def test_a_call_that_hangs_is_made_again_and_what_it_brings_later_is_thrown_away(
-    odd: type[OddFileSystem], time: FakeTime
-) -> None:
+async def test_hanging_call_is_made_again_and_its_late_bytes_dropped(odd: type[OddFileSystem], time: FakeTime) -> None:
     buffer = bytearray(1000)
     async with Fetcher(FetchConfig(timeouts=QUICK), _clock=time.clock()) as fetcher:
         with hanging(odd, lambda _: len(odd.asked) == 1):
@@ -305,7 +303,7 @@ async def test_where_every_thread_hangs_the_next_one_is_told(
                 group.start_soon(fetcher.fetch, url, 0, 10)
 
 
-async def test_after_a_piece_that_took_too_long_smaller_ones_are_asked_for(
+async def test_pieces_are_smaller_after_one_that_took_too_long(
     odd: type[OddFileSystem], time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.READ_STEP_BYTES", 8000)

@@ -74,7 +74,7 @@ async def end_of(threads: set[threading.Thread]) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-async def test_a_range_is_one_job_of_one_thread_which_goes_on_with_the_next(
+async def test_range_is_one_job_of_a_thread_that_takes_the_next(
     odd: type[OddFileSystem],
     used: set[threading.Thread],
     wake_ups: Callable[[], list[object]],
@@ -96,7 +96,7 @@ async def test_a_range_is_one_job_of_one_thread_which_goes_on_with_the_next(
     await end_of(used)
 
 
-async def test_there_are_no_more_threads_than_places_and_all_end_with_the_fetcher(
+async def test_threads_are_as_many_as_places_and_end_with_the_fetcher(
     odd: type[OddFileSystem], used: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.THREADS", 3)
@@ -130,7 +130,7 @@ async def test_a_thread_that_was_left_behind_ends_with_its_call(
     assert odd.looks == 1  # nobody checks what nobody waits for
 
 
-async def test_who_is_cancelled_in_the_turn_in_which_it_gets_a_place_passes_it_on(
+async def test_caller_cancelled_as_it_gets_a_place_passes_it_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With anyio 4.9 nobody got that place any more."""
@@ -261,9 +261,7 @@ async def test_each_call_of_a_job_has_the_whole_limit(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_what_comes_in_the_turn_of_a_cancellation_is_told_to_nobody(
-    monkeypatch: pytest.MonkeyPatch, is_late: bool
-) -> None:
+async def test_result_in_the_turn_of_a_cancellation_is_dropped(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
     work, worked = ThreadJob.work, threading.Event()
     jobs: list[ThreadJob] = []
     errors: list[object] = []

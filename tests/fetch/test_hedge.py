@@ -181,7 +181,7 @@ async def test_a_first_answer_that_does_not_fit_waits_for_the_second(
         assert_one_failed(fetcher, kind)
 
 
-async def test_the_body_of_a_first_answer_that_does_not_fit_is_not_hoarded(
+async def test_body_of_an_unfit_first_answer_is_not_hoarded(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one may take its time, while the first one's server sends on and on."""
@@ -207,7 +207,7 @@ async def test_the_body_of_a_first_answer_that_does_not_fit_is_not_hoarded(
 
 
 @pytest.mark.parametrize("refused", [1, 2])
-async def test_a_refusal_s_pause_holds_for_the_host_whichever_of_the_two_was_refused(
+async def test_pause_of_either_refused_request_holds_for_the_host(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], refused: int
 ) -> None:
     async with acquainted(fetcher_with, server) as (fetcher, url):
@@ -221,7 +221,7 @@ async def test_a_refusal_s_pause_holds_for_the_host_whichever_of_the_two_was_ref
         assert host._paused_until > fetcher._clock.monotonic()
 
 
-async def test_an_overtaken_request_gives_its_place_away_before_the_winners_body_ends(
+async def test_overtaken_request_gives_up_its_place_at_once(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     async with acquainted(fetcher_with, server, max_requests_per_host=2) as (fetcher, url):
@@ -426,7 +426,7 @@ async def test_a_cancellation_ends_both(
         assert connections_to(server.port) == 1
 
 
-async def test_a_cancellation_at_any_turn_after_the_second_request_leaves_nothing_open(
+async def test_cancellation_after_the_second_request_leaves_no_rest(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     """Among these turns is the one in which it has won, and nobody has taken it yet."""
@@ -482,7 +482,7 @@ def test_no_patience_before_the_host_is_known() -> None:
     assert policy.patience_seconds == pytest.approx(0.2)
 
 
-def test_patience_is_the_quantile_where_that_is_longer_than_a_head_start() -> None:
+def test_patience_is_the_quantile_if_longer_than_a_head_start() -> None:
     policy = hedging(quantile=0.9)
     answer(policy, ([0.1] * 8 + [1.0, 2.0]) * 32)
     assert policy.patience_seconds == 2.0
@@ -494,7 +494,7 @@ def test_patience_has_a_floor() -> None:
     assert policy.patience_seconds == SHORTEST_PATIENCE_SECONDS
 
 
-def test_a_host_slow_as_a_whole_is_left_alone_until_that_is_usual() -> None:
+def test_host_slow_as_a_whole_gets_no_hedges_until_that_is_usual() -> None:
     policy = hedging()
     answer(policy, [0.1] * 320)
     answer(policy, [0.5] * REFRESH)

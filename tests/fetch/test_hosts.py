@@ -243,7 +243,7 @@ async def test_idle_hosts_are_forgotten_and_their_sums_kept() -> None:
         assert hosts.get("busy") is busy
 
 
-async def test_statistics_are_taken_in_another_thread_while_hosts_come_and_go() -> None:
+async def test_statistics_are_safe_in_a_thread_while_hosts_come_and_go() -> None:
     hosts = Hosts(FetchConfig(max_requests_per_host=1))
     snapshots: Future[list[int]] = Future()
 

@@ -59,7 +59,7 @@ async def test_a_pause_is_every_request_s_and_ends_at_different_times(time: Fake
         (403, {"Retry-After": "20"}),
     ],
 )
-async def test_whatever_the_refusal_its_pause_is_the_hosts_and_its_error_its_own(
+async def test_pause_is_the_hosts_and_error_its_own_for_any_refusal(
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
     step: type[StepType],
@@ -110,7 +110,7 @@ async def test_a_host_is_not_forgotten_before_its_pause_is_over(time: FakeTime) 
     assert hosts.get("https://paused:443", Route) is not paused
 
 
-async def test_of_paused_hosts_the_one_whose_pause_ends_first_is_forgotten(time: FakeTime) -> None:
+async def test_paused_host_with_the_earliest_end_is_forgotten_first(time: FakeTime) -> None:
     hosts = Hosts(FetchConfig(), time.clock(), lambda: time.now)
     paused = [hosts.get(f"https://paused{number}:443", Route) for number in range(MAX_IDLE_HOSTS)]
     for number, host in enumerate(paused):

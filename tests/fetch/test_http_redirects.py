@@ -83,7 +83,7 @@ async def test_secrets_stay_with_their_host(
     ],
     ids=["token", "authorization", "cookie", "header"],
 )
-async def test_what_is_for_a_bare_host_goes_to_the_port_asked_and_no_redirect_takes_it_to_another(
+async def test_bare_hosts_secrets_follow_no_redirect_to_another_port(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
     lying_server: type[LyingServer],
@@ -101,7 +101,7 @@ async def test_what_is_for_a_bare_host_goes_to_the_port_asked_and_no_redirect_ta
         assert "secret" in str(asked.headers)
 
 
-async def test_what_is_for_a_bare_host_does_not_follow_from_http_to_another_ports_https(
+async def test_bare_hosts_secrets_follow_no_upgrade_to_another_port(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
     tls_server: LyingServer,
@@ -357,7 +357,7 @@ async def test_any_other_redirect_is_followed_anew(
     ("statuses", "again"),
     [((301, 308), ["/z"]), ((301, 302), ["/y", "/z"]), ((302, 301), ["/x", "/y", "/z"])],
 )
-async def test_a_permanent_redirect_behind_one_that_is_not_is_followed_anew(
+async def test_permanent_redirect_behind_a_temporary_is_followed_anew(
     fetcher: Fetcher, server: LyingServer, step: type[StepType], statuses: tuple[int, int], again: list[str]
 ) -> None:
     server.put("/z", b"0123456789")
@@ -403,7 +403,7 @@ async def test_what_is_not_there_any_more_is_not_found(
     assert paths(server) == ["/y", "/x", "/y"]
 
 
-async def test_a_target_that_has_another_version_is_noticed_and_forgotten(
+async def test_target_of_another_version_is_noticed_and_forgotten(
     fetcher: Fetcher, server: LyingServer, step: type[StepType]
 ) -> None:
     server.put("/y", b"0123456789")
@@ -417,7 +417,7 @@ async def test_a_target_that_has_another_version_is_noticed_and_forgotten(
     assert paths(server) == ["/x", "/y"]
 
 
-async def test_a_remembered_target_gets_what_belongs_to_its_origin_alone(
+async def test_remembered_target_gets_its_own_origins_secrets_alone(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
     lying_server: type[LyingServer],

@@ -106,7 +106,7 @@ async def test_nothing_is_repeated_beneath(
     assert len(server.requests) == 2
 
 
-async def test_a_host_whose_answers_are_not_plain_is_asked_by_the_session_until_they_are(
+async def test_host_of_unplain_answers_is_asked_by_the_session(
     fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, step: type[StepType]
 ) -> None:
     url = any_server.put("/x", CONTENT)

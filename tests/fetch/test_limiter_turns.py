@@ -156,7 +156,7 @@ async def test_what_is_reserved_is_free_for_what_is_urgent_alone() -> None:
         assert limiter.free == 0
 
 
-async def test_a_limit_that_is_raised_lets_more_in_and_one_that_is_lowered_throws_nobody_out() -> None:
+async def test_raised_limit_lets_more_in_and_lowered_one_stops_nothing() -> None:
     limiter = Limiter(2)
     async with Visits(limiter) as visits:
         for _ in range(6):
@@ -187,7 +187,7 @@ async def test_one_that_goes_away_changes_nobody_s_turn() -> None:
         assert visits.entered == ["in", "a0", "b0", "a1"]
 
 
-async def test_a_place_given_to_one_that_is_cancelled_at_that_moment_goes_to_the_next() -> None:
+async def test_place_of_a_caller_cancelled_as_it_enters_is_passed_on() -> None:
     async with Visits(Limiter(1)) as visits:
         await visits.visit("in")
         cancelled = asyncio.create_task(visits.limiter.enter())
@@ -247,7 +247,7 @@ async def test_a_task_inherits_its_caller() -> None:
     assert current_caller() is not current_caller()
 
 
-async def test_a_batch_does_not_delay_a_single_fetch_by_more_than_what_is_in_flight(
+async def test_batch_delays_a_single_fetch_by_its_flights_alone(
     fetcher_with: Callable[..., Fetcher], server: LyingServer
 ) -> None:
     url = server.put("/x", bytes(10_000))

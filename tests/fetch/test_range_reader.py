@@ -87,9 +87,7 @@ async def test_a_joined_range_keeps_none_of_its_neighbours(
         assert kept.readonly
 
 
-async def test_a_range_beyond_the_end_is_told_apart_from_those_it_came_with(
-    fetcher: Fetcher, server: LyingServer
-) -> None:
+async def test_range_beyond_the_end_fails_apart_from_its_neighbours(fetcher: Fetcher, server: LyingServer) -> None:
     url = server.put("/x", CONTENT)
     with pytest.raises(RangeNotSatisfiable, match=re.escape("[99950, 100001)")) as caught:
         await fetcher.fetch_many([ByteRange(url, 99_900, 99_950), ByteRange(url, 99_950, 100_001)])
@@ -125,7 +123,7 @@ async def test_ranges_of_a_refused_request_are_asked_for_side_by_side(
         assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
 
 
-async def test_an_error_of_a_joined_request_names_a_range_that_was_asked_for(
+async def test_error_of_a_joined_request_names_a_range_asked_for(
     hasty: Fetcher, server: LyingServer, step: type[StepType]
 ) -> None:
     url = server.put("/x", CONTENT)
@@ -266,7 +264,7 @@ async def test_an_error_of_a_part_names_the_whole_range(
             await fetcher.fetch(url, 10, 10 + 5 * PART)
 
 
-async def test_nothing_is_written_to_the_buffer_after_a_cancelled_read_in_parts(
+async def test_cancelled_read_in_parts_writes_nothing_afterwards(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     url = server.put("/x", CONTENT)
@@ -311,7 +309,7 @@ async def test_many_ranges_are_planned_off_the_loop(monkeypatch: pytest.MonkeyPa
     assert threading.get_ident() not in threads
 
 
-async def test_many_ranges_of_a_request_are_cut_out_of_it_in_many_turns(
+async def test_many_ranges_are_cut_out_of_a_request_in_many_turns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "x"

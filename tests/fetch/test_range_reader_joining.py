@@ -126,7 +126,7 @@ async def test_nothing_is_shared_where_joining_is_off(
     assert sorted(asked(server)) == ["0-49", "50-99"]
 
 
-async def test_a_shared_request_is_no_longer_than_a_wait_for_each_other_is_worth(
+async def test_shared_request_is_no_longer_than_its_wait_is_worth(
     fetcher_with: Callable[..., Fetcher], server: LyingServer
 ) -> None:
     content = bytes(8 * MAX_SHARED_BYTES)
@@ -182,7 +182,7 @@ async def test_misses_of_the_byte_cache_are_joined(fetcher: Fetcher, server: Lyi
 
 @given(st.data())
 @settings(max_examples=25, deadline=None)
-def test_random_calls_have_their_bytes_whatever_else_is_asked_for(data: st.DataObject) -> None:
+def test_random_calls_have_their_bytes_beside_any_others(data: st.DataObject) -> None:
     spans = st.tuples(st.integers(0, 199_000), st.sampled_from([0, 1, 300, 999])).map(lambda at: (at[0], sum(at)))
     near = st.tuples(st.integers(0, 1500), st.sampled_from([0, 1, 300, 999])).map(lambda at: (at[0], sum(at)))
     wanted: Sequence[tuple[int, int]] = data.draw(st.lists(spans | near, max_size=30))
@@ -226,7 +226,7 @@ async def test_read_ahead_and_what_somebody_waits_for_share_nothing(fetcher: Fet
 
 
 @pytest.mark.parametrize("raised", [0, 1, None])
-async def test_shared_read_ahead_is_urgent_once_somebody_waits_for_any_of_it(
+async def test_shared_read_ahead_is_urgent_once_a_part_is_waited_for(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, raised: int | None
 ) -> None:
     url = server.put("/x", CONTENT)
@@ -287,7 +287,7 @@ async def test_each_has_memory_of_its_own(fetcher: Fetcher, server: LyingServer)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(404, NotFound), (403, AccessDenied), (500, FetchError)])
-async def test_an_error_of_a_shared_request_names_the_range_of_each_caller(
+async def test_error_of_a_shared_request_names_each_callers_range(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
     step: type[StepType],
@@ -327,9 +327,7 @@ async def test_a_range_beyond_the_end_that_all_want_is_asked_for_once(fetcher: F
     assert len(server.requests) == 1
 
 
-async def test_all_learn_that_their_object_changed_and_the_next_calls_start_afresh(
-    fetcher: Fetcher, server: LyingServer
-) -> None:
+async def test_change_reaches_all_callers_and_the_next_start_afresh(fetcher: Fetcher, server: LyingServer) -> None:
     url = server.put("/x", CONTENT)
     await fetcher.stat(url)
     server.put("/x", CONTENT[::-1])
@@ -338,7 +336,7 @@ async def test_all_learn_that_their_object_changed_and_the_next_calls_start_afre
     assert await outcomes(*reads(fetcher, url, (0, 10), (10, 20))) == [CONTENT[::-1][:10], CONTENT[::-1][10:20]]
 
 
-async def test_a_range_that_is_cut_out_of_a_whole_body_comes_though_its_neighbour_cannot(
+async def test_range_of_a_whole_body_comes_without_its_neighbour(
     fetcher: Fetcher, server: LyingServer, step: type[StepType]
 ) -> None:
     """By a server that ignores Range, of which only the first mebibyte is read."""
@@ -352,7 +350,7 @@ async def test_a_range_that_is_cut_out_of_a_whole_body_comes_though_its_neighbou
     assert pickle.loads(pickle.dumps(beyond)).ignores_range
 
 
-async def test_what_no_range_of_the_object_would_change_is_not_asked_for_each(
+async def test_failure_of_the_whole_object_is_not_asked_for_each_range(
     fetcher: Fetcher, server: LyingServer, step: type[StepType]
 ) -> None:
     """By a server that compresses all that it sends, which was asked not to."""
@@ -366,7 +364,7 @@ async def test_what_no_range_of_the_object_would_change_is_not_asked_for_each(
     assert len(server.requests) == 2
 
 
-async def test_an_argument_that_cannot_be_meant_is_its_own_callers_error(fetcher: Fetcher, server: LyingServer) -> None:
+async def test_invalid_argument_is_its_own_callers_error(fetcher: Fetcher, server: LyingServer) -> None:
     url = server.put("/x", CONTENT)
     wrong = partial(fetcher.fetch_into, url, 20, 30, bytearray(3))
     got, refused = await outcomes(partial(fetcher.fetch, url, 0, 10), wrong)
@@ -388,7 +386,7 @@ async def planned_at_the_end_of_the_turn(joining: Coalescer, one: ByteRange) -> 
 
 
 @pytest.mark.parametrize("number", [3, MAX_PLANNED + 1])
-async def test_where_planning_fails_one_caller_hears_of_it_and_the_others_have_requests_of_their_own(
+async def test_failed_planning_is_one_callers_error(
     number: int,
 ) -> None:
     def plan(_: Sequence[ByteRange]) -> NoReturn:
@@ -410,7 +408,7 @@ async def test_where_planning_fails_one_caller_hears_of_it_and_the_others_have_r
     assert answers.count(None) == 1
 
 
-async def test_each_range_of_a_turn_knows_the_requests_that_go_before_its_own() -> None:
+async def test_range_of_a_turn_knows_the_requests_before_its_own() -> None:
     joining = Coalescer(partial(plan_batch, config=FetchConfig(max_gap_bytes=10)), _unread)
     read_ahead = Caller(urgent=False)
     companies: dict[int, RequestGroup] = {}
@@ -490,7 +488,7 @@ async def test_when_nobody_is_left_the_request_ends(fetcher: Fetcher, server: Ly
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_cancellation_at_any_turn_leaves_the_others_their_bytes(
+async def test_cancellation_at_any_turn_leaves_others_their_bytes(
     fetcher: Fetcher, server: LyingServer, turns: int
 ) -> None:
     url = server.put("/x", CONTENT)

@@ -135,7 +135,7 @@ def test_typical_choices(length: int, settings: dict[str, float], parts: int) ->
 # --- what is learned
 
 
-def test_the_rate_of_a_stream_is_the_median_of_the_latest_telling_bodies() -> None:
+def test_rate_of_a_stream_is_the_median_of_its_latest_bodies() -> None:
     assert StreamRate().bytes_per_second is None
     rate = StreamRate()
     rate.record(MIN_TELLING_BYTES - 1, 1.0)
@@ -165,7 +165,7 @@ def test_requests_that_are_about_to_be_made_share_what_is_free() -> None:
     assert counts == [11, 4, 1]
 
 
-def test_what_is_read_ahead_comes_in_fewer_parts_until_somebody_waits() -> None:
+def test_read_ahead_comes_in_fewer_parts_until_it_is_waited_for() -> None:
     sizes, caller = PartSizes(FetchConfig()), Caller(urgent=False)
     sizes.came_from(URL, make_host(limit=64), MIB)
     with calling(caller):
@@ -174,7 +174,7 @@ def test_what_is_read_ahead_comes_in_fewer_parts_until_somebody_waits() -> None:
         assert [count_of(4 * MIB, size) for size in (ahead, sizes.choose(URL, 4 * MIB, ALONE))] == [3, 11]
 
 
-def test_what_is_read_ahead_is_not_cut_for_the_sake_of_reserved_requests() -> None:
+def test_read_ahead_is_not_cut_for_reserved_requests() -> None:
     sizes, host = PartSizes(FetchConfig()), make_host(limit=8)
     sizes.came_from(URL, host, MIB)
     with calling(Caller(urgent=False)):
@@ -184,12 +184,12 @@ def test_what_is_read_ahead_is_not_cut_for_the_sake_of_reserved_requests() -> No
     assert count_of(4 * MIB, sizes.choose(URL, 4 * MIB, ALONE)) == 2
 
 
-def test_a_server_that_nothing_is_known_of_has_parts_of_the_configured_length() -> None:
+def test_unknown_server_has_parts_of_the_configured_length() -> None:
     sizes = PartSizes(FetchConfig(part_bytes=MIB))
     assert sizes.choose(URL, 16 * MIB, ALONE) == MIB
 
 
-async def test_ranges_of_a_far_host_whose_rate_is_unknown_come_in_two_the_first_ones_while_few_wait() -> None:
+async def test_far_hosts_first_ranges_come_in_two_while_few_wait() -> None:
     sizes, host = PartSizes(FetchConfig()), Hosts(FetchConfig(max_requests_per_host=8)).get("http://h:80", Route)
     sizes.came_from(URL, host, 100)
     host.counts.first_byte.record(0.01)
@@ -219,7 +219,7 @@ async def test_ranges_of_a_far_host_whose_rate_is_unknown_come_in_two_the_first_
         tasks.cancel_scope.cancel()
 
 
-def test_short_bodies_from_elsewhere_do_not_change_where_the_long_ones_come_from() -> None:
+def test_short_bodies_elsewhere_leave_the_long_ones_source() -> None:
     sizes, host = PartSizes(FetchConfig()), make_host()
     sizes.came_from(URL, host, MIN_TELLING_BYTES)
     sizes.came_from(URL, Hosts(FetchConfig()).get("http://other:80", Route), MIN_TELLING_BYTES - 1)
@@ -243,7 +243,7 @@ def test_parts_have_at_least_one_byte() -> None:
 # --- on a real server
 
 
-async def test_a_range_on_slow_streams_comes_by_parts_of_less_than_half_the_length() -> None:
+async def test_range_on_slow_streams_has_parts_below_half_the_length() -> None:
     """All at once, so that it takes less than half the time."""
     content = random.Random(0).randbytes(4 * MIB)
     async with (
@@ -273,7 +273,7 @@ async def test_on_fast_streams_parts_stay_long() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-async def test_a_whole_range_of_a_server_that_ignores_ranges_comes_by_one_request(
+async def test_whole_range_ignoring_server_gets_one_request(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], known: bool
 ) -> None:
     content = random.Random(0).randbytes(3 * MIB)
@@ -292,7 +292,7 @@ async def test_a_whole_range_of_a_server_that_ignores_ranges_comes_by_one_reques
             await fetcher.fetch(url, 10, len(content))
 
 
-async def test_a_server_that_comes_to_ignore_ranges_midway_gives_right_bytes(
+async def test_server_that_ignores_ranges_midway_gives_right_bytes(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     content = random.Random(0).randbytes(3 * MIB)

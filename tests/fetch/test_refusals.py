@@ -39,7 +39,7 @@ def page(body: bytes = PAGE, **headers: str | None) -> Step:
     return Step(status=200, ignore_range=True, body=body, headers={**TEXT_HTML, **length, **headers})
 
 
-async def test_a_connection_that_a_closed_fetcher_asks_for_is_no_fault_of_the_host() -> None:
+async def test_connection_of_a_closed_fetcher_is_no_fault_of_the_host() -> None:
     sockets = Sockets()
     await sockets.aclose()
     with pytest.raises(SocketsClosed) as refused:

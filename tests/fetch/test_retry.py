@@ -177,7 +177,7 @@ def test_a_budget_is_all_repeats_of_a_host() -> None:
     assert [over(budget) for _ in range(5)] == [False, False, False, True, True]
 
 
-def test_an_answer_gives_a_repeat_back_and_no_more_than_there_were() -> None:
+def test_answer_gives_one_repeat_back_up_to_the_full_budget() -> None:
     budget = RetryBudget(1)
     budget.give_back()
     assert [over(budget), over(budget)] == [False, True]

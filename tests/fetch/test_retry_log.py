@@ -305,7 +305,7 @@ async def test_what_the_hook_raises_comes_out_of_the_verb(
         assert fetcher.statistics().in_flight == 0
 
 
-def test_a_config_with_a_named_hook_pickles_and_a_lambda_says_why_not() -> None:
+def test_config_pickles_with_a_named_hook_and_refuses_a_lambda() -> None:
     config = RetryConfig(on_retry=print)
     assert pickle.loads(pickle.dumps(config)) == config
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):

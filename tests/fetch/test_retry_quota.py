@@ -82,7 +82,7 @@ def test_no_field_is_an_error(field: str) -> None:
         assert remaining >= 0 <= seconds
 
 
-async def test_an_answer_with_the_last_of_a_quota_pauses_the_next_requests(
+async def test_answer_with_the_last_of_a_quota_pauses_the_next(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], time: FakeTime
 ) -> None:
     url = server.put("/x", CONTENT)
@@ -116,7 +116,7 @@ async def test_a_redirect_pauses_the_host_that_redirects(
     assert len(time.sleeps) == 1
 
 
-async def test_a_quota_that_is_spent_for_longer_than_anybody_waits_pauses_nobody(
+async def test_quota_spent_beyond_every_wait_pauses_no_request(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], time: FakeTime
 ) -> None:
     url = server.put("/x", CONTENT)

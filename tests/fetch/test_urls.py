@@ -103,7 +103,7 @@ def test_headers_belong_to_their_host_and_port() -> None:
     assert headers_for("https://b.org/", headers=config) == {}
 
 
-def test_a_header_of_host_and_port_wins_whatever_the_case_of_its_name() -> None:
+def test_header_of_host_and_port_wins_in_any_case_of_its_name() -> None:
     config = {"a.org": {"authorization": "all", "X-Key": "all"}, "a.org:443": {"Authorization": "one", "x-key": "one"}}
     assert headers_for("https://a.org/", headers=config) == {"Authorization": "one", "x-key": "one"}
 

@@ -114,7 +114,7 @@ async def test_episodes_are_those_that_the_table_names(
             unknown[0](4)
 
 
-async def test_a_file_behind_the_tables_last_may_be_one_that_nobody_may_read(library: Library, tmp_path: Path) -> None:
+async def test_file_behind_the_tables_last_may_be_unreadable(library: Library, tmp_path: Path) -> None:
     """As S3 has it where one may not list: it denies access to what isn't there."""
     truth, numbers = library(episodes=(6, 3, 4, 5)), (0, None, None, 3)
     root = renumbered(truth, tmp_path / "gaps", numbers, counts_all=True)
@@ -123,7 +123,7 @@ async def test_a_file_behind_the_tables_last_may_be_one_that_nobody_may_read(lib
         assert served.dataset.episodes.indices == (0, 3)
 
 
-async def test_episodes_without_the_rows_of_one_between_them_in_a_row_group(library: Library, tmp_path: Path) -> None:
+async def test_episodes_are_read_beside_one_that_lacks_its_rows(library: Library, tmp_path: Path) -> None:
     """And an episode without frames, whose number only the table has."""
     truth = library(episodes=LENGTHS, quirks=Quirks(collapsed_row_groups=True))
     numbers = (2, 4, None, 9)
@@ -196,7 +196,7 @@ async def test_datasets_of_version_2_are_read_as_they_are(library: Library, tmp_
         assert read_identity(sample[TOP]) == truth.identity(3, 13, TOP)
 
 
-def test_a_dataset_of_version_2_is_streamed_and_read_frame_by_frame(library: Library, tmp_path: Path) -> None:
+def test_dataset_of_version_2_is_streamed_and_read_by_frame(library: Library, tmp_path: Path) -> None:
     truth = library(episodes=(9, 4, 0, 14, 5), **EPISODE_FILE)
     root = as_version2(truth, tmp_path / "old")
     stream = Stream(root, seed=3, config=StreamConfig(decode_threads=2))
@@ -207,7 +207,7 @@ def test_a_dataset_of_version_2_is_streamed_and_read_frame_by_frame(library: Lib
     frames.close()
 
 
-async def test_a_dataset_of_version_2_of_which_an_episode_was_taken_out(library: Library, tmp_path: Path) -> None:
+async def test_dataset_of_version_2_may_lack_an_episode(library: Library, tmp_path: Path) -> None:
     truth = library(episodes=(9, 4, 6), **EPISODE_FILE)
     root = as_version2(truth, tmp_path / "old")
     episodes = root / "meta/episodes.jsonl"
@@ -306,7 +306,7 @@ async def test_a_video_cut_off_in_front_of_its_index(library: Library) -> None:
         check_sample(await served.dataset.sample(3, 1), truth, 3, 1)
 
 
-async def test_a_video_shorter_than_its_metadata_lacks_just_its_last_frames(library: Library) -> None:
+async def test_short_video_lacks_just_its_last_frames(library: Library) -> None:
     truth = library(episodes=LENGTHS, quirks=Quirks(short_video_frames=2))
     lengths = (4, 0, 4, 3)  # of the last episode in each file of two
     async with serve(truth) as served:
@@ -320,7 +320,7 @@ async def test_a_video_shorter_than_its_metadata_lacks_just_its_last_frames(libr
 
 
 @pytest.mark.parametrize("by_frames", [0.6, 0.4, 0.26, 0.01, -0.01, -0.3])
-async def test_a_frame_at_another_time_than_its_metadata_says_is_missing(library: Library, by_frames: float) -> None:
+async def test_frame_at_another_time_than_in_metadata_is_missing(library: Library, by_frames: float) -> None:
     truth = library(episodes=(7,))
     async with serve(shifted(truth, by_frames)) as served:
         for frame in range(7):
@@ -568,7 +568,7 @@ async def test_frames_before_a_refresh_ends_blame_it(
     assert 0 < outcomes.index(True) < 15
 
 
-async def test_a_feature_where_samples_have_their_task_is_refused_unless_left_out(library: Library) -> None:
+async def test_feature_named_task_is_refused_unless_left_out(library: Library) -> None:
     content = in_memory(library(episodes=(3,)))
     info = json.loads(content["meta/info.json"])
     info["features"]["task"] = {"dtype": "string", "shape": [1], "names": None}
@@ -634,7 +634,7 @@ def with_data_files(content: dict[str, bytes], name: Callable[[int], int]) -> di
     [lambda _: 0, lambda file: file + 1, lambda file: max(file - 1, 0), lambda file: 7 - file],
     ids=["the first", "the next", "the last one", "from behind"],
 )
-async def test_episodes_whose_data_file_the_metadata_names_wrong_are_found_with_one_warning(
+async def test_wrongly_named_data_files_are_found_with_one_warning(
     name: Callable[[int], int],
 ) -> None:
     content = content_of(DATA / "small_files")

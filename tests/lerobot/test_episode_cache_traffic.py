@@ -67,7 +67,7 @@ async def test_a_shuffled_pass_fetches_little_more_than_it_needs(library: Librar
     assert needed_bytes <= fetched_bytes <= 1.05 * needed_bytes
 
 
-async def test_an_epoch_of_more_than_fits_in_memory_fetches_little_more_than_it_needs(library: Library) -> None:
+async def test_epoch_beyond_memory_fetches_little_more_than_it_needs(library: Library) -> None:
     truth = library(
         episodes=12,
         length=70,
@@ -110,7 +110,7 @@ async def test_rows_that_no_episode_names_are_not_fetched(library: Library, tmp_
     assert ranges == [(starts[0], starts[1]), (starts[2], starts[3])]  # beside the footer
 
 
-async def test_a_shared_row_group_is_fetched_once_though_the_budget_is_small(library: Library) -> None:
+async def test_shared_row_group_is_fetched_once_in_a_small_budget(library: Library) -> None:
     """A twenty-fourth of ``max_bytes``, decoded, and asked for by one episode after the other."""
     quirks = Quirks(collapsed_row_groups=True)
     truth = library(episodes=24, length=20, width=64, height=64, distinct_videos=1, quirks=quirks)

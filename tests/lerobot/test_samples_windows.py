@@ -68,7 +68,7 @@ def test_what_is_no_window(window: Any, message: str) -> None:  # noqa: ANN401
         resolve(window)
 
 
-def test_a_mask_that_would_take_the_place_of_a_feature_is_refused() -> None:
+def test_mask_in_the_place_of_a_feature_is_refused() -> None:
     keys = {"action", "action_is_pad"}
     with pytest.raises(ConfigError, match=r"'action_is_pad': leave that out by features="):
         resolve_windows({"action": [0.0]}, fps=30, keys=keys)

@@ -31,7 +31,7 @@ async def replanned(kind: str, library: Library, tmp_path: Path) -> Path:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["times", "refresh"])
 @pytest.mark.parametrize("room", [1.0, 1.5, 2.2, 3.5])
-async def test_a_pass_and_samples_beside_it_end_with_what_they_asked_for_or_an_error(
+async def test_passes_and_samples_beside_them_end_in_data_or_errors(
     library: Library, tmp_path: Path, kind: str, room: float
 ) -> None:
     root = await replanned(kind, library, tmp_path)
@@ -69,7 +69,7 @@ async def test_a_pass_and_samples_beside_it_end_with_what_they_asked_for_or_an_e
 
 
 @pytest.mark.parametrize("kind", ["times", "refresh"])
-async def test_a_pool_that_fits_gets_every_frame_though_it_was_weighed_wrong(
+async def test_pool_that_fits_gets_every_frame_despite_wrong_weights(
     library: Library, tmp_path: Path, kind: str
 ) -> None:
     root = await replanned(kind, library, tmp_path)

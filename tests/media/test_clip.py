@@ -117,7 +117,7 @@ def test_a_clip_takes_the_group_of_pictures_and_no_more(make_video: Callable[[st
     assert clip_of(make_video("h264-all-key").index(), 20, 1, fps=FPS).num_samples == 1
 
 
-def test_open_gops_start_one_key_frame_earlier_only_for_the_pictures_that_need_it(
+def test_open_gops_start_a_key_frame_earlier_only_if_needed(
     make_video: Callable[[str], Video],
 ) -> None:
     index = make_video("hevc-open").index()
@@ -130,7 +130,7 @@ def test_open_gops_start_one_key_frame_earlier_only_for_the_pictures_that_need_i
     assert clip_of(index, int(times[key + 1]), 1, fps=FPS).num_samples == key + 2 - int(sync[led - 1])
 
 
-def test_a_clip_of_open_h264_starts_earlier_only_if_it_ends_near_its_key_frame(
+def test_clip_of_open_h264_starts_earlier_near_its_key_frame(
     make_video: Callable[[str], Video],
 ) -> None:
     index = make_video("h264-open").index()
@@ -224,7 +224,7 @@ def test_an_edit_list_shows_what_ffmpeg_shows_of_the_whole_file(
 
 
 @pytest.mark.parametrize("name", ["hevc-open", "h264-g30"])
-def test_a_last_frame_that_lasts_for_hours_leaves_the_others_their_times(
+def test_last_frame_of_hours_leaves_the_others_their_times(
     make_video: Callable[[str], Video], open_torchcodec: Callable[[bytearray], Any], name: str
 ) -> None:
     durations = struct.pack(">6I", 0, 2, 49, TICKS, 1, 1_000_000_000)
@@ -331,7 +331,7 @@ def test_dropped_frames_are_missing_and_their_neighbours_stay(make_video: Callab
 
 
 @pytest.mark.parametrize("stretch", [(0, 40), (18, 1), (15, 7), (17, 2)])
-def test_frames_of_one_time_are_missing_and_their_neighbours_stay(
+def test_frames_of_equal_time_are_missing_and_neighbours_stay(
     make_video: Callable[[str], Video], stretch: tuple[int, int]
 ) -> None:
     """A decoder that seeks to their time gives another of them than one that comes past it."""

@@ -77,7 +77,7 @@ async def test_recorded_datasets(tmp_path: Path) -> None:
     assert read_json(out, "info.json")["total_tasks"] == len({task for _, tasks in expected for task in tasks})
 
 
-async def test_statistics_of_a_merge_of_merges_are_those_of_the_merge_of_all(tmp_path: Path) -> None:
+async def test_statistics_of_merged_merges_are_those_of_one_merge(tmp_path: Path) -> None:
     """To the last bit, those of pictures too."""
     await merge_datasets(ROOTS, tmp_path / "flat")
     await merge_datasets(ROOTS[:3], tmp_path / "left")

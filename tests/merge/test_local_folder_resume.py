@@ -102,7 +102,7 @@ def times(paths: list[Path]) -> dict[Path, int]:
 
 
 @pytest.mark.may_block  # the folder's methods, called by the test
-async def test_what_is_finished_stays_and_what_is_damaged_is_written_anew(
+async def test_finished_files_stay_and_damaged_ones_are_written_anew(
     library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     roots = [library(episodes=(9, 4, 5), gop=6).root] * 2
@@ -170,9 +170,7 @@ async def test_what_was_to_be_replaced_comes_back(library: Library, tmp_path: Pa
     assert not (target / "file").exists()
 
 
-async def test_what_was_replaced_goes_though_the_merge_was_killed_before_it_could_see_to_that(
-    library: Library, tmp_path: Path
-) -> None:
+async def test_replaced_files_go_after_a_killed_merge(library: Library, tmp_path: Path) -> None:
     root, target = library(episodes=(4, 5)).root, tmp_path / "out"
     await interrupt([root], target, files=1)
     old = folder_of(tmp_path).replaced

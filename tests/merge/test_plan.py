@@ -229,7 +229,7 @@ async def test_units_of_depth_that_differ_are_refused(library: Library, tmp_path
         await merge_datasets(roots, tmp_path / "out")
 
 
-async def test_a_destination_with_files_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+async def test_destination_with_files_is_refused_before_any_read(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/file").touch()
     with pytest.raises(MergeError, match="overwrite=True"):

@@ -91,7 +91,7 @@ async def test_it_is_what_a_merge_to_a_folder_is(
     await check_merged(tmp_path / "out", truths)
 
 
-async def test_a_prefix_that_is_not_empty_is_refused_before_anything_is_read(library: Library) -> None:
+async def test_prefix_with_objects_is_refused_before_any_read(library: Library) -> None:
     root = library(episodes=(4,)).root
     content = {"bucket/sets/out/deep/down": b"x", "bucket/sets/output": b"a neighbour"}
     async with S3Server(dict(content)) as server:

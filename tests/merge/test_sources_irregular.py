@@ -53,7 +53,7 @@ async def test_picture_statistics_of_another_shape_are_refused(library: Library,
         await merge_datasets([root, with_episodes(root, tmp_path / "other", flatten)], tmp_path / "out")
 
 
-async def test_what_one_source_does_not_know_of_its_pictures_stays_unknown(library: Library, tmp_path: Path) -> None:
+async def test_facts_that_one_source_lacks_of_pictures_stay_unknown(library: Library, tmp_path: Path) -> None:
     """Older recorders took no quantiles. A merge of such a merge keeps the rest."""
 
     def drop(table: pa.Table) -> pa.Table:
@@ -70,9 +70,7 @@ async def test_what_one_source_does_not_know_of_its_pictures_stays_unknown(libra
         assert all(columns[f"stats/{WRIST}/q50"])
 
 
-async def test_pictures_of_which_one_source_knows_nothing_get_no_overall_statistics(
-    library: Library, tmp_path: Path
-) -> None:
+async def test_pictures_unknown_to_one_source_get_no_statistics(library: Library, tmp_path: Path) -> None:
     def drop(table: pa.Table) -> pa.Table:
         return table.drop_columns([name for name in table.column_names if name.startswith(f"stats/{TOP}/")])
 
@@ -181,9 +179,7 @@ async def test_numbers_that_no_episode_has_are_closed_up(library: Library, tmp_p
     await check_merged(tmp_path / "out", [truth, truth])
 
 
-async def test_a_source_with_broken_statistics_is_refused_before_anything_is_written(
-    library: Library, tmp_path: Path
-) -> None:
+async def test_source_with_broken_statistics_is_refused_before_writes(library: Library, tmp_path: Path) -> None:
     source = with_episodes(library(episodes=(4,)).root, tmp_path / "source", lambda table: table)
     (source / "meta/stats.json").write_text("{")
     with pytest.raises(MergeError, match=r"source/meta/stats\.json isn't JSON"):
@@ -204,7 +200,7 @@ async def test_a_video_shorter_than_its_metadata_is_refused(library: Library, tm
     assert not names(tmp_path)
 
 
-async def test_frames_at_other_times_than_the_metadata_says_are_refused(library: Library, tmp_path: Path) -> None:
+async def test_frames_at_other_times_than_in_metadata_are_refused(library: Library, tmp_path: Path) -> None:
     source = tmp_path / "source"
     for path, data in shifted(library(episodes=(4, 6)), 0.6).items():
         (source / path).parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +222,7 @@ IRREGULAR = {
 
 
 @pytest.mark.parametrize("quirks", IRREGULAR.values(), ids=list(IRREGULAR))
-async def test_irregular_sources_become_a_regular_dataset_that_merges_again(
+async def test_irregular_sources_become_a_dataset_that_merges_again(
     library: Library, tmp_path: Path, quirks: Quirks
 ) -> None:
     truths = [library(episodes=(4, 3), quirks=quirks), library(episodes=(5,))]

@@ -103,7 +103,7 @@ def test_nothing_recorded_is_all_zeros() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-300, 1e-9, SHORTEST_SECONDS])
-def test_what_is_too_short_to_tell_counts_and_is_no_longer_than_it_was(seconds: float) -> None:
+def test_too_short_values_count_as_no_longer_than_they_were(seconds: float) -> None:
     now = histogram([seconds]).snapshot()
     assert (now.count, now.p50_seconds, now.p99_seconds, now.max_seconds) == (1, seconds, seconds, seconds)
 

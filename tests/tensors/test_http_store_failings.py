@@ -304,7 +304,7 @@ async def test_r15_ipv6_and_other_spellings_name_one_server() -> None:
 # What came of requests under way.
 
 
-async def test_a_failure_of_an_abandoned_request_is_none_of_those_who_ask_after_it() -> None:
+async def test_failure_of_an_abandoned_request_reaches_no_later_asker() -> None:
     remote = RemoteTensor("https://host", "0" * 32, (3,), "uint8")
     begun, unwinds, first = anyio.Event(), anyio.Event(), anyio.CancelScope()
 

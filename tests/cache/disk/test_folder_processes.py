@@ -119,9 +119,7 @@ def test_what_others_are_writing_is_not_swept(tier: Tier) -> None:
     assert (tier.unfinished(), writer.folder.used_bytes()) == ([], 0)
 
 
-def test_a_child_forked_while_somebody_evicts_stops_nobody_from_evicting_again(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_forked_during_an_eviction_holds_no_lock(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.pipe()
     children: list[int] = []
 

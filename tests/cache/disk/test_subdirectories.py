@@ -51,7 +51,7 @@ def versions(tier: Tier) -> list[VersionFile]:
 
 
 @pytest.mark.parametrize("wrong_by", [YEAR, 500 * YEAR, 3600 * SECOND], ids=["a year", "centuries", "an hour"])
-def test_what_was_used_by_a_clock_that_was_fast_goes_like_everything_else(
+def test_files_dated_by_a_fast_clock_are_evicted_like_others(
     tier: Tier, open_at: Callable[[Wall], DiskStore], wrong_by: int
 ) -> None:
     wall = Wall(TODAY + wrong_by)
@@ -78,9 +78,7 @@ def test_what_was_used_by_a_clock_that_was_slow_goes_first(tier: Tier, open_at: 
     assert [len(get(disk, low, low + MIB)) for low in range(0, 6 * MIB, MIB)] == [0, 1, 1, 0, 0, 0]
 
 
-def test_times_are_put_right_where_they_can_be_and_a_look_is_enough(
-    tier: Tier, open_at: Callable[[Wall], DiskStore]
-) -> None:
+def test_times_are_put_right_by_a_look(tier: Tier, open_at: Callable[[Wall], DiskStore]) -> None:
     wall = Wall(TODAY)
     disk = open_at(wall)
     put(disk, 0, 2 * MIB)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 TEN = {name: name.encode() * 10 for name in "abcdefgh"}
 
 
-def test_w01_a_get_that_arrives_during_the_read_into_a_full_cache_returns(make_pool: MakePool) -> None:
+def test_w01_get_during_the_read_into_a_full_cache_returns(make_pool: MakePool) -> None:
     # There: "required now" is looked at after the wait only; the get hangs for ever.
     store = GatedStore(TEN, sized=False)
     pool = make_pool(workers=1, max_bytes=10)
@@ -118,7 +118,7 @@ def test_w04_a_handle_dropped_during_the_write_leaves_nothing(make_pool: MakePoo
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_w05_a_handle_dropped_while_it_waits_for_room_holds_up_nobody(make_pool: MakePool, sized: bool) -> None:
+def test_w05_dropped_handle_holds_up_no_other_in_the_queue(make_pool: MakePool, sized: bool) -> None:
     # There: it keeps a worker; with one worker the pool stops.
     store = GatedStore({"large": bytes(10), "larger": bytes(8), "small": bytes(1)}, sized=sized)
     pool = make_pool(workers=1, max_bytes=12)
@@ -232,7 +232,7 @@ def test_w09_bytes_in_hand_are_staged_for_those_who_come_later(make_pool: MakePo
     assert store.reads == ["a", "b"]
 
 
-def test_w09_bytes_that_somebody_decodes_serve_those_who_ask_meanwhile(make_pool: MakePool) -> None:
+def test_w09_bytes_being_decoded_serve_others(make_pool: MakePool) -> None:
     # There, and wherever there was no room: each getter reads anew.
     store = GatedStore(TEN)
     decodes, goes_on = threading.Event(), threading.Event()
@@ -337,9 +337,7 @@ def test_w13_nor_does_a_directory_that_cannot_be_made(make_pool: MakePool, paren
     parent.unlink()
 
 
-def test_w14_close_removes_what_live_handles_refer_to_and_they_read_for_themselves(
-    make_pool: MakePool, parent: Path
-) -> None:
+def test_w14_live_handles_read_for_themselves_after_close(make_pool: MakePool, parent: Path) -> None:
     # There: files and directory stay, and a second reference fails with "cannot schedule new futures".
     store = GatedStore(TEN)
     store.hold("b")
@@ -545,7 +543,7 @@ def test_w22_a_damaged_file_is_read_again(make_pool: MakePool, damage: str) -> N
     until(lambda: is_empty(pool))
 
 
-def test_w22_what_a_killed_process_left_is_swept_and_what_lives_is_not(make_pool: MakePool, parent: Path) -> None:
+def test_w22_leftovers_of_killed_processes_alone_are_swept(make_pool: MakePool, parent: Path) -> None:
     # There: it stays.
     ended = script(
         FORK
@@ -597,7 +595,7 @@ def test_w22_what_is_required_now_overtakes_the_queue(make_pool: MakePool) -> No
 # The further points.
 
 
-def test_a_file_deleted_from_outside_is_read_again_and_its_room_comes_back(make_pool: MakePool) -> None:
+def test_file_deleted_from_outside_is_read_again(make_pool: MakePool) -> None:
     # There: FileNotFoundError, and bytes and count are lost.
     store = GatedStore(TEN)
     pool = make_pool()
@@ -694,7 +692,7 @@ def test_sources_of_other_types_are_left_alone() -> None:
     add_source_info(None, SourceInfo("path"))
 
 
-def test_to_cache_interrupted_while_it_writes_gives_its_room_back(make_pool: MakePool, writes: GatedWrites) -> None:
+def test_to_cache_gives_its_room_back_when_interrupted(make_pool: MakePool, writes: GatedWrites) -> None:
     pool = make_pool()
     writes.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
