@@ -65,7 +65,7 @@ FAILINGS = {
         "an error of a frame ends a shard silently, or one failed fetch poisons the episode",
         (
             "end_to_end/test_broken.py::test_a_broken_file_is_named_by_a_loaders_worker",
-            "stream/test_passes.py::test_an_error_comes_behind_all_samples_before_it_and_ends_the_pass",
+            "stream/test_passes.py::test_error_comes_behind_earlier_samples_and_ends_the_pass",
             "lerobot/test_episode_cache.py::test_a_failed_prefetch_is_not_remembered",
         ),
     ),
@@ -109,7 +109,7 @@ FAILINGS = {
         "no state and no epoch, or only at the same layout, or what waits in a buffer is lost",
         (
             "torch/test_dataset_resume.py::test_over_any_world_sizes_just_what_was_left_comes",
-            "torch/test_dataset_resume.py::test_the_async_iterator_says_what_it_delivered_not_what_it_prefetched",
+            "torch/test_dataset_resume.py::test_state_of_the_async_iterator_is_of_delivered_samples",
             "end_to_end/test_placement.py::test_killed_ranks_are_resumed_by_one_and_by_four",
             "torch/test_dataset_stateful.py::test_other_layouts_share_just_what_was_left_again_and_again",
         ),
@@ -141,7 +141,7 @@ FAILINGS = {
         (
             "decode/test_decoder.py::test_a_decoder_stays_in_its_process",
             "decode/test_cache.py::test_a_forked_child_starts_empty_even_if_the_lock_was_held",
-            "torch/test_dataset.py::test_a_stream_read_in_the_parent_is_read_in_forked_workers_and_in_the_parent_again",
+            "torch/test_dataset.py::test_stream_is_read_in_parent_forked_workers_and_again",
         ),
     ),
     17: Failing(

@@ -270,7 +270,7 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
         ("no https://host: ask me@host, or set token=", "no https://host: ask me@host, or set token="),
     ],
 )
-def test_words_are_shown_without_the_secrets_of_the_urls_among_them(text: str, shown: str) -> None:
+def test_text_is_shown_without_the_secrets_of_its_urls(text: str, shown: str) -> None:
     assert redact_text(text) == shown
 
 
@@ -333,6 +333,7 @@ FREE = {"end_to_end", "examples", "peers"}
 """Directories whose tests go through all rooms."""
 OF_THE_PROJECT = {"failings", "mistakes", "package", "pages", "setup"}
 """What the tests beside the rooms' directories are about, besides modules."""
+LONGEST_NAME = 60
 
 
 def modules_of(directory: Path) -> set[str]:
@@ -353,6 +354,18 @@ def test_tests_are_named_after_the_module_they_test() -> None:
         if directory.name not in FREE and not any(name.startswith(f"{module}_") for module in modules):
             nameless.append(str(path.relative_to(ROOT)))
     assert nameless == []
+
+
+def test_names_of_tests_are_short() -> None:
+    """They are to be found, and typed behind ``-k``; a test that needs more words has a docstring."""
+    longer = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+        if len(node.name) > LONGEST_NAME
+    ]
+    assert longer == []
 
 
 # The tools.

@@ -106,7 +106,7 @@ def plan_of(count: int, size: int, gap: int, *, streams: int, max_span_bytes: in
         pytest.param(SHORT_BYTES // 2 + 1, 0, 40, id="together but long"),
     ],
 )
-def test_idle_streams_are_preferred_to_needless_bytes_and_to_waiting(size: int, gap: int, expected: int) -> None:
+def test_idle_streams_are_preferred_to_needless_bytes_and_waits(size: int, gap: int, expected: int) -> None:
     assert len(plan_of(40, size, gap, streams=64)) == expected
 
 

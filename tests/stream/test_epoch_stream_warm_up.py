@@ -28,7 +28,7 @@ def config(server: RangeServer) -> af.StreamConfig:
     return af.StreamConfig(pool_segments=1, fetch=af.FetchConfig(ca_file=str(server.ca_file), retry=retry, hedge=None))
 
 
-def test_metadata_and_indexes_are_there_and_clips_are_what_is_left_to_read(server: RangeServer) -> None:
+def test_warm_up_leaves_only_clips_to_read(server: RangeServer) -> None:
     stream = af.Stream(server.url, config=config(server))
     stream.warm_up()
     assert any(request.path.endswith("info.json") for request in server.requests)

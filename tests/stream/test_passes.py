@@ -82,7 +82,7 @@ async def test_an_epoch_opens_each_decoder_once(tmp_path: Path) -> None:
         assert dataset.statistics().decoders.misses == len(readers) * cameras
 
 
-async def test_the_order_is_one_where_decoded_frames_have_room_and_where_they_have_none(truth: DatasetTruth) -> None:
+async def test_order_does_not_depend_on_room_for_decoded_frames(truth: DatasetTruth) -> None:
     """Though it draws by groups: a state of a large machine goes on on a small one, which decodes frame by frame."""
     roomy = dataclasses.replace(CONFIG, group_frames=4)
     narrow = dataclasses.replace(roomy, decoded_max_bytes=1)
@@ -109,7 +109,7 @@ async def test_the_episodes_that_the_consumer_waits_for_are_raised(
 
 
 @pytest.mark.filterwarnings("ignore")
-async def test_an_error_comes_behind_all_samples_before_it_and_ends_the_pass(broken: DatasetTruth) -> None:
+async def test_error_comes_behind_earlier_samples_and_ends_the_pass(broken: DatasetTruth) -> None:
     seen = []
     async with stream_of(broken).samples() as samples:
         with pytest.raises(af.DecodeError, match=r"episode 3 .*file-003\.mp4"):  # noqa: PT012
@@ -283,7 +283,7 @@ async def test_leaving_early_ends_every_task(truth: DatasetTruth, taken: int) ->
         await anext(samples)
 
 
-async def test_a_task_that_waits_for_a_sample_of_a_pass_that_is_left_gets_an_error(truth: DatasetTruth) -> None:
+async def test_task_that_waits_in_an_abandoned_pass_gets_an_error(truth: DatasetTruth) -> None:
     gate, errors = threading.Event(), []
 
     def wait(sample: dict[str, Any]) -> dict[str, Any]:
@@ -357,7 +357,7 @@ async def test_two_passes_at_once_over_one_dataset(truth: DatasetTruth, image_dt
     assert seen[0] == sorted(seen[1]) == list(range(truth.num_frames))
 
 
-async def test_one_that_stood_still_neither_holds_up_another_until_it_has_caught_up_nor_waits_for_it(
+async def test_paused_pass_neither_holds_up_another_nor_waits_for_it(
     tmp_path: Path,
 ) -> None:
     """Beside a bound on what is decoded ahead, the one is as far behind as a held-out pass is behind training."""
@@ -473,7 +473,7 @@ async def test_a_samples_tensors_are_its_own(
         assert value.untyped_storage().nbytes() == value.nbytes, key
 
 
-async def test_small_samples_are_started_bit_by_bit_and_not_without_end(tmp_path: Path) -> None:
+async def test_small_samples_are_started_bit_by_bit_within_a_bound(tmp_path: Path) -> None:
     truth = await anyio.to_thread.run_sync(lambda: write_dataset(tmp_path / "x", episodes=300, length=40, cameras=()))
     started = [0]
     async with stream_of(truth).samples() as samples, anyio.create_task_group() as group:

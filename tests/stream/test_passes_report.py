@@ -69,7 +69,7 @@ def test_a_synchronous_consumers_time_is_counted_whole(truth: DatasetTruth) -> N
     assert stream.report().as_dict() == report.as_dict()  # of a pass that is over, time goes no further
 
 
-async def test_an_asynchronous_consumers_time_is_counted_whole_from_opening_on(truth: DatasetTruth) -> None:
+async def test_asynchronous_consumers_time_is_counted_from_opening_on(truth: DatasetTruth) -> None:
     async with RangeServer(truth.root, tls=False, first_byte_seconds=0.1) as server:
         stream = af.Stream(server.url, config=config())
         began = time.perf_counter()
@@ -129,7 +129,7 @@ async def test_the_evidence_is_of_the_pass_over_an_open_dataset(truth: DatasetTr
             assert report.all_waits.samples == sum(truth.lengths[each] for each in [0, 1, 3, 4][: 2 * number])
 
 
-def test_a_host_that_does_not_answer_is_seen_as_opening_while_it_does_not(truth: DatasetTruth) -> None:
+def test_silent_host_is_reported_as_opening(truth: DatasetTruth) -> None:
     has_come, goes_on = threading.Event(), threading.Event()
 
     def late(_: ServedRequest) -> None:
@@ -194,7 +194,7 @@ def test_a_consumer_that_computes_binds(truth: DatasetTruth) -> None:
     assert report.waits.busy_seconds >= 0.08 * truth.num_frames
 
 
-def test_a_stream_that_was_left_early_and_one_that_failed_say_what_was(truth: DatasetTruth) -> None:
+def test_abandoned_and_failed_streams_report_what_was(truth: DatasetTruth) -> None:
     stream = af.Stream(truth.root, config=config())
     assert str(stream.report()) == "no pass has begun in this process"
     for _ in stream:
@@ -246,7 +246,7 @@ async def test_a_pass_whose_dataset_is_not_there_says_so(tmp_path: Path) -> None
     assert "no sample has come; " in told
 
 
-def test_a_dataset_that_is_asked_for_again_and_again_leaves_nothing(tmp_path: Path) -> None:
+def test_dataset_opened_again_and_again_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     stream = af.Stream(tmp_path / "nowhere")
     with trace(path):
@@ -317,7 +317,7 @@ def test_a_host_that_was_away_is_seen_as_an_outage(truth: DatasetTruth) -> None:
 
 
 @pytest.mark.usefixtures("programs_are_warm")
-def test_the_process_of_serve_samples_is_seen_while_it_runs_and_after_it(truth: DatasetTruth) -> None:
+def test_process_of_serve_samples_is_reported_on_and_afterwards(truth: DatasetTruth) -> None:
     began = time.perf_counter()
     stream = af.Stream(truth.root, shuffle=False, config=config())  # the same clips in each epoch
     with serve_samples(stream, batch_size=4) as batches:
@@ -360,7 +360,7 @@ def refuse(sample: dict[str, Any]) -> dict[str, Any]:
     raise ValueError("refused")
 
 
-def test_a_trace_has_lanes_of_requests_decoding_and_waits_and_no_secret(truth: DatasetTruth, tmp_path: Path) -> None:
+def test_trace_has_lanes_of_requests_decoding_and_waits(truth: DatasetTruth, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with RangeServer(truth.root, tls=False) as server, trace(path):
         stream = af.Stream(f"{server.url}?signature=hidden", config=config())
@@ -397,7 +397,7 @@ def test_a_trace_has_lanes_of_requests_decoding_and_waits_and_no_secret(truth: D
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_begun_in_a_trace_go_on_with_its_file_to_their_end(tmp_path: Path, method: str) -> None:
+def test_processes_begun_in_a_trace_write_its_file_to_the_end(tmp_path: Path, method: str) -> None:
     path = tmp_path / "trace.json"
     with trace(path):
         tell("before")
@@ -411,9 +411,7 @@ def test_processes_begun_in_a_trace_go_on_with_its_file_to_their_end(tmp_path: P
 
 
 @pytest.mark.usefixtures("programs_are_warm")
-def test_a_program_is_traced_by_its_environment_and_each_worker_of_its_loader(
-    truth: DatasetTruth, tmp_path: Path
-) -> None:
+def test_program_and_its_workers_are_traced_by_the_environment(truth: DatasetTruth, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("of an earlier program")
     program = (
@@ -469,7 +467,7 @@ def tell(name: str) -> None:
     tracer.span(name, 0.0, 0.001, 3, "a thread")
 
 
-def test_a_request_under_way_while_one_trace_ends_and_another_begins(truth: DatasetTruth, tmp_path: Path) -> None:
+def test_request_under_way_spans_the_end_and_start_of_traces(truth: DatasetTruth, tmp_path: Path) -> None:
     has_come = threading.Event()
 
     def late(_: ServedRequest) -> Fault:
@@ -503,7 +501,7 @@ def test_spans_of_a_trace_end_where_the_next_ones_begin(tmp_path: Path) -> None:
         assert first_byte["ts"] + first_byte["dur"] == body["ts"]
 
 
-def test_episodes_of_two_passes_are_told_apart_though_their_numbers_are_one(tmp_path: Path) -> None:
+def test_equal_episode_numbers_of_two_passes_are_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     tracer = Tracer(str(path))
     for since, until in [(1.0, 4.0), (2.0, 5.0), (4.0, 6.0), (1.5, 2.5)]:
@@ -586,7 +584,7 @@ def test_a_full_disk_ends_a_trace_and_nothing_else(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize(("rank", "begins"), [({"LOCAL_RANK": "0", "RANK": "8"}, True), ({"RANK": "1"}, False)])
-def test_a_program_is_traced_where_it_began_by_the_first_rank_of_a_node(
+def test_program_is_traced_where_it_began_by_a_nodes_first_rank(
     tmp_path: Path, rank: dict[str, str], begins: bool
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -599,7 +597,7 @@ def test_a_program_is_traced_where_it_began_by_the_first_rank_of_a_node(
     assert (tmp_path / "trace.json").read_text().startswith("[\n") == begins
 
 
-def test_a_program_whose_trace_cannot_be_written_says_so_and_runs(tmp_path: Path) -> None:
+def test_program_runs_and_says_that_its_trace_is_unwritable(tmp_path: Path) -> None:
     environment = {**os.environ, "ASYNCFETCH_TRACE": str(tmp_path / "gone" / "trace.json"), "RANK": "first"}
     done = subprocess.run(
         [sys.executable, "-c", "import asyncfetch.stream; print('goes on')"],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncfetch.testing import DatasetTruth
 
 
-def test_statistics_asked_for_while_it_is_being_opened_wait_for_that_and_do_not_hold_it_up(
+def test_statistics_wait_for_an_opening_without_holding_it_up(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class OpenSource(SharedFuture[Any]):

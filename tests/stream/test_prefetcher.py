@@ -86,7 +86,7 @@ async def test_a_pass_gets_every_frame_or_an_error_and_never_hangs(
 
 @pytest.mark.parametrize("prefetch_segments", [0, 1, 8])
 @pytest.mark.parametrize("decoded_max_bytes", [1, 64 << 20])
-async def test_in_sequence_room_for_the_largest_episode_is_enough_and_a_byte_less_is_not(
+async def test_room_for_the_largest_episode_is_just_enough_in_sequence(
     truth: DatasetTruth, clip_bytes: list[int], prefetch_segments: int, decoded_max_bytes: int
 ) -> None:
     needed = max(clip_bytes)
@@ -101,7 +101,7 @@ async def test_in_sequence_room_for_the_largest_episode_is_enough_and_a_byte_les
 
 @pytest.mark.parametrize("prefetch_segments", [0, 8])
 @pytest.mark.parametrize("room", [1.0, 0.5])
-async def test_a_pool_that_does_not_fit_is_smaller_and_one_warning_says_so(
+async def test_pool_that_does_not_fit_is_smaller_with_one_warning(
     truth: DatasetTruth, clip_bytes: list[int], prefetch_segments: int, room: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"pool_segments": 8, "prefetch_segments": prefetch_segments}
@@ -133,9 +133,7 @@ def test_the_pool_is_the_same_for_any_number_of_workers(truth: DatasetTruth, cli
     assert pools[0][0] < 8
 
 
-async def test_an_episode_larger_than_the_bound_is_an_error_before_the_first_sample(
-    truth: DatasetTruth, clip_bytes: list[int]
-) -> None:
+async def test_episode_larger_than_the_bound_is_an_error_at_first(truth: DatasetTruth, clip_bytes: list[int]) -> None:
     chosen = config(max(clip_bytes) - 1, pool_segments=8)
     samples = af.Stream(str(truth.root), config=chosen).samples()
     with anyio.fail_after(5), pytest.raises(af.CacheError) as caught:
@@ -190,7 +188,7 @@ def mixture_of(truths: list[DatasetTruth], max_bytes: int, **options: Any) -> af
     return af.Mixture(streams, weights=[1, 2, 1], stop_on=60, missing="drop", config=config)
 
 
-async def test_a_mixture_without_room_for_an_episode_of_each_is_an_error_before_the_first_sample(
+async def test_mixture_without_room_for_all_members_is_an_error(
     truths: list[DatasetTruth],
 ) -> None:
     with pytest.raises(af.CacheError, match="each of its 3 datasets") as caught:
@@ -201,9 +199,7 @@ async def test_a_mixture_without_room_for_an_episode_of_each_is_an_error_before_
         assert len([sample async for sample in samples]) == 60
 
 
-async def test_the_pools_of_a_mixture_are_parts_of_one_and_shrink_alike_where_that_does_not_fit(
-    truths: list[DatasetTruth], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_pools_of_a_mixture_shrink_alike(truths: list[DatasetTruth], caplog: pytest.LogCaptureFixture) -> None:
     async def read(mixture: af.Mixture) -> list[int]:
         source = source_of(mixture)
         async with source.opener()() as opened, source.over(opened).samples_of(found_placement()) as samples:
@@ -227,7 +223,7 @@ async def test_the_pools_of_a_mixture_are_parts_of_one_and_shrink_alike_where_th
     data=st.data(),
     room=st.integers(0, 2000),
 )
-def test_pools_that_fit_are_the_largest_parts_of_what_was_asked_for(
+def test_pools_that_fit_are_the_largest_parts_of_those_asked_for(
     sizes: list[list[int]], data: st.DataObject, room: int
 ) -> None:
     asked = [data.draw(st.integers(1, 20)) for _ in sizes]
@@ -252,7 +248,7 @@ def test_pools_that_fit_are_the_largest_parts_of_what_was_asked_for(
 @pytest.mark.timeout(60)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-async def test_two_passes_over_one_dataset_share_the_room_and_never_hang(
+async def test_two_passes_over_one_dataset_share_room_and_never_hang(
     truth: DatasetTruth, clip_bytes: list[int], data: st.DataObject
 ) -> None:
     """Read in turns by one task: each holds what the other may need."""
@@ -280,7 +276,7 @@ def opened_over(truth: DatasetTruth, config: af.StreamConfig) -> OpenDatasets:
     return OpenDatasets(source_of(af.Stream(str(truth.root), config=config)).members, config)
 
 
-async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
+async def test_episode_that_fails_while_it_waits_takes_no_room(
     truth: DatasetTruth, clip_bytes: list[int], largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does it later, when whoever asked for it has let go of it and there is room."""
@@ -390,7 +386,7 @@ async def test_two_passes_that_fit_both_get_every_frame(truth: DatasetTruth, cli
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-async def test_training_and_validation_read_in_turns_need_no_more_than_their_clips(
+async def test_training_and_validation_in_turns_need_only_their_clips(
     truth: DatasetTruth, clip_bytes: list[int], data: st.DataObject
 ) -> None:
     """Two streams on one dataset, each with episodes of its own and its own share of one budget."""
@@ -508,7 +504,7 @@ def largest(clip_bytes: list[int]) -> int:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-async def test_a_sample_that_fits_beside_a_pass_is_served_and_one_that_does_not_fails_at_once(
+async def test_sample_beside_a_pass_is_served_or_fails_at_once(
     truth: DatasetTruth, clip_bytes: list[int], largest: int, shuffle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncfetch.stream.passes.JOB_MAX_SAMPLES", 1)  # else one job is the whole pass
@@ -533,7 +529,7 @@ async def test_a_sample_that_fits_beside_a_pass_is_served_and_one_that_does_not_
             assert int((await dataset.sample(other, 0))["episode_index"]) == other  # the room came back
 
 
-async def test_a_sample_that_waits_for_others_fails_when_a_pass_takes_the_room(
+async def test_waiting_sample_fails_when_a_pass_takes_the_room(
     truth: DatasetTruth, clip_bytes: list[int], largest: int
 ) -> None:
     """It would have been served after the other one, but for the pass."""
@@ -557,7 +553,7 @@ async def test_a_sample_that_waits_for_others_fails_when_a_pass_takes_the_room(
         blocker.release()
 
 
-async def test_a_prefetch_without_room_does_not_stand_in_the_way_of_a_pass(
+async def test_prefetch_without_room_is_not_in_the_way_of_a_pass(
     truth: DatasetTruth, clip_bytes: list[int], largest: int
 ) -> None:
     chosen = config(max(clip_bytes) + min(filter(None, clip_bytes)), prefetch_segments=1)

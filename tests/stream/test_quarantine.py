@@ -162,7 +162,7 @@ def test_replaced_by_the_good_sample_before_it(broken: str, truth: DatasetTruth)
         each.close()
 
 
-def test_where_the_first_ones_are_bad_they_are_replaced_by_the_first_good_one(broken: str) -> None:
+def test_bad_first_samples_are_replaced_by_the_first_good_one(broken: str) -> None:
     stream = make(broken, "replace", shuffle=False, episodes=[3, 1])
     assert indices(stream) == [5] * len(BAD) + list(range(5, 14))
     stream.close()
@@ -181,7 +181,7 @@ SHARES = [Placement(worker=worker, workers=2, block_samples=len(BAD)) for worker
 """Of episodes 3 and 1, without shuffling: to the first one only what is bad."""
 
 
-def test_who_gets_none_of_the_good_samples_of_several_has_nothing(broken: str) -> None:
+def test_member_without_good_samples_has_nothing(broken: str) -> None:
     stream = make(broken, "skip", shuffle=False, episodes=[3, 1])
     assert [indices(source_of(stream).iterate(share, epoch=0)) for share in SHARES] == [[], list(range(5, 14))]
     (bad,) = stream.quarantine.episodes()
@@ -200,7 +200,7 @@ def test_who_gets_none_to_replace_the_bad_ones_by_says_so(broken: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
-def test_a_loader_goes_on_where_one_of_its_workers_finds_nothing_good(broken: str) -> None:
+def test_loader_goes_on_though_a_worker_finds_no_good_sample(broken: str) -> None:
     stream = make(broken, "skip", shuffle=False, episodes=[3, 1])
     dataset = af.torch.StreamDataset(stream, batch_size=len(BAD))
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
@@ -224,9 +224,7 @@ def test_where_nothing_is_bad_samples_need_no_copies(truth: DatasetTruth) -> Non
 
 
 @pytest.mark.parametrize(("episodes", "good"), [([1, 3], 9), ([3, 1], 0)], ids=["bad ones behind", "bad ones in front"])
-def test_a_good_sample_that_can_not_be_copied_is_an_error_where_a_bad_one_needs_it(
-    broken: str, episodes: list[int], good: int
-) -> None:
+def test_replacement_that_can_not_be_copied_is_an_error(broken: str, episodes: list[int], good: int) -> None:
     options: dict[str, Any] = {"shuffle": False, "episodes": episodes}
     stream = make(broken, "replace", transform=lambda sample: {**sample, "resource": Uncopied()}, **options)
     samples = iter(stream)
@@ -348,7 +346,7 @@ def test_what_the_process_of_serve_samples_finds_is_listed_here(broken: str) -> 
     assert bad.file.endswith("file-003.mp4")
 
 
-def test_a_board_lists_each_workers_episodes_and_counts_those_it_has_no_room_for() -> None:
+def test_board_lists_workers_episodes_and_counts_the_rest() -> None:
     memory = np.zeros(BOARD_BYTES, dtype=np.uint8)
     for episode in range(BOARD_EPISODES + 2):
         Board(memory).write(1, Quarantined(episode, "x/" * 200 + "file-003.mp4", "NotFound: " + "y" * 1000))
@@ -407,7 +405,7 @@ async def test_what_is_bad_about_the_next_epoch_does_not_end_this_one(
         assert len([sample async for sample in samples]) == sum(truth.lengths)
 
 
-async def test_episodes_that_end_together_leave_their_room_to_the_next_epoch(
+async def test_episodes_that_end_leave_their_room_to_the_next_epoch(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -426,7 +424,7 @@ async def test_episodes_that_end_together_leave_their_room_to_the_next_epoch(
     assert set(asked) <= {0, 1, 3, 4}
 
 
-def test_a_members_bad_samples_are_replaced_by_its_own_where_it_has_one() -> None:
+def test_bad_samples_are_replaced_by_their_own_members() -> None:
     substitutes = Substitutes()
     assert substitutes.bad(0) == []
     assert substitutes.good({"member": 0}, 0) == [{"member": 0}] * 2  # and the one that waited

@@ -161,9 +161,7 @@ async def test_partial_hits_fetch_only_misses(backend: Backend, client: TensorCl
     assert client.statistics().fetched == 5
 
 
-async def test_missing_ids_are_named_in_one_error_and_the_others_are_kept(
-    backend: Backend, client: TensorClient
-) -> None:
+async def test_missing_ids_are_named_in_one_error_and_others_kept(backend: Backend, client: TensorClient) -> None:
     remotes = await store(client, backend, *(torch.full((10,), number) for number in range(5)), torch.ones(200_000))
     gone = [remotes[1].shard_id, remotes[3].shard_id, remotes[5].shard_id]
     await client.clear(backend.server, gone)
@@ -324,7 +322,7 @@ async def test_what_cant_be_stored_is_said(
         await client.remotize(make(), backend.server)
 
 
-async def test_a_container_that_cant_be_made_anew_is_refused_and_nothing_stays_stored(server: TensorServer) -> None:
+async def test_container_that_cant_be_made_anew_is_refused(server: TensorServer) -> None:
     async with http_client() as client:
         refused = (Couple(torch.ones(1), 2), Fixed(a=torch.ones(1)), Checked(a=torch.ones(1)))
         for obj in refused:

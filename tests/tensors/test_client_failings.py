@@ -143,9 +143,7 @@ async def test_r6_every_dtype_comes_back_bit_by_bit(backend: Backend, client: Te
         assert (bytes_of(back)[1] == bytes_of(tensor)[1]).all(), tensor.dtype
 
 
-async def test_r6_conjugated_negated_and_learnt_tensors_are_their_values(
-    backend: Backend, client: TensorClient
-) -> None:
+async def test_r6_conjugated_negated_and_learnt_tensors_keep_values(backend: Backend, client: TensorClient) -> None:
     value = torch.tensor([1 + 2j, 3 - 4j])
     tensors = [value.conj(), value.conj().imag, torch.nn.Parameter(torch.ones(2))]
     local = await client.localize(await store(client, backend, *tensors))
@@ -153,7 +151,7 @@ async def test_r6_conjugated_negated_and_learnt_tensors_are_their_values(
     assert not local[2].requires_grad
 
 
-async def test_r7_ten_times_the_limit_is_fetched_and_the_buffer_stays_below_it(backend: Backend) -> None:
+async def test_r7_buffer_stays_below_its_limit_over_ten_times_as_much(backend: Backend) -> None:
     async with backend.client(max_bytes=2 * MIB) as client:
         for number, remote in enumerate(await store(client, backend, *torch.arange(20).repeat(MIB // 8, 1).t())):
             assert int((await client.localize(remote))[-1]) == number
@@ -163,7 +161,7 @@ async def test_r7_ten_times_the_limit_is_fetched_and_the_buffer_stays_below_it(b
         assert now.evictions == now.fetched - now.entries >= 18
 
 
-async def test_r7_what_is_larger_than_the_buffer_is_delivered_and_not_kept(backend: Backend) -> None:
+async def test_r7_tensor_larger_than_the_buffer_is_delivered_not_kept(backend: Backend) -> None:
     async with backend.client(max_bytes=1000) as client:
         [remote] = await store(client, backend, torch.ones(1000))
         assert torch.equal(await client.localize(remote), torch.ones(1000))
@@ -184,9 +182,7 @@ async def test_r10_a_permanent_failure_is_raised_at_its_index_alone(backend: Bac
             await anext(reader)
 
 
-async def test_r10_an_item_that_no_client_can_fetch_is_an_error_at_its_index_alone(
-    backend: Backend, client: TensorClient
-) -> None:
+async def test_r10_unfetchable_item_is_an_error_at_its_index_alone(backend: Backend, client: TensorClient) -> None:
     items = await store(client, backend, *(torch.tensor([number]) for number in range(5)))
     items[1] = replace(items[1], dtype_name="none")
     items[3] = replace(items[3], shape=None)  # type: ignore[arg-type]
@@ -200,9 +196,7 @@ async def test_r10_an_item_that_no_client_can_fetch_is_an_error_at_its_index_alo
 
 
 @pytest.mark.parametrize("index", [2, -3])
-async def test_an_order_beyond_the_items_is_refused_before_anything_is_fetched(
-    client: TensorClient, index: int
-) -> None:
+async def test_order_beyond_the_items_is_refused_before_any_fetch(client: TensorClient, index: int) -> None:
     with pytest.raises(ConfigError, match=f"order must hold indices of the 2 items, not {index}"):
         client.ahead([torch.ones(1)] * 2, [0, index])
     with pytest.raises(ConfigError, match="max_bytes must be a whole number, at least 1"):

@@ -201,7 +201,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(server: TensorServer) -> 
 
 
 @pytest.mark.parametrize("make", [http_client, lambda: TensorServer(max_bytes=MIB)], ids=["client", "server"])
-def test_a_forked_child_leaves_the_block_by_what_it_raised_itself(make: Callable[[], Any]) -> None:
+def test_forked_child_leaves_the_block_by_its_own_exception(make: Callable[[], Any]) -> None:
     child = -1
     try:
         with make() as opened:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # R8: no authentication, and unpickling.
 
 
-async def test_r8_without_the_token_nothing_can_be_stored_read_or_deleted() -> None:
+async def test_r8_token_is_needed_to_store_read_and_delete() -> None:
     async with TensorServer(max_bytes=MIB, token="right") as server, http_client(token="right") as client:
         [remote] = await store(client, server.url, torch.ones(3))
         foreign = FetchConfig(headers={"127.0.0.1": {"Authorization": "Bearer r\xefght"}})

@@ -42,7 +42,7 @@ def frames(scripted: ScriptedServer, *shard_ids: str) -> bytes:
         ([0, 2], "in the place of"),
     ],
 )
-async def test_a_response_of_too_few_too_many_or_other_shards_is_an_error(
+async def test_response_of_fewer_more_or_other_shards_is_an_error(
     scripted: ScriptedServer, chosen: list[int], said: str
 ) -> None:
     async with http_client() as client:

@@ -106,7 +106,7 @@ async def test_a_broken_upload_leaves_no_file() -> None:
 
 
 @pytest.mark.parametrize("work", ["take_memory", "commit"])
-async def test_a_sender_that_vanishes_while_a_thread_works_on_its_upload_leaves_neither_room_nor_file(
+async def test_sender_that_vanishes_during_its_upload_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     began, go_on, ended, work_on = threading.Event(), threading.Event(), threading.Event(), getattr(ShardUpload, work)
@@ -191,7 +191,7 @@ async def test_nothing_is_left_behind() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_what_a_server_left_that_was_killed_with_its_remover_is_read_until_the_next_removes_it() -> None:
+def test_files_of_a_killed_server_are_read_until_removed() -> None:
     program = """
 import pickle, sys, torch
 from asyncfetch.tensors import TensorClient, TensorServer

@@ -49,7 +49,7 @@ def test_a_stream_pickles_as_what_to_read(truth: DatasetTruth) -> None:
 
 
 @pytest.mark.parametrize(("size", "drop_last"), [(None, False), (4, False), (4, True)])
-def test_who_reads_a_loader_by_its_length_goes_on_to_the_next_epoch(
+def test_loader_read_by_its_length_goes_on_to_the_next_epoch(
     truth: DatasetTruth, size: int | None, drop_last: bool
 ) -> None:
     """As Lightning does: it never asks whether there is more."""
@@ -73,7 +73,7 @@ def test_a_repr_hides_secrets() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")  # torch's own word on it, beside the error
-def test_a_transform_that_can_not_be_pickled_is_named_and_leaves_no_process(truth: DatasetTruth) -> None:
+def test_unpicklable_transform_is_named_and_leaves_no_process(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), transform=lambda sample: sample)
     loader = DataLoader(af.torch.StreamDataset(stream), num_workers=2, multiprocessing_context="spawn")
     with pytest.raises(af.UsageError, match="lambda"):
@@ -96,7 +96,7 @@ async def test_an_open_dataset_can_not_follow_a_stream_into_workers(truth: Datas
             pickle.dumps(stream)
 
 
-def test_a_stream_read_in_the_parent_is_read_in_forked_workers_and_in_the_parent_again(truth: DatasetTruth) -> None:
+def test_stream_is_read_in_parent_forked_workers_and_again(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root))
     loader = DataLoader(af.torch.StreamDataset(stream), batch_size=None, num_workers=2, multiprocessing_context="fork")
     unfinished = iter(stream)
@@ -130,7 +130,7 @@ def test_a_forked_child_can_not_go_on_with_the_parents_iterator(truth: DatasetTr
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
-def test_a_copy_from_before_its_process_was_a_rank_reads_that_ranks_part(
+def test_copy_older_than_its_rank_reads_that_ranks_part(
     truth: DatasetTruth,
     copied: Any,  # noqa: ANN401
     monkeypatch: pytest.MonkeyPatch,
@@ -268,7 +268,7 @@ def test_workers_of_a_rank_fetch_each_byte_once(
 
 
 @pytest.mark.parametrize("held", [10, 6, 2])
-def test_workers_need_room_for_one_pool_and_pay_each_for_what_finds_none(clips: DatasetTruth, held: int) -> None:
+def test_workers_need_room_for_one_pool_and_for_overflow_each(clips: DatasetTruth, held: int) -> None:
     stream = af.Stream(str(clips.root))
     sizes = sorted(source_of(stream).session().thread.run(_sizes_of, source_of(stream).opened().datasets[0]))
     stream.close()
@@ -309,7 +309,7 @@ def test_two_workers_never_exceed_the_ranks_limit_at_the_server(truth: DatasetTr
 
 
 @pytest.mark.parametrize("name", ["max_requests_per_host", "decode_threads", "decoder_cache_size"])
-def test_more_workers_than_a_limit_allows_are_refused_with_both_numbers(name: str) -> None:
+def test_workers_beyond_a_limit_are_refused_with_both_numbers(name: str) -> None:
     fetch = {name: 1} if name == "max_requests_per_host" else {}
     config = af.StreamConfig(fetch=af.FetchConfig(**fetch), **({} if fetch else {name: 1}))  # type: ignore[arg-type]
     with pytest.raises(af.ConfigError, match=rf"{name}=1 .* 2 loader workers .* at least 2, or num_workers"):
@@ -338,7 +338,7 @@ def other_device() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("other_device")
-def test_what_workers_share_is_memory_whatever_the_default_device_is(truth: DatasetTruth) -> None:
+def test_workers_share_memory_whatever_the_default_device_is(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), features=["action"])
     dataset = af.torch.StreamDataset(stream)
     dataset.set_epoch(3)

@@ -57,7 +57,7 @@ def test_a_transform_whose_samples_make_no_batch_is_named(truth: DatasetTruth, m
 
 
 @pytest.mark.parametrize("nth", [0, 1, 3])
-def test_a_batch_with_nothing_in_it_is_refused_wherever_that_stands(truth: DatasetTruth, nth: int) -> None:
+def test_empty_batch_is_refused_everywhere(truth: DatasetTruth, nth: int) -> None:
     stream = af.Stream(str(truth.root), features=["action"])
     bad = next(itertools.islice(stream, nth, None))["index"]
     nothing = af.Stream(

@@ -153,7 +153,7 @@ def test_so_it_is_of_a_mixture(
     mixed.close()
 
 
-def test_a_key_may_be_a_picture_of_one_member_and_numbers_of_another(tmp_path: Path) -> None:
+def test_key_may_be_a_picture_here_and_numbers_in_another_member(tmp_path: Path) -> None:
     for name, camera in (("pictures", TOP), ("numbers", WRIST)):
         write_dataset(tmp_path / name, episodes=(6, 5), width=64, height=64, cameras=[camera])
     (path,) = (tmp_path / "numbers/data").rglob("*.parquet")
@@ -199,7 +199,7 @@ def test_a_transform_gets_single_samples(truth: DatasetTruth) -> None:
     stream.close()
 
 
-def test_pictures_that_are_not_as_the_metadata_say_are_stacked_by_themselves(tmp_path: Path) -> None:
+def test_pictures_unlike_their_metadata_are_stacked_apart(tmp_path: Path) -> None:
     """Height and width are in either order in info.json."""
     info = write_dataset(tmp_path, episodes=(6, 5), width=64, height=96, cameras=[TOP]).root / "meta/info.json"
     text = info.read_text()
@@ -249,7 +249,7 @@ def test_what_is_held_of_a_batch_is_never_written_to(truth: DatasetTruth) -> Non
 
 
 @pytest.mark.timeout(120)
-def test_memory_is_used_again_and_flat_where_every_tenth_batch_is_kept_for_a_while(truth: DatasetTruth) -> None:
+def test_memory_is_reused_and_flat_if_every_tenth_batch_is_kept(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), features=[TOP], config=af.StreamConfig(**CONFIG))
     dataset = af.torch.StreamDataset(stream, 6, drop_last=True)
     kept: deque[Any] = deque(maxlen=4)
@@ -268,7 +268,7 @@ def test_memory_is_used_again_and_flat_where_every_tenth_batch_is_kept_for_a_whi
     stream.close()
 
 
-async def test_rows_of_pictures_are_decoded_ahead_in_most_of_the_room_that_there_is(
+async def test_rows_of_pictures_are_decoded_ahead_in_most_of_the_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else threads would have nothing to do at the end of each turn of the pool."""
@@ -364,9 +364,7 @@ def ways(stream: af.Stream | af.Mixture, way: str, size: int, **options: Any) ->
 
 @pytest.mark.usefixtures("no_copies")
 @pytest.mark.parametrize("way", ["worker", "served"])
-def test_a_child_sees_what_was_held_when_it_was_forked_and_takes_one_piece_of_memory(
-    truth: DatasetTruth, way: str
-) -> None:
+def test_forked_child_sees_held_memory_and_takes_one_piece(truth: DatasetTruth, way: str) -> None:
     stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
     slots = []
     with ways(stream, way, 2) as batches:
@@ -596,7 +594,7 @@ def test_what_a_rank_takes_is_known_before(truth: DatasetTruth) -> None:
 
 
 @pytest.mark.usefixtures("no_copies")
-def test_workers_that_are_forked_behind_a_pass_here_hand_over_in_memory_of_their_own(truth: DatasetTruth) -> None:
+def test_workers_forked_after_a_pass_have_memory_of_their_own(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
     dataset = af.torch.StreamDataset(stream, SIZE)
     here, before = next(iter(dataset)), mapped_slots()

@@ -98,7 +98,7 @@ def test_chosen_episodes_are_counted_alone(truth: DatasetTruth) -> None:
 @pytest.mark.parametrize(
     ("episodes", "expected"), [(None, [(0, 5), (3, 12), (10**6, 9)]), ([10**6, 0], [(10**6, 9), (0, 5)])]
 )
-def test_frames_of_episodes_between_whose_numbers_are_gaps_are_counted_through(
+def test_frames_of_episodes_with_gaps_are_counted_through(
     truth: DatasetTruth, tmp_path: Path, episodes: list[int] | None, expected: list[tuple[int, int]]
 ) -> None:
     """Their ``index`` stays what is stored. Workers know them, too, and what lies in a gap is no episode."""

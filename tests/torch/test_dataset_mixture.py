@@ -130,7 +130,7 @@ def test_members_that_agree_are_mixed_within_a_batch(truth: DatasetTruth) -> Non
     mixed.close()
 
 
-def test_blocks_that_batches_do_not_fill_are_refused_with_those_that_they_would(
+def test_blocks_that_batches_do_not_fill_are_refused(
     truth: DatasetTruth, wide: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -148,7 +148,7 @@ def test_blocks_that_batches_do_not_fill_are_refused_with_those_that_they_would(
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_read_the_epochs_behind_a_state_of_another_batch_size_as_one_does(
+def test_workers_read_on_from_another_batch_size_as_one_does(
     truth: DatasetTruth, wide: DatasetTruth, persistent: bool
 ) -> None:
     dataset = make(truth, wide)
@@ -173,7 +173,7 @@ def test_workers_read_the_epochs_behind_a_state_of_another_batch_size_as_one_doe
 
 
 @pytest.mark.parametrize("served", [False, True], ids=["here", "beside"])
-def test_the_batches_of_others_over_the_same_mixture_change_nothing(
+def test_batches_of_others_over_one_mixture_change_nothing(
     truth: DatasetTruth, wide: DatasetTruth, served: bool
 ) -> None:
     alone = rows(make(truth, wide))

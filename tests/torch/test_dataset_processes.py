@@ -175,7 +175,7 @@ def test_a_state_goes_on_in_the_middle(roots: dict[str, Path], name: str, way: s
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["worker", "served"])
-def test_memory_is_flat_on_both_sides_where_every_tenth_batch_is_kept_for_a_while(
+def test_memory_is_flat_on_both_sides_if_batches_are_kept(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(handing_over, "MAX_COPIED_BYTES", 1000)  # these pictures come as large ones do
@@ -199,7 +199,7 @@ def test_memory_is_flat_on_both_sides_where_every_tenth_batch_is_kept_for_a_whil
     stream.close()
 
 
-def test_a_killed_process_of_serve_samples_leaves_nothing_but_what_is_held(
+def test_killed_process_of_serve_samples_leaves_held_memory(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handing_over, "MAX_COPIED_BYTES", 1000)

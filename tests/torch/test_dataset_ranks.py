@@ -79,7 +79,7 @@ def indices(samples: Any) -> list[int]:  # noqa: ANN401
     ("method", "workers"),
     [("fork", None), ("fork", "fork"), ("fork", "spawn"), ("spawn", None), ("spawn", "fork"), ("spawn", "forkserver")],
 )
-def test_a_rank_that_comes_when_another_has_ended_reads_its_part_of_the_same_epochs(
+def test_late_rank_reads_its_part_of_the_same_epochs(
     dataset: af.torch.StreamDataset, method: str, workers: str | None, truth: DatasetTruth
 ) -> None:
     ranks = [in_child(method, read_as_rank, dataset, rank, workers) for rank in range(2)]
@@ -90,7 +90,7 @@ def test_a_rank_that_comes_when_another_has_ended_reads_its_part_of_the_same_epo
     assert dataset.stream.epoch == 0
 
 
-def test_a_child_counts_on_from_where_its_parent_was_and_does_not_move_it(dataset: af.torch.StreamDataset) -> None:
+def test_child_counts_on_from_its_parent_without_moving_it(dataset: af.torch.StreamDataset) -> None:
     dataset.set_epoch(3)
     assert in_child("fork", _count_in_grandchild_too, dataset) == (5, 4)
     assert dataset.stream.epoch == 3
@@ -123,7 +123,7 @@ def _set_epochs(dataset: af.torch.StreamDataset, state: Any) -> list[int]:  # no
     return [*epochs, copied.stream.epoch, dataset.stream.epoch]
 
 
-def test_two_datasets_of_a_stream_in_one_spawned_worker_count_in_their_ranks_memory(
+def test_two_datasets_in_a_spawned_worker_count_in_ranks_memory(
     dataset: af.torch.StreamDataset, truth: DatasetTruth
 ) -> None:
     loader = DataLoader(_Both(dataset), batch_size=None, num_workers=1, multiprocessing_context="spawn")

@@ -85,9 +85,7 @@ def test_workers_are_seen_while_they_run_and_in_each_epoch(
     assert scrapes[-1]["asyncfetch_received_bytes_total", str({"host": server.url})] == sent_bytes
 
 
-def test_a_pass_that_was_left_early_is_not_counted_into_the_next_one(
-    truth: DatasetTruth, dataset: af.torch.StreamDataset
-) -> None:
+def test_abandoned_pass_is_not_counted_into_the_next(truth: DatasetTruth, dataset: af.torch.StreamDataset) -> None:
     loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True, prefetch_factor=1)
     scrapes = []
     for leaves_early in (True, True, False):

@@ -94,9 +94,7 @@ def test_it_goes_on_in_the_same_order(stream: af.Stream, other: af.Stream, taken
         assert stream.epoch == epoch + 1 + (again == TOTAL)
 
 
-async def test_the_async_iterator_says_what_it_delivered_not_what_it_prefetched(
-    truth: DatasetTruth, stream: af.Stream
-) -> None:
+async def test_state_of_the_async_iterator_is_of_delivered_samples(truth: DatasetTruth, stream: af.Stream) -> None:
     async with af.open_dataset(str(truth.root), features=[], config=stream.config) as dataset:
         source = af.Stream(dataset)
         async with source.samples() as samples:
@@ -157,9 +155,7 @@ def test_a_piece_that_two_lanes_give_is_one_for_each(truth: DatasetTruth, stream
     assert len(set(taken + keys_of(stream))) == TOTAL
 
 
-def test_an_epoch_of_episodes_between_whose_numbers_are_gaps_goes_on_over_any_world_sizes(
-    truth: DatasetTruth, tmp_path: Path
-) -> None:
+def test_epoch_of_episodes_with_gaps_resumes_at_any_world_size(truth: DatasetTruth, tmp_path: Path) -> None:
     """In the order of as many episodes without gaps; their states aren't taken for one another's."""
     roots = [
         renumbered(truth, tmp_path / "gaps", (None, 1, 2, 3, None, 5)),
@@ -221,9 +217,7 @@ def test_a_state_of_another_order_is_refused_with_both(
     changed.close()
 
 
-def test_a_state_of_another_dataset_is_refused_with_both_fingerprints(
-    stream: af.Stream, small_dataset: DatasetTruth
-) -> None:
+def test_state_of_another_dataset_is_refused_with_fingerprints(stream: af.Stream, small_dataset: DatasetTruth) -> None:
     next(iter(stream))
     state = stream.state_dict()
     elsewhere = make_stream(small_dataset)
@@ -237,7 +231,7 @@ def test_a_state_of_another_dataset_is_refused_with_both_fingerprints(
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["last sample given", "end asked for"])
-def test_a_state_of_an_epochs_end_is_of_its_dataset_and_order_alone(
+def test_state_of_an_epochs_end_fits_its_dataset_and_order(
     truth: DatasetTruth, small_dataset: DatasetTruth, stream: af.Stream, other: af.Stream, ended: bool
 ) -> None:
     """Also where it was loaded, or merged, and saved again before anything was read."""
@@ -275,7 +269,7 @@ def test_what_is_no_state_is_refused_at_once(stream: af.Stream, change: dict[str
         stream.load_state_dict(stream.state_dict() | change)
 
 
-def test_an_epoch_that_was_gone_on_with_is_followed_by_a_whole_one(stream: af.Stream) -> None:
+def test_resumed_epoch_is_followed_by_a_whole_one(stream: af.Stream) -> None:
     next(iter(stream))
     stream.load_state_dict(stream.state_dict())
     assert len(keys_of(stream)) == TOTAL - 1
@@ -284,9 +278,7 @@ def test_an_epoch_that_was_gone_on_with_is_followed_by_a_whole_one(stream: af.St
 
 
 @pytest.mark.parametrize("taken", range(1, 4))
-def test_persistent_workers_read_the_rest_again_where_they_were_left(
-    stream: af.Stream, other: af.Stream, taken: int
-) -> None:
+def test_persistent_workers_repeat_the_rest_they_were_left_in(stream: af.Stream, other: af.Stream, taken: int) -> None:
     """One of them has come to the end of its share, and the other one hasn't, or they have both."""
     dataset = af.torch.StreamDataset(stream, batch_size=4)
     given = list(itertools.chain(*keys_of_batches(itertools.islice(iter(dataset), 4))))
@@ -303,9 +295,7 @@ def test_persistent_workers_read_the_rest_again_where_they_were_left(
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-def test_an_epoch_that_was_gone_on_with_and_is_set_again_is_whole(
-    stream: af.Stream, other: af.Stream, options: dict[str, Any]
-) -> None:
+def test_resumed_epoch_that_is_set_again_is_whole(stream: af.Stream, other: af.Stream, options: dict[str, Any]) -> None:
     dataset = af.torch.StreamDataset(stream, batch_size=4)
     next(iter(dataset))
     resumed = af.torch.StreamDataset(other, batch_size=4)
@@ -339,7 +329,7 @@ def test_what_is_set_or_loaded_within_a_pass_outlasts_it(stream: af.Stream) -> N
 
 
 @pytest.mark.parametrize("raises", [True, False])
-def test_nothing_of_a_batch_that_an_error_ended_counts_as_delivered(
+def test_batch_that_an_error_ended_is_not_counted_as_delivered(
     truth: DatasetTruth,
     other: af.Stream,
     raises: bool,
@@ -366,7 +356,7 @@ def test_nothing_of_a_batch_that_an_error_ended_counts_as_delivered(
     stream.close()
 
 
-def test_behind_an_epoch_of_which_nothing_was_left_comes_the_next(stream: af.Stream, other: af.Stream) -> None:
+def test_next_epoch_follows_one_of_which_nothing_was_left(stream: af.Stream, other: af.Stream) -> None:
     keys_of(itertools.islice(iter(stream), TOTAL))
     other.load_state_dict(saved(stream.state_dict()))
     assert other.epoch == 1
@@ -386,7 +376,7 @@ def test_behind_the_last_batch_of_workers_comes_the_next_epoch(stream: af.Stream
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 4])
-def test_behind_the_last_whole_batch_comes_the_next_epoch_where_the_rest_is_dropped(
+def test_next_epoch_follows_the_last_whole_batch_with_drop_last(
     truth: DatasetTruth, stream: af.Stream, monkeypatch: pytest.MonkeyPatch, world_size: int
 ) -> None:
     """By a rank's own state, however it is asked, where all ranks are given as many batches, and by all together."""
@@ -418,7 +408,7 @@ def test_behind_the_last_whole_batch_comes_the_next_epoch_where_the_rest_is_drop
 
 @pytest.mark.parametrize(("world_size", "given"), [(4, (7, 7, 7, 7)), (4, (8, 8, 7, 7)), (3, (10, 10, 10))])
 @pytest.mark.parametrize("asked", [False, True])
-def test_ranks_that_have_ended_and_those_with_a_sample_left_are_merged(
+def test_ended_ranks_and_those_with_a_sample_left_are_merged(
     truth: DatasetTruth, other: af.Stream, world_size: int, given: tuple[int, ...], asked: bool
 ) -> None:
     """``asked``: for the sample behind the last one, so that those who have none are at the next epoch's beginning."""
@@ -470,7 +460,7 @@ def test_states_of_epochs_that_have_no_common_rest_are_refused(stream: af.Stream
         af.torch.merge_states(states)
 
 
-def test_a_state_says_what_comes_next_though_another_epochs_was_loaded(stream: af.Stream, other: af.Stream) -> None:
+def test_state_says_what_comes_next_after_another_was_loaded(stream: af.Stream, other: af.Stream) -> None:
     next(iter(stream))
     other.load_state_dict(stream.state_dict())
     next(iter(other))
@@ -481,7 +471,7 @@ def test_a_state_says_what_comes_next_though_another_epochs_was_loaded(stream: a
     assert other.state_dict()["epoch"] == 3
 
 
-def test_where_an_epoch_is_set_the_state_is_of_its_beginning_until_a_pass_begins(stream: af.Stream) -> None:
+def test_state_of_a_set_epoch_is_its_beginning_until_a_pass(stream: af.Stream) -> None:
     samples = iter(stream)
     next(samples)
     state = stream.state_dict()
@@ -493,7 +483,7 @@ def test_where_an_epoch_is_set_the_state_is_of_its_beginning_until_a_pass_begins
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("size", [1, 7])
-def test_batches_made_by_the_dataset_are_the_same_for_any_workers_and_go_on(
+def test_batches_of_the_dataset_are_the_same_for_any_workers(
     stream: af.Stream, other: af.Stream, workers: int, size: int
 ) -> None:
     alone = keys_of_batches(af.torch.StreamDataset(stream, batch_size=size))
@@ -511,7 +501,7 @@ def test_batches_made_by_the_dataset_are_the_same_for_any_workers_and_go_on(
 
 @pytest.mark.parametrize("workers", [0, 3])
 @pytest.mark.parametrize("batches", [0, 1, 4, 6])
-def test_after_batches_of_a_plain_loader_just_what_was_left_comes(
+def test_rest_comes_after_batches_of_a_plain_loader(
     truth: DatasetTruth, stream: af.Stream, other: af.Stream, workers: int, batches: int
 ) -> None:
     dataset = af.torch.StreamDataset(stream)
@@ -526,7 +516,7 @@ def test_after_batches_of_a_plain_loader_just_what_was_left_comes(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_plain_loaders_of_several_ranks_have_left_is_put_together(
+def test_rests_of_plain_loaders_of_several_ranks_are_merged(
     truth: DatasetTruth, stream: af.Stream, other: af.Stream, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -545,7 +535,7 @@ def test_what_plain_loaders_of_several_ranks_have_left_is_put_together(
     assert sorted(first + keys_of(other)) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
 
 
-def test_a_state_of_a_dataset_that_has_changed_is_refused_with_both_fingerprints(
+def test_state_of_a_changed_dataset_is_refused_with_fingerprints(
     truth: DatasetTruth, stream: af.Stream, tmp_path: Path
 ) -> None:
     """Here by a task that is called another thing."""
@@ -678,7 +668,7 @@ def begun_in_epoch(stream: af.Stream, epoch: int) -> State:
 @pytest.mark.parametrize("copied", [None, copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 @pytest.mark.parametrize("as_dataset", [False, True])
 @pytest.mark.parametrize("epoch", [1, 3])
-def test_no_epoch_is_set_that_passes_over_a_state_which_was_not_used(
+def test_setting_an_epoch_beyond_an_unused_state_is_refused(
     stream: af.Stream,
     other: af.Stream,
     copied: Any,  # noqa: ANN401
@@ -705,7 +695,7 @@ def test_no_epoch_is_set_that_passes_over_a_state_which_was_not_used(
     source.close()
 
 
-def test_a_state_that_does_not_fit_was_not_passed_over_in_silence(truth: DatasetTruth, stream: af.Stream) -> None:
+def test_state_that_does_not_fit_is_not_ignored(truth: DatasetTruth, stream: af.Stream) -> None:
     state = begun_in_epoch(stream, 2)
     changed = make_stream(truth, seed=1)
     changed.load_state_dict(state)
@@ -717,7 +707,7 @@ def test_a_state_that_does_not_fit_was_not_passed_over_in_silence(truth: Dataset
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-def test_who_goes_back_in_front_of_a_rest_comes_to_the_whole_of_its_epoch(
+def test_epoch_set_before_a_rest_leads_to_its_whole_epoch(
     stream: af.Stream, other: af.Stream, options: dict[str, Any]
 ) -> None:
     state = begun_in_epoch(stream, 1)
@@ -729,9 +719,7 @@ def test_who_goes_back_in_front_of_a_rest_comes_to_the_whole_of_its_epoch(
     assert [len(keys_of(loader)) for _ in range(2)] == [TOTAL, TOTAL]
 
 
-async def test_a_pass_that_was_entered_before_does_not_go_on_without_the_state(
-    truth: DatasetTruth, stream: af.Stream
-) -> None:
+async def test_pass_entered_before_a_state_stops(truth: DatasetTruth, stream: af.Stream) -> None:
     async with af.open_dataset(str(truth.root), features=[], config=stream.config) as dataset:
         source = af.Stream(dataset)
         async with source.samples(epoch=2) as samples:

@@ -94,7 +94,7 @@ def test_behind_an_epochs_end_comes_the_next_one_whole(make: Callable[[], Any], 
         dataset.state_after(counted + 1, batch_size=SIZE)
 
 
-def test_behind_the_end_of_a_rest_that_was_gone_on_with_nothing_is_lost(make: Callable[[], Any]) -> None:
+def test_samples_behind_the_end_of_a_resumed_rest_are_not_lost(make: Callable[[], Any]) -> None:
     whole = make()
     epochs = [keys_of(loader_of(whole)) for _ in range(2)]
     begun, dataset, later = make(), make(), make()
@@ -108,7 +108,7 @@ def test_behind_the_end_of_a_rest_that_was_gone_on_with_nothing_is_lost(make: Ca
     assert keys_of(loader_of(later)) == epochs[1]
 
 
-def test_a_set_epoch_is_that_of_the_next_pass_and_behind_its_end_too(make: Callable[[], Any]) -> None:
+def test_set_epoch_is_the_next_passes_and_known_behind_its_end(make: Callable[[], Any]) -> None:
     dataset = make()
     counted = len(keys_of(loader_of(dataset)))
     dataset.set_epoch(5)

@@ -105,7 +105,7 @@ def test_persistent_workers_count_epochs_on_and_resume_in_each(fresh: Any) -> No
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_pass_begun_again_is_resumed_without_what_the_one_before_gave(fresh: Any, workers: int) -> None:  # noqa: ANN401
+def test_pass_begun_again_resumes_without_the_last_ones_samples(fresh: Any, workers: int) -> None:  # noqa: ANN401
     loader = make_loader(fresh(), workers, by_dataset=False, persistent_workers=workers > 0)
     whole = keys_of_batches(make_loader(fresh(), workers, by_dataset=False))
     next(iter(loader))
@@ -149,7 +149,7 @@ def test_other_layouts_share_just_what_was_left_again_and_again(
     assert in_order(given) == expected
 
 
-def test_a_state_of_another_number_of_workers_is_refused_and_goes_on_merged(fresh: Any) -> None:  # noqa: ANN401
+def test_state_of_other_workers_is_refused_and_resumes_merged(fresh: Any) -> None:  # noqa: ANN401
     loader = make_loader(fresh(), 2, by_dataset=False)
     first = keys_of_batches(itertools.islice(iter(loader), 3))
     state = loader.state_dict()
@@ -182,7 +182,7 @@ def begun(fresh: Any) -> tuple[list[Any], Any]:  # noqa: ANN401
 @pytest.mark.timeout(60)
 @LOADERS
 @pytest.mark.parametrize("given", [0, 1])
-def test_a_loaders_own_state_takes_effect_when_it_is_iterated_next(
+def test_loaders_own_state_takes_effect_at_the_next_iteration(
     fresh: Any,  # noqa: ANN401
     workers: int,
     options: dict[str, Any],
@@ -204,7 +204,7 @@ def test_a_loaders_own_state_takes_effect_when_it_is_iterated_next(
 @LOADERS
 @pytest.mark.parametrize("plain", [False, True], ids=["stateful", "plain"])
 @pytest.mark.parametrize("given", [0, 1, None], ids=["asked for its state", "iterated", "begun"])
-def test_a_datasets_state_takes_effect_or_is_an_error_in_what_was_iterated_before(
+def test_datasets_state_takes_effect_or_ends_earlier_iterations(
     fresh: Any,  # noqa: ANN401
     begun: tuple[list[Any], Any],
     workers: int,
@@ -286,7 +286,7 @@ def test_accelerate_does_not_pass_over_a_state_by_setting_epochs(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_loader_that_accelerate_saved_goes_on_and_later_epochs_are_whole(
+def test_loader_saved_by_accelerate_resumes_with_whole_epochs(
     fresh: Any,  # noqa: ANN401
     tmp_path: Path,
     dispatched: bool,
