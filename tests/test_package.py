@@ -270,7 +270,7 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
         ("no https://host: ask me@host, or set token=", "no https://host: ask me@host, or set token="),
     ],
 )
-def test_words_are_shown_without_the_secrets_of_the_urls_among_them(text: str, shown: str) -> None:
+def test_text_is_shown_without_the_secrets_of_its_urls(text: str, shown: str) -> None:
     assert redact_text(text) == shown
 
 
@@ -325,6 +325,47 @@ def test_a_class_name_has_one_meaning() -> None:
                 places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
     places.pop("LeRobotDataset")  # ours, and the one that stands in for LeRobot's own
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+# Its tests.
+
+FREE = {"end_to_end", "examples", "peers"}
+"""Directories whose tests go through all rooms."""
+OF_THE_PROJECT = {"failings", "mistakes", "package", "pages", "setup"}
+"""What the tests beside the rooms' directories are about, besides modules."""
+LONGEST_NAME = 60
+
+
+def modules_of(directory: Path) -> set[str]:
+    """Return what a file of tests in this directory may be named after: files and rooms, without their suffix."""
+    if directory == Path():
+        return OF_THE_PROJECT | {path.stem for path in (ROOT / "asyncfetch").iterdir()}
+    place = ROOT / directory if directory == Path("bench") else ROOT / "asyncfetch" / directory
+    return {directory.name, *(path.stem for path in place.rglob("*"))}
+
+
+def test_tests_are_named_after_the_module_they_test() -> None:
+    """As tests/ROOM/test_MODULE.py, or test_MODULE_aspect.py."""
+    nameless = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        directory = path.relative_to(ROOT / "tests").parent
+        name = path.stem.removeprefix("test_") + "_"
+        modules = modules_of(directory)
+        if directory.name not in FREE and not any(name.startswith(f"{module}_") for module in modules):
+            nameless.append(str(path.relative_to(ROOT)))
+    assert nameless == []
+
+
+def test_names_of_tests_are_short() -> None:
+    """They are to be found, and typed behind ``-k``; a test that needs more words has a docstring."""
+    longer = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+        if len(node.name) > LONGEST_NAME
+    ]
+    assert longer == []
 
 
 # The tools.

@@ -187,7 +187,7 @@ def test_its_blocks_run_in_a_notebook_one_after_the_other(page: Path, world: Wor
     check(world.run("-c", NOTEBOOK, told=json.dumps(cells)), blocks)
 
 
-def test_a_reader_sees_code_on_the_first_screen_of_a_short_readme() -> None:
+def test_readme_is_short_with_code_on_the_first_screen() -> None:
     text = README.read_text()
     assert len(text.encode()) <= README_MAX_BYTES
     assert "```python\n" in "\n".join(text.splitlines()[:FIRST_SCREEN_LINES])

@@ -146,7 +146,7 @@ def test_it_sets_up_the_checkout_where_cd_looks_elsewhere_first(world: World, tm
     ],
     ids=["python", "venv", "ffmpeg", "usage"],
 )
-def test_it_says_what_to_do_where_something_is_missing_and_nobody_is_root(
+def test_setup_without_root_says_what_to_install(
     world: World, lacks: tuple[str, ...], arguments: tuple[str, ...], code: int, advice: str
 ) -> None:
     world.lack(*lacks)
@@ -155,7 +155,7 @@ def test_it_says_what_to_do_where_something_is_missing_and_nobody_is_root(
     assert advice in ended.stderr
 
 
-def test_the_package_that_is_asked_for_is_that_of_the_python_that_is_used(world: World) -> None:
+def test_package_asked_for_is_that_of_the_python_in_use(world: World) -> None:
     (world.tools / "python3").write_text("#!/usr/bin/env bash\nexit 1\n")  # too old
     (world.tools / "python3.12").write_text(PYTHON.replace("3.11.9", "3.12.3"))
     (world.tools / "python3.12").chmod(0o755)

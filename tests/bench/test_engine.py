@@ -76,7 +76,7 @@ def test_what_is_left_out_is_named(
     assert "not measured: obstore: not asked for, or not installed" in said_lines
 
 
-def test_the_middle_is_measured_first_and_every_size_at_every_concurrency() -> None:
+def test_every_size_is_measured_at_every_concurrency() -> None:
     cases = engine.plan_of(engine.parse([])).cases()
     assert {concurrency for _, _, concurrency in cases[:12]} == {64}
     assert len(set(cases)) == len(cases) == 2 * len(engine.SIZES) * len(engine.CONCURRENCIES)

@@ -22,7 +22,7 @@ def test_each_kind_of_bad_host_has_its_ratios() -> None:
     assert all(len(values) == 2 and 0 < values[0] <= values[1] < 60 for values in ratios.values())
 
 
-def test_only_the_last_host_is_bad_and_only_while_it_is_told_to_be() -> None:
+def test_last_host_alone_is_bad_while_it_is_switched_on() -> None:
     async def ask(host: int) -> bool:
         async with af.Fetcher(replace(hosts.config, retry=af.RetryConfig(attempts=1))) as fetcher:
             try:

@@ -120,7 +120,7 @@ async def test_a_hit_does_not_wait() -> None:
             cache.fetch(URL, 0, 10).send(None)
 
 
-async def test_a_thousand_askers_make_one_request_even_if_the_first_leaves() -> None:
+async def test_thousand_askers_make_one_request_if_the_first_leaves() -> None:
     reader = FakeReader(gated=True)
     views = []
     first = anyio.CancelScope()
@@ -184,7 +184,7 @@ class LateReader(FakeReader):
             raise ConnectionFailed("of the first attempt", url=url)
 
 
-async def test_a_failure_of_an_abandoned_request_is_none_of_those_who_ask_after_it() -> None:
+async def test_failure_of_an_abandoned_request_reaches_no_later_asker() -> None:
     reader, first = LateReader(), anyio.CancelScope()
 
     async def ask_first() -> None:
@@ -203,7 +203,7 @@ async def test_a_failure_of_an_abandoned_request_is_none_of_those_who_ask_after_
         assert (cache.statistics().hits, cache.statistics().reserved_bytes) == (1, 0)
 
 
-async def test_the_last_askers_cancellation_cancels_the_request_and_frees_its_room() -> None:
+async def test_last_askers_cancellation_frees_the_requests_room() -> None:
     reader = FakeReader(gated=True)
     async with ByteCache(reader, max_bytes=100) as cache:
         with anyio.move_on_after(0.01):
@@ -276,7 +276,7 @@ async def test_a_range_larger_than_the_cache_is_read_once_and_not_kept() -> None
     assert (statistics.bypasses, statistics.entries, statistics.evictions) == (1, 1, 0)
 
 
-async def test_askers_that_fill_the_cache_alone_do_not_evict_each_other_for_ever() -> None:
+async def test_askers_that_fill_the_cache_end_their_evictions() -> None:
     reader = FakeReader()
 
     async def ask(url: str) -> None:
@@ -291,7 +291,7 @@ async def test_askers_that_fill_the_cache_alone_do_not_evict_each_other_for_ever
     assert len(reader.log) <= 24
 
 
-async def test_room_is_given_first_come_first_served_and_a_leaver_gives_up_its_place() -> None:
+async def test_room_is_given_first_come_first_served() -> None:
     reader = FakeReader()
     served: list[int] = []
     large = anyio.CancelScope()
@@ -316,7 +316,7 @@ async def test_room_is_given_first_come_first_served_and_a_leaver_gives_up_its_p
         assert (served, cache.statistics().waiting) == ([10], 0)
 
 
-async def test_a_changed_object_is_dropped_whole_and_what_is_under_way_is_not_kept() -> None:
+async def test_changed_object_is_dropped_whole_and_while_under_way() -> None:
     reader = FakeReader(gated=True)
     async with ByteCache(reader, max_bytes=1000) as cache, anyio.create_task_group() as askers:
 
@@ -374,7 +374,7 @@ async def test_many_come_in_input_order_and_equal_ones_once(spans: list[tuple[st
     assert len(reader.log) == len({one for one in ranges if one.start != one.stop})
 
 
-async def test_many_that_cannot_fit_together_fail_at_once_with_both_figures() -> None:
+async def test_ranges_too_large_together_fail_with_both_figures() -> None:
     reader = FakeReader()
     async with ByteCache(reader, max_bytes=100) as cache:
         with pytest.raises(CacheError, match=r"need 120 bytes.*max_bytes=100"):
@@ -383,7 +383,7 @@ async def test_many_that_cannot_fit_together_fail_at_once_with_both_figures() ->
     assert len(reader.log) == 1
 
 
-async def test_the_first_error_of_many_comes_alone_and_cancels_the_rest() -> None:
+async def test_first_error_of_many_comes_alone_and_cancels_the_rest() -> None:
     reader = FakeReader(gated=True)
     reader.errors[URL, 0, 10] = ConnectionFailed("gone", url=URL)
 
@@ -399,7 +399,7 @@ async def test_the_first_error_of_many_comes_alone_and_cancels_the_rest() -> Non
         assert (reader.under_way, cache.statistics().reserved_bytes) == ({}, 0)
 
 
-async def test_leaving_a_stream_cancels_what_is_under_way_and_keeps_the_bodys_error_whole() -> None:
+async def test_leaving_a_stream_cancels_it_and_keeps_the_bodys_error() -> None:
     reader = FakeReader()
     async with ByteCache(reader, max_bytes=1000) as cache:
         stream = cache.fetch_stream([ByteRange(URL, start, start + 10) for start in range(0, 100, 10)])
@@ -606,7 +606,7 @@ class HeldQuestions(FakeReader):
 
 
 @pytest.mark.parametrize(("verb", "arguments"), QUESTIONS)
-async def test_equal_questions_are_one_request_as_long_as_anybody_waits(verb: str, arguments: tuple[int, ...]) -> None:
+async def test_equal_questions_are_one_request_while_a_caller_waits(verb: str, arguments: tuple[int, ...]) -> None:
     reader = HeldQuestions()
     scopes = [anyio.CancelScope() for _ in range(3)]
     answers: list[Any] = []
@@ -665,7 +665,7 @@ async def test_what_is_read_ahead_is_urgent_once_somebody_waits_for_it(verb: str
         askers.cancel_scope.cancel()
 
 
-async def test_what_is_read_ahead_is_not_urgent_because_somebody_waited_for_it_before() -> None:
+async def test_read_ahead_is_not_urgent_for_a_waiter_that_has_left() -> None:
     """Whose caller may still be about, and be seen off."""
     reader = HeldQuestions()
 

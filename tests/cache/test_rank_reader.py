@@ -156,7 +156,7 @@ LEASES = """if True:
 """
 
 
-async def test_what_a_worker_has_is_its_own_until_it_has_ended_however_that_was(server: RangeServer) -> None:
+async def test_memory_of_a_worker_is_its_own_until_its_end(server: RangeServer) -> None:
     name, url = secrets.token_hex(8), f"{server.url}/a"
     command = [sys.executable, "-W", "ignore", "-c", LEASES, name, url]
     async with RankReader(name, Fetcher, clips_bytes=10_000, small_bytes=1 << 20, workers=2) as reader:

@@ -65,7 +65,7 @@ def test_the_page_is_narrow_and_ends_with_settings_to_use(tmp_path: Path) -> Non
     assert lines[-1].startswith("settings: ")
 
 
-def test_a_dataset_without_cameras_has_a_link_and_nothing_to_decode(tmp_path: Path) -> None:
+def test_dataset_without_cameras_has_a_link_and_no_decoding(tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "one", episodes=(4, 5), cameras=[])
     with RangeServer(truth.root, tls=False) as server:
         done = CliRunner().invoke(app, ["bench", server.url, "--seconds", "1"])
@@ -174,7 +174,7 @@ def test_a_time_that_cannot_be_is_refused(tmp_path: Path, seconds: str) -> None:
     assert "--seconds" in done.output
 
 
-def test_a_plot_of_a_format_that_nobody_draws_is_refused_before_it_takes_time(tmp_path: Path) -> None:
+def test_plot_of_an_unknown_format_is_refused_at_once(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bench", str(tmp_path), "--plot", str(tmp_path / "out.xyz")])
     assert isinstance(done.exception, ConfigError)
     assert "no format .xyz" in str(done.exception)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from asyncfetch.cli.app import app
 from asyncfetch.errors import ConfigError
 from asyncfetch.testing import DatasetTruth, RangeServer, write_dataset
-from tests.merge.test_safety import changed
+from tests.merge.test_plan import changed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -73,7 +73,7 @@ def test_no_repr_shows_a_value() -> None:
     assert repr(CONFIG.tokens) == "<tokens for 127.0.0.1>"
 
 
-def test_what_a_pickle_left_behind_is_an_error_that_says_so_before_any_request(server: RangeServer) -> None:
+def test_secret_missing_from_a_pickle_is_an_error_at_once(server: RangeServer) -> None:
     again: af.FetchConfig = pickle.loads(pickle.dumps(CONFIG))
     with pytest.raises(af.ConfigError, match=r"headers\['127.0.0.1'\] stayed behind .*replace\(config, headers="):
         read(again, f"{server.url}/x")
@@ -139,7 +139,7 @@ def _read_in_child(config: af.FetchConfig, url: str, answers: Any) -> None:  # n
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_process_has_them_from_the_multiprocessing_that_starts_it(server: RangeServer, method: str) -> None:
+def test_secrets_reach_a_process_of_its_multiprocessing(server: RangeServer, method: str) -> None:
     context: Any = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_read_in_child, args=(CONFIG, f"{server.url}/x", sender))
@@ -170,9 +170,7 @@ class _Reads:
 
 
 @pytest.mark.usefixtures("programs_are_warm")
-def test_a_loaders_spawned_worker_reads_with_them_and_finds_the_hubs_token_by_itself(
-    server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_reach_a_loaders_spawned_worker(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hub-token")
     with HubServer(token="hub-token") as hub:
         hub.push("datasets/org/name", {"x": b"0123456789"})
@@ -228,7 +226,7 @@ def test_copies_of_a_url_are_whole() -> None:
 
 
 @pytest.mark.usefixtures("programs_are_warm")
-def test_a_streams_spawned_processes_have_them_and_the_urls_password(small_dataset: DatasetTruth) -> None:
+def test_secrets_reach_a_streams_spawned_processes(small_dataset: DatasetTruth) -> None:
     config = af.StreamConfig(fetch=replace(CONFIG, tokens={}))
     with RangeServer(small_dataset, tls=False, fault=refuse_other_logins) as server:
         stream = af.Stream(server.url.replace("://", "://me:hidden@"), features=["action"], config=config)
@@ -241,7 +239,7 @@ def test_a_streams_spawned_processes_have_them_and_the_urls_password(small_datas
         assert {request.status for request in server.requests} <= {200, 206}
 
 
-def test_an_index_that_is_too_large_is_told_without_the_urls_password(small_dataset: DatasetTruth) -> None:
+def test_error_of_a_large_index_lacks_the_urls_password(small_dataset: DatasetTruth) -> None:
     with RangeServer(small_dataset, tls=False) as server:
         frames = af.torch.FrameDataset(server.url.replace("://", "://me:hidden@"))
         with pytest.raises(IndexError, match=f"among the {small_dataset.num_frames} frames") as caught:

@@ -74,7 +74,7 @@ def test_auto_falls_back_with_one_warning_that_names_the_cause(
 
 @pytest.mark.parametrize("library", ["libnvrtc.so.13", "libc10_cuda.so"])  # the latter where CUDA's are installed
 @pytest.mark.parametrize("version", ["0.14", "0.16 and 0.17"])
-def test_a_cuda_build_beside_a_cpu_torch_is_named_with_the_pair_that_works(
+def test_cuda_build_beside_a_cpu_torch_is_named_with_the_remedy(
     h264: Video, broken: Callable[..., None], version: str, library: str
 ) -> None:
     torch, torchcodec = importlib.metadata.version("torch"), importlib.metadata.version("torchcodec")

@@ -218,7 +218,7 @@ def test_none_lifts_each_bound() -> None:
         (32 * MIB, 4 * MIB, 4),  # no more often than every 16 MiB
     ],
 )
-def test_the_heap_is_trimmed_when_a_share_of_the_bound_was_let_go_of(
+def test_heap_is_trimmed_after_a_share_of_the_bound_was_released(
     max_bytes: int | None, nbytes: int, between: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trims: list[int] = []
@@ -307,7 +307,7 @@ def test_different_keys_open_at_the_same_time() -> None:
     assert cache.statistics().size == 4
 
 
-def test_a_failure_reaches_all_who_wait_and_the_next_call_tries_again() -> None:
+def test_failure_reaches_all_waiters_and_next_call_tries_again() -> None:
     cache: DecoderCache[Decoder] = DecoderCache()
     failures: list[OSError] = []
 
@@ -488,7 +488,7 @@ def test_a_hit_gives_the_same_decoder_and_leaves_the_count() -> None:
     assert (now.size, now.hits, now.misses) == (1, 1, 1)
 
 
-def test_a_failure_is_none_of_those_who_ask_after_its_key_was_discarded() -> None:
+def test_failure_reaches_no_asker_after_its_key_was_discarded() -> None:
     cache: DecoderCache[Decoder] = DecoderCache()
     fails, began = threading.Event(), threading.Event()
 

@@ -140,7 +140,7 @@ def test_a_neighbour_is_never_given_for_a_frame(h264: Video) -> None:
 
 @each_backend
 @pytest.mark.parametrize("frames", [[0], [2, 3], [1, 0, 1], [3, 2, 3]])
-def test_a_picture_of_another_size_than_the_index_says_is_refused(
+def test_picture_of_another_size_than_in_the_index_is_refused(
     images: list[NDArray[np.uint8]], backend: DecoderBackend, frames: list[int]
 ) -> None:
     smaller = [image[:64, :96] for image in images[:4]]

@@ -82,7 +82,7 @@ async def test_calls_are_timed() -> None:
     assert 0.02 <= now.call.max_seconds <= now.call.sum_seconds == now.busy_seconds
 
 
-async def test_no_more_than_its_threads_run_at_a_time_and_all_of_them_do() -> None:
+async def test_all_threads_run_at_a_time_and_no_more() -> None:
     pool = DecodePool(3)
     together = threading.Barrier(3, timeout=10)
     running = peak = 0
@@ -129,7 +129,7 @@ async def test_the_lowest_turn_is_next_and_of_one_turn_the_first() -> None:
     assert pool.turn == 14
 
 
-async def test_a_call_whose_thread_cannot_start_takes_nobody_elses_place(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_without_a_thread_takes_no_other_calls_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPython leaves in its queue what it then raises for: a thread comes later for a call that isn't there."""
     pool, held = DecodePool(1), HeldCall()
     submit = pool._executor.submit
@@ -288,7 +288,7 @@ threading.Thread(target=anyio.run, args=(work,)).start()
     assert (ended.stdout, ended.stderr) == ("True 21\n", "")
 
 
-def test_there_are_as_many_threads_as_cores_where_no_number_is_given() -> None:
+def test_default_is_as_many_threads_as_cores() -> None:
     pool = DecodePool()
     assert pool.threads == usable_cpus()
     pool.close()

@@ -46,9 +46,7 @@ async def read(served: Served, config: af.StreamConfig, *, epochs: int = 1) -> a
     return stream
 
 
-async def test_a_second_job_asks_for_the_version_of_each_file_and_for_nothing_else(
-    served: Served, tmp_path: Path
-) -> None:
+async def test_second_job_asks_for_versions_of_files_alone(served: Served, tmp_path: Path) -> None:
     config = served.config(disk_cache_dir=str(tmp_path / "tier"))
     await read(served, config)
     first_bytes, objects = sent_bytes(served), asked_objects(served)
@@ -59,7 +57,7 @@ async def test_a_second_job_asks_for_the_version_of_each_file_and_for_nothing_el
     assert sent_bytes(served) == requests < first_bytes / 1000
 
 
-async def test_a_second_epoch_beyond_the_memory_reads_the_clips_from_disk(served: Served, tmp_path: Path) -> None:
+async def test_second_epoch_beyond_memory_reads_clips_from_disk(served: Served, tmp_path: Path) -> None:
     async with af.open_dataset(
         served.url, config=served.config(disk_cache_dir=str(tmp_path / "tier"), max_bytes=512 * 1024)
     ) as dataset:

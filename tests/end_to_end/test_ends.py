@@ -321,7 +321,7 @@ with TensorServer(max_bytes=1 << 26) as server, TensorClient(backend="http") as 
         ("forked", signal.SIGKILL, -signal.SIGKILL),
     ],
 )
-def test_a_server_of_tensors_leaves_nothing_in_shared_memory_whatever_ends_it(how: str, number: int, code: int) -> None:
+def test_tensor_server_leaves_no_shared_memory_whatever_ends_it(how: str, number: int, code: int) -> None:
     """The signal goes to all of the job's processes, as a cluster's does."""
     command, pipe = [sys.executable, "-c", SERVED, how], subprocess.PIPE
     with subprocess.Popen(

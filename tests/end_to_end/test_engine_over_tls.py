@@ -47,7 +47,7 @@ async def cache_over(server: RangeServer) -> AsyncIterator[ByteCache]:
 
 
 @pytest.mark.timeout(60)
-async def test_512_ranges_in_flight_reach_and_never_exceed_each_hosts_limit(
+async def test_512_ranges_reach_and_never_exceed_each_hosts_limit(
     servers: list[RangeServer], authorities: Path
 ) -> None:
     config = FetchConfig(

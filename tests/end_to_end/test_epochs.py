@@ -71,7 +71,7 @@ async def test_an_asynchronous_pass_that_is_left_early_is_no_epoch(stream: af.St
     assert stream.epoch == 1
 
 
-async def test_an_epoch_asked_for_by_number_counts_only_where_it_is_the_next(stream: af.Stream) -> None:
+async def test_numbered_epoch_counts_only_if_it_is_the_next(stream: af.Stream) -> None:
     for epoch, expected in [(5, 0), (0, 1)]:
         async with stream.samples(epoch=epoch) as samples:
             assert len([None async for _ in samples]) == 76
@@ -96,7 +96,7 @@ def test_set_epoch_reaches_persistent_workers(stream: af.Stream) -> None:
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.timeout(60)
-def test_a_pass_counts_beside_one_of_another_loader_that_is_left_early(stream: af.Stream, context: str) -> None:
+def test_pass_counts_beside_another_that_is_left_early(stream: af.Stream, context: str) -> None:
     dataset = af.torch.StreamDataset(stream, batch_size=4)
     loaders = [
         DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True, multiprocessing_context=context)
@@ -186,9 +186,7 @@ def test_a_slow_worker_never_takes_the_next_epoch(stream: af.Stream) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1], ids=["stream", "persistent worker"])
-def test_an_epochs_first_episode_is_asked_for_while_the_last_ones_drain(
-    tmp_path: Path, serve: Serve, workers: int
-) -> None:
+def test_next_epoch_begins_to_fetch_while_the_last_one_drains(tmp_path: Path, serve: Serve, workers: int) -> None:
     """Though memory holds but two thirds of the clips, and not that one any more."""
     truth = write_dataset(
         tmp_path / "data",
@@ -254,7 +252,7 @@ def test_the_rank_is_found_in_the_environment(stream: af.Stream, monkeypatch: py
 
 
 @pytest.mark.timeout(60)
-def test_the_ranks_of_torch_distributed_reach_forked_and_spawned_workers(served: Served) -> None:
+def test_ranks_of_torch_distributed_reach_all_workers(served: Served) -> None:
     script = f"""
     import sys, torch.distributed, asyncfetch as af
     from torch.utils.data import DataLoader, default_collate, get_worker_info

@@ -39,7 +39,7 @@ async def test_the_async_iterator(served: Served, shuffle: bool) -> None:
 
 @pytest.mark.may_block  # it iterates synchronously
 @pytest.mark.parametrize("shuffle", [False, True], ids=["in sequence", "shuffled"])
-async def test_the_synchronous_iterator_gives_the_same_in_the_same_order(served: Served, shuffle: bool) -> None:
+async def test_synchronous_iterator_gives_the_same_in_the_same_order(served: Served, shuffle: bool) -> None:
     stream = served.stream(shuffle=shuffle, seed=5)
     asynchronously = served.check(await read(stream, epoch=0))
     stream.set_epoch(0)

@@ -305,7 +305,7 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
-def test_a_killed_worker_is_an_error_in_the_parent_and_no_process_remains(served: Served) -> None:
+def test_killed_worker_is_an_error_and_no_process_remains(served: Served) -> None:
     process = start(
         served,
         """
@@ -393,7 +393,7 @@ USES = {
 
 
 @pytest.mark.timeout(200)  # eight seconds of a core, where it doesn't hang
-def test_every_synchronous_use_ends_where_sniffio_and_trio_are_imported(served: Served) -> None:
+def test_synchronous_uses_end_beside_sniffio_and_trio(served: Served) -> None:
     body = "import sniffio, trio, torch\nfrom asyncfetch.tensors import TensorClient, TensorServer\n"
     for name, use in USES.items():
         body += f"{textwrap.dedent(use)}\nprint({name!r}, flush=True)\n"

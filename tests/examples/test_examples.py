@@ -61,9 +61,7 @@ def test_quickstart_writes_serves_and_streams_a_dataset(tmp_path: Path) -> None:
     assert [path.name.split("-")[0] for path in tmp_path.iterdir()] == ["quickstart"]  # kept for the next time, whole
 
 
-def test_a_quickstart_beside_another_one_takes_the_dataset_that_is_there_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quickstart_beside_another_takes_the_first_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_dataset = runpy.run_path(str(EXAMPLES / "quickstart.py"))["small_dataset"]
 
     def write(root: Path, **_: object) -> DatasetTruth:
@@ -219,7 +217,7 @@ def test_lightning_goes_on_in_the_middle_of_an_epoch(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_transformers_trainer_has_every_frame_once_over_two_processes(
+def test_transformers_trainer_has_frames_once_in_two_processes(
     served: tuple[str, ...], small_dataset: DatasetTruth, workers: str
 ) -> None:
     pytest.importorskip("transformers", reason="it takes 140 MB; `pip install transformers` for this test")

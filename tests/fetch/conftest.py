@@ -259,7 +259,7 @@ class FakeTime:
         )
 
 
-ON_ONE_LOOP = "test_real_servers.py"
+ON_ONE_LOOP = "test_http_real_servers.py"
 """A file whose tests are about what servers say, of whom there are many."""
 BY_SESSION = "uvloop-session"
 """Stands in the name of a test that aiohttp's session carries, because the loop is uvloop's."""

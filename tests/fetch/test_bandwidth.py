@@ -249,7 +249,7 @@ def paid_bytes(bandwidth: Bandwidth) -> float:
     return seconds * 100_000 - beyond_burst + 5_000
 
 
-async def test_what_a_failed_read_of_a_back_end_did_not_land_is_given_back(
+async def test_failed_read_of_a_back_end_gives_its_missing_bytes_back(
     odd: type[OddFileSystem], back_end_cap: Bandwidth, time: FakeTime
 ) -> None:
     def fail_for_some_time(data: bytes) -> bytes:
@@ -264,7 +264,7 @@ async def test_what_a_failed_read_of_a_back_end_did_not_land_is_given_back(
         assert paid_bytes(back_end_cap) == pytest.approx(2500)
 
 
-async def test_what_a_cancelled_read_of_a_back_end_did_not_land_is_given_back(
+async def test_cancelled_read_of_a_back_end_gives_missing_bytes_back(
     odd: type[OddFileSystem], back_end_cap: Bandwidth
 ) -> None:
     second = ODD_CONTENT[1001:2001]
@@ -277,9 +277,7 @@ async def test_what_a_cancelled_read_of_a_back_end_did_not_land_is_given_back(
         assert paid_bytes(back_end_cap) == pytest.approx(1000)
 
 
-async def test_a_read_of_a_back_end_that_is_cancelled_before_its_turn_pays_nothing(
-    odd: type[OddFileSystem], back_end_cap: Bandwidth
-) -> None:
+async def test_read_cancelled_before_its_turn_pays_nothing(odd: type[OddFileSystem], back_end_cap: Bandwidth) -> None:
     back_end_cap.reserve(100_000_000)
     async with Fetcher(FetchConfig(max_bytes_per_second=100_000)) as fetcher, anyio.create_task_group() as group:
         group.start_soon(fetcher.fetch, "odd://x", 0, 1000)

@@ -97,7 +97,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12)), min_size=1, 
 
 
 @given(SPANS)
-def test_long_ranges_that_overlap_no_other_have_memory_of_their_own(spans: list[tuple[int, int]]) -> None:
+def test_long_ranges_without_overlap_have_memory_of_their_own(spans: list[tuple[int, int]]) -> None:
     serves = tuple(ByteRange("x", LONG * start // 4, LONG * (start + length) // 4) for start, length in spans)
     ends = [one.stop for one in serves if one.stop is not None]
     found = apart(Request(ByteRange("x", min(one.start for one in serves), max(ends)), serves))
@@ -218,9 +218,7 @@ async def test_ranges_that_overlap_share_no_memory(
     assert sorted(map(len, taken)) == sorted([6000, 2000, 2000, 2001, 2000, 100])
 
 
-async def test_batches_that_ask_for_the_same_in_one_turn_have_memory_of_their_own(
-    fetcher: Fetcher, server: LyingServer
-) -> None:
+async def test_equal_batches_of_one_turn_have_memory_of_their_own(fetcher: Fetcher, server: LyingServer) -> None:
     url = server.put("/x", CONTENT)
     batches = await gather(*(partial(fetcher.fetch_many, ranges_of(url, MIXED[at:])) for at in (0, 0, 2)))
     assert batches == [in_content(MIXED[at:]) for at in (0, 0, 2)]

@@ -221,7 +221,7 @@ def feed(limit: LearnedLimit, now: float, *, rounds: int) -> float:
     return now
 
 
-def test_what_was_refused_is_tried_again_only_after_a_truce_that_doubles() -> None:
+def test_refused_limit_is_tried_again_after_a_truce_that_doubles() -> None:
     limit, now, truces = learned(initial=10, highest=100), 0.0, []
     for _ in range(5):
         refused, refused_at = limit.limit, now

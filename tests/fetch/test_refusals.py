@@ -20,7 +20,7 @@ from asyncfetch.testing import RangeServer
 from bench.nginx import NginxServer, find_nginx
 from tests.fetch.conftest import Step
 from tests.fetch.fault_table import CONTENT
-from tests.fetch.test_faults import chunks
+from tests.fetch.test_http_faults import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +39,7 @@ def page(body: bytes = PAGE, **headers: str | None) -> Step:
     return Step(status=200, ignore_range=True, body=body, headers={**TEXT_HTML, **length, **headers})
 
 
-async def test_a_connection_that_a_closed_fetcher_asks_for_is_no_fault_of_the_host() -> None:
+async def test_connection_of_a_closed_fetcher_is_no_fault_of_the_host() -> None:
     sockets = Sockets()
     await sockets.aclose()
     with pytest.raises(SocketsClosed) as refused:

@@ -188,7 +188,7 @@ async def test_an_address_where_nobody_listens_is_tried_once(
         }
 
 
-async def test_an_address_that_drops_what_it_is_sent_costs_little_and_once(
+async def test_address_that_drops_packets_costs_little_and_once(
     fetcher_with: Callable[..., Fetcher], lying_server: type[LyingServer], names: Names
 ) -> None:
     async with servers_at(lying_server, ADDRESSES[:2]) as (url, servers):
@@ -358,9 +358,7 @@ async def test_a_retry_asks_anew_and_only_once_for_all(names: Names) -> None:
     aside=st.sets(st.integers(0, 7)),
     turns=st.integers(1, 20),
 )
-async def test_every_order_has_every_address_and_all_that_work_come_first_in_turn(
-    count: int, aside: set[int], turns: int
-) -> None:
+async def test_order_of_addresses_has_the_working_ones_first_in_turn(count: int, aside: set[int], turns: int) -> None:
     names = Names(ADDRESSES[:count])
     resolver = Resolver(names, now=Ticking())
     resolver.set_aside((ADDRESSES[n], 80) for n in aside)
@@ -376,7 +374,7 @@ async def test_every_order_has_every_address_and_all_that_work_come_first_in_tur
     assert max(evenly) - min(evenly) <= 1
 
 
-async def test_an_address_that_says_nothing_in_the_handshake_is_set_aside(
+async def test_address_silent_in_the_handshake_is_set_aside(
     fetcher_with: Callable[..., Fetcher], names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resolver_module, "SLOW_SECONDS", 0.1)

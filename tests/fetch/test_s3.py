@@ -71,7 +71,7 @@ async def test_it_is_signed_anew_before_it_expires(time: FakeTime) -> None:
         assert [request.status for request in server.requests] == [206] * 3
 
 
-async def test_an_expired_signature_is_replaced_once_by_whoever_notices(time: FakeTime) -> None:
+async def test_expired_signature_is_replaced_once(time: FakeTime) -> None:
     async with S3Server({"b/x": CONTENT}) as server, s3_fetcher(server, time, attempts=1) as fetcher:
         await fetcher.fetch("s3://b/x", 0, 1)
         server.keys = Keys(secret_key="another")
@@ -415,7 +415,7 @@ async def test_listings_come_by_pages() -> None:
         assert [info.url for info in await fetcher.listdir("s3://b")] == ["s3://b/p/", "s3://b/q"]
 
 
-async def test_an_empty_folder_of_a_console_is_a_directory_with_nothing_in_it() -> None:
+async def test_empty_folder_of_a_console_is_an_empty_directory() -> None:
     async with S3Server({"b/d/": b"", "b/d-1": b"1", "b/d.x": b"1"}) as server, s3_fetcher(server) as fetcher:
         assert [info.url for info in await fetcher.listdir("s3://b")] == ["s3://b/d/", "s3://b/d-1", "s3://b/d.x"]
         for url in ("s3://b/d", "s3://b/d/"):

@@ -30,7 +30,7 @@ def test_whole_numbers_of_any_float(kind: pa.DataType, bits: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "bits"), FLOATS, ids=str)
-def test_what_a_float_may_stand_for_is_refused_where_that_is_no_one_number(kind: pa.DataType, bits: int) -> None:
+def test_ambiguous_float_is_refused(kind: pa.DataType, bits: int) -> None:
     for value in (np.inf, -np.inf, 0.5, 2**bits + 2, -(2**bits) - 2):
         with pytest.raises(FormatError, match=rf"column c of u must hold whole numbers; row 1 is .*, stored as {kind}"):
             to_integers(column([1, value], kind), "c", "u")

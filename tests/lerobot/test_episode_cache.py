@@ -212,9 +212,7 @@ class ClipsBefore:
 @pytest.mark.alone
 @pytest.mark.parametrize("how", ["sample", "ready"])
 @pytest.mark.parametrize("prefetched", [23, 24])
-async def test_an_episode_that_somebody_waits_for_overtakes_those_that_are_prefetched(
-    many_files: DatasetTruth, how: str, prefetched: int
-) -> None:
+async def test_awaited_episode_overtakes_prefetched_ones(many_files: DatasetTruth, how: str, prefetched: int) -> None:
     """Its own few round trips let some of the others pass; without them it would come last, behind 46 clips."""
     before = ClipsBefore(23)
     async with serve(many_files, first_byte_seconds=0.02, max_requests_per_host=4, fault=before) as served:
@@ -481,7 +479,7 @@ async def test_episodes_do_not_wait_for_each_others_second_camera(truth: Dataset
             check_sample(sample, truth, episode, 0)
 
 
-async def test_an_episode_larger_than_the_cache_is_refused_with_the_figures(truth: DatasetTruth) -> None:
+async def test_episode_larger_than_the_cache_is_refused_with_figures(truth: DatasetTruth) -> None:
     async with serve(truth, max_bytes=await budget(truth, 0.75)) as served:
         dataset = served.dataset
         for episode in range(2):

@@ -21,7 +21,7 @@ from asyncfetch.torch import StreamDataset
 from tests.lerobot.serving import all_frames, check_all, check_sample, content_of, serve
 from tests.merge.on_s3 import config as s3_config
 from tests.merge.on_s3 import set_keys
-from tests.merge.test_merge import check_merged
+from tests.merge.test_job import check_merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -150,7 +150,7 @@ async def test_a_members_small_local_files_are_read_in_one_call(
 
 @pytest.mark.parametrize("name", ["info.json", "tasks.parquet", "stats.json", "episodes/chunk-000/file-000.parquet"])
 @pytest.mark.parametrize("damage", ["gone", "empty", "directory", "long"])
-async def test_what_is_wrong_with_a_members_local_file_is_told_as_of_any_dataset(
+async def test_errors_of_a_members_local_file_are_any_datasets(
     reader: LocalReader, tables: Tables, tmp_path: Path, name: str, damage: str
 ) -> None:
     root = tables.write(tmp_path)
@@ -369,7 +369,7 @@ async def test_contradictions_name_an_episode_by_its_own_number(
         await load_metadata(reader, tables.write(tmp_path))
 
 
-async def test_a_place_that_can_not_be_true_fails_the_episode_of_that_number(
+async def test_impossible_place_fails_the_episode_of_its_number(
     reader: LocalReader, tables: Tables, tmp_path: Path
 ) -> None:
     tables.episodes["episode_index"] = [0, 5, 9]
@@ -646,7 +646,7 @@ async def test_a_table_need_not_say_where_episodes_end(reader: LocalReader, tabl
     assert [episode.videos[TOP].first_frame for episode in episodes] == [0, 3, 7]
 
 
-async def test_an_episode_within_another_is_told_from_those_behind_both(
+async def test_episode_within_another_is_known_from_those_behind_both(
     reader: LocalReader, tables: Tables, tmp_path: Path
 ) -> None:
     tables.lengths = (9, 1, 2, 3)
@@ -727,7 +727,7 @@ async def test_broken_files_are_errors_of_ours_that_name_them(
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b'{"a": ', b"[1]"])
-async def test_broken_statistics_are_no_matter_before_they_are_asked_for(
+async def test_broken_statistics_fail_only_when_asked_for(
     reader: LocalReader, tables: Tables, tmp_path: Path, content: bytes
 ) -> None:
     root = tables.write(tmp_path)
@@ -740,9 +740,7 @@ async def test_broken_statistics_are_no_matter_before_they_are_asked_for(
 
 
 @pytest.mark.parametrize("episodes_per_file", [500, 250])
-async def test_metadata_in_full_files_takes_three_requests_one_after_the_other(
-    library: Library, episodes_per_file: int
-) -> None:
+async def test_metadata_in_full_files_takes_three_rounds_of_requests(library: Library, episodes_per_file: int) -> None:
     """The ends of the files, the rest of their footers, and columns; that there is more than one costs none more."""
     quirks = Quirks(episodes_per_meta_file=episodes_per_file)
     truth = library(episodes=500, length=1, cameras=(), quirks=quirks)

@@ -98,7 +98,7 @@ async def test_windows_repeat_the_ends_of_the_episode(truth: DatasetTruth, frame
     assert {key for key in sample if key.endswith("_is_pad")} == {f"{key}_is_pad" for key in keys}
 
 
-async def test_a_long_window_is_one_call_a_camera_that_decodes_each_frame_once(
+async def test_long_window_is_one_call_a_camera_and_one_decode_a_frame(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cameras = (TOP, WRIST, "observation.images.left", "observation.images.right")
@@ -337,7 +337,7 @@ def gray_png(value: int, bits: int) -> bytes:
 @pytest.mark.parametrize("is_depth", [False, True])
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("windows", [None, {"gray": frames(0, 0)}], ids=["alone", "in a window"])
-async def test_gray_pictures_are_what_the_layout_says_or_refused_by_name(
+async def test_gray_pictures_follow_the_layout_or_are_refused_by_name(
     truth: DatasetTruth, bits: int, is_depth: bool, image_dtype: str, windows: dict[str, Any] | None
 ) -> None:
     async with serve(of_gray(truth, bits, is_depth=is_depth), features=["gray"], image_dtype=image_dtype) as served:
@@ -355,7 +355,7 @@ async def test_gray_pictures_are_what_the_layout_says_or_refused_by_name(
 
 
 @pytest.mark.parametrize(("is_depth", "scales"), [(False, (255, 65535)), (True, (1, 1))])
-async def test_a_window_over_pictures_of_8_and_of_16_bits_has_each_as_it_is_alone(
+async def test_window_over_pictures_of_8_and_16_bits_has_each_as_alone(
     truth: DatasetTruth, is_depth: bool, scales: tuple[int, int]
 ) -> None:
     content = of_gray(truth, 8, 16, is_depth=is_depth)
@@ -392,7 +392,7 @@ def test_a_depth_map_in_a_table_is_laid_out_as_floats() -> None:
     ],
     ids=str,
 )
-def test_a_pictures_axes_are_told_by_their_names_or_else_by_their_sizes(
+def test_axes_of_pictures_are_known_by_names_or_else_by_sizes(
     shape: tuple[int, ...], names: object, laid_out: tuple[int, ...]
 ) -> None:
     camera = Feature("camera", "video", shape, names, "video", {})

@@ -131,7 +131,7 @@ async def test_what_is_no_column_is_refused(tmp_path: Path) -> None:
             dataset.columns(["action"], episodes=[9])
 
 
-def test_a_stream_gives_them_without_a_loop_and_stops_when_it_is_left(tmp_path: Path) -> None:
+def test_stream_gives_batches_without_a_loop_and_stops_when_left(tmp_path: Path) -> None:
     truth = write(tmp_path / "one", episodes_per_data_file=1)
     stream = Stream(truth.root, episodes=[2, 4])
     assert rows_of(list(stream.columns(KEYS))) == expected(truth, [2, 4])

@@ -395,7 +395,7 @@ async def test_held_stretches_take_the_memory_that_they_weigh(long: DatasetTruth
         assert not served.server.requests
 
 
-async def test_an_episode_is_read_by_segments_in_less_room_than_it_needs(long: DatasetTruth) -> None:
+async def test_segments_of_an_episode_need_less_room_than_the_whole(long: DatasetTruth) -> None:
     async with serve(long) as served:
         needed = await reader_of(served.dataset).clip_bytes(1)
         share = reader_of(served.dataset).engine.room.max_bytes / served.dataset.config.max_bytes

@@ -121,7 +121,7 @@ async def test_a_long_index_costs_one_request_more(world: World, content: dict[s
     assert moved == content["front.mp4"][plain.plan.start : plain.plan.stop]
 
 
-async def test_a_long_index_costs_one_request_where_its_files_frames_are_known(world: World) -> None:
+async def test_long_index_costs_one_request_if_frames_are_known(world: World) -> None:
     world.shared = (2, 3 * HEAD_BYTES // FRAME_INDEX_BYTES)
     await world.plan("long.mp4")
     assert world.ranges() == [(0, 4 * HEAD_BYTES)]

@@ -16,7 +16,7 @@ from asyncfetch.merge import merge_datasets
 from asyncfetch.merge.local_executor import InProcess
 from asyncfetch.merge.pairwise import PairwiseSum
 from asyncfetch.merge.tasks import write
-from tests.merge.test_merge import all_files
+from tests.merge.test_job import all_files
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -33,7 +33,7 @@ async def join(left: tuple[str, int], right: tuple[str, int]) -> tuple[str, int]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 64])
-async def test_values_are_added_in_their_order_and_no_deeper_than_a_tree(count: int) -> None:
+async def test_values_are_added_in_order_no_deeper_than_a_tree(count: int) -> None:
     names = [chr(0x4E00 + number) for number in range(count)]
     for seed in range(5):
         sums, order = PairwiseSum(count, join), list(enumerate(names))

@@ -19,7 +19,7 @@ from asyncfetch.merge import Selection, convert_dataset, merge_datasets, select_
 from asyncfetch.merge.subsets import split_episodes
 from asyncfetch.testing import RangeServer, read_identity
 from tests.lerobot.serving import TOP, renumbered
-from tests.merge.test_merge import all_files, check_close, check_merged, read_json, read_table
+from tests.merge.test_job import all_files, check_close, check_merged, read_json, read_table
 from tests.merge.version2 import EPISODE_FILE, as_version2
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ async def test_nothing_of_other_episodes_is_read(library: Library, tmp_path: Pat
     assert all("file-002" in path for path in paths)
 
 
-async def test_of_a_file_of_rows_only_the_groups_with_selected_ones_are_read(library: Library, tmp_path: Path) -> None:
+async def test_row_groups_without_selected_rows_are_not_read(library: Library, tmp_path: Path) -> None:
     truth = library(episodes=(2000,) * 4, cameras=())
     (path,) = (truth.root / "data").rglob("*.parquet")
     group = pq.ParquetFile(path).metadata.row_group(2)

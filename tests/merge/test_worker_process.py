@@ -21,8 +21,8 @@ from asyncfetch.merge.job import load_sources
 from asyncfetch.merge.local_executor import processes_pay
 from asyncfetch.merge.worker_process import PieceProcess
 from asyncfetch.testing import Fault, RangeServer
-from tests.merge.test_merge import all_files
-from tests.merge.test_safety import names
+from tests.merge.test_job import all_files
+from tests.merge.test_plan import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -58,9 +58,7 @@ def test_a_line_and_a_table(kind: type[Figures]) -> None:
 
 
 @given(durations, durations)
-def test_quantiles_since_a_snapshot_are_those_of_a_histogram_begun_then(
-    before: list[float], after: list[float]
-) -> None:
+def test_quantiles_since_a_snapshot_are_those_begun_then(before: list[float], after: list[float]) -> None:
     whole, later = Histogram(), Histogram()
     for seconds in before:
         whole.record(seconds)
@@ -85,7 +83,7 @@ def test_counts_since_a_snapshot_and_what_is_of_the_moment() -> None:
     assert (episodes.misses, episodes.kept) == (4, -7)
 
 
-def test_a_host_that_came_meanwhile_or_was_forgotten_counts_whole() -> None:
+def test_new_and_forgotten_hosts_count_whole() -> None:
     hosts = [
         {"a": of(HostStatistics, 5), "b": of(HostStatistics, 5)},
         {"a": of(HostStatistics, 2), "c": of(HostStatistics, 7)},

@@ -32,7 +32,7 @@ events = st.tuples(st.sampled_from(["wait", "give", "end", "snapshot"]), seconds
 
 
 @given(st.lists(events, max_size=30))
-def test_every_second_is_counted_once_whatever_comes_in_whatever_order(
+def test_every_second_is_counted_once_in_any_order_of_events(
     given_events: list[tuple[str, float, list[WaitStep]]],
 ) -> None:
     account, now, started, idle, before = WaitAccount(), 5.0, None, 0.0, Waits()
@@ -60,7 +60,7 @@ def test_every_second_is_counted_once_whatever_comes_in_whatever_order(
         assert waits.wall_seconds == pytest.approx(0 if started is None else now - started - idle, abs=1e-6)
 
 
-def test_a_wait_is_cut_where_what_it_waited_for_came_along_and_the_rest_was_handing_over() -> None:
+def test_wait_is_cut_where_handing_over_begins() -> None:
     account = WaitAccount()
     account.wait(10.0)
     path = [
@@ -85,7 +85,7 @@ def test_a_wait_is_cut_where_what_it_waited_for_came_along_and_the_rest_was_hand
 DECODED: Mapping[Cause, float] = {Cause.DECODING: 1.0}
 
 
-def test_a_long_wait_is_known_while_it_lasts_here_and_in_another_process() -> None:
+def test_long_wait_is_known_while_it_lasts_in_any_process() -> None:
     account = WaitAccount()
     account.wait(1.0)
     under_way = [WaitStep(31.0, {Cause.LIMIT: 1.0})]
@@ -205,7 +205,7 @@ def test_keeping_the_account_costs_little() -> None:
     assert (time.thread_time() - begun) / 2_000 < 100e-6  # a micro-batch takes some 10 ms to decode
 
 
-def test_what_it_took_to_the_first_sample_counts_in_a_short_run_alone() -> None:
+def test_time_to_the_first_sample_counts_in_a_short_run_alone() -> None:
     account = WaitAccount()
     account.wait(0.0)
     account.give(3.0, [WaitStep(3.0, {Cause.OPENING: 1.0})], samples=1)
@@ -217,7 +217,7 @@ def test_what_it_took_to_the_first_sample_counts_in_a_short_run_alone() -> None:
     assert Report.of(account.snapshot(7.0), None, StreamConfig()).verdict.binds == "decoding"
 
 
-def test_workers_that_stand_still_for_the_slowest_of_them_are_not_the_trainers() -> None:
+def test_workers_paused_for_the_slowest_do_not_blame_the_trainer() -> None:
     slow, quick = WaitAccount(), WaitAccount()
     for account, waited in ((slow, 0.9), (quick, 0.1)):
         account.wait(0.0)
@@ -241,7 +241,7 @@ def test_room_lets_what_is_fetched_ahead_hide_its_first_byte() -> None:
     assert report.verdict.gain == pytest.approx(5.0, rel=1e-3)
 
 
-async def test_a_loop_that_always_has_something_to_do_binds_where_hosts_are_waited_for() -> None:
+async def test_busy_loop_binds_where_hosts_are_waited_for() -> None:
     async with Fetcher(FetchConfig(trust_env=False)) as fetcher, RangeServer({"x": b"x"}) as server:
         with pytest.raises(FetchError):
             await fetcher.fetch(f"{server.url}/x")  # its certificate isn't known
@@ -308,7 +308,7 @@ def waited_for_one(episode: int) -> Report:
     return Report.of(waits, SimpleNamespace(fetch=fetch, disk=None), StreamConfig())
 
 
-def test_the_wait_for_a_huge_episode_is_a_share_of_the_time_that_it_is_in() -> None:
+def test_wait_for_a_huge_episode_is_a_share_of_its_time() -> None:
     verdict = waited_for_one(3).verdict
     assert verdict.binds == "episode"
     assert verdict.evidence.startswith(
@@ -316,7 +316,7 @@ def test_the_wait_for_a_huge_episode_is_a_share_of_the_time_that_it_is_in() -> N
     )
 
 
-def test_an_episode_that_was_waited_for_is_not_huge_because_another_one_is() -> None:
+def test_awaited_episode_is_not_huge_because_another_is() -> None:
     assert waited_for_one(4).verdict.binds == "bodies"
 
 
@@ -380,7 +380,7 @@ def test_what_helps_a_transform_depends_on_what_it_does(
     assert (verdict.gain > 1.5) == bool(setting)
 
 
-def test_no_more_workers_are_proposed_than_share_a_setting_that_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proposed_workers_are_within_a_shared_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncfetch.observe.report.usable_cpus", lambda: 16)
     waits = of({Cause.TRANSFORM: 5}).waits
     for config in (StreamConfig(decode_threads=3), StreamConfig(fetch=FetchConfig(max_requests_per_host=3))):

@@ -51,7 +51,7 @@ def members_of(epoch: MixedEpoch) -> list[int]:
 
 @settings(max_examples=150, deadline=None)
 @given(mixing=mixings(), data=st.data())
-def test_every_member_gives_its_samples_in_a_row_from_epoch_to_epoch(mixing: Mixing, data: st.DataObject) -> None:
+def test_members_give_samples_in_a_row_from_epoch_to_epoch(mixing: Mixing, data: st.DataObject) -> None:
     taken = [0] * len(mixing.lengths)
     start = 0
     for number in range(4):
@@ -132,7 +132,7 @@ def test_a_run_is_counted_on_in_other_blocks_again_and_again(mixing: Mixing, dat
             number, position = number - 1, data.draw(st.integers(0, epoch.total - 1))
 
 
-def test_an_epoch_in_front_of_the_known_one_is_counted_from_the_runs_beginning() -> None:
+def test_epoch_before_the_known_one_is_counted_from_the_start() -> None:
     mixing = Mixing((9, 7), ((0, (2, 1)),), "first", 4, 0)
     known = EpochPlace(3, 1, (40, 2))
     assert [mixing.epoch(number, known) for number in range(3)] == [mixing.epoch(number) for number in range(3)]
@@ -140,7 +140,7 @@ def test_an_epoch_in_front_of_the_known_one_is_counted_from_the_runs_beginning()
     assert mixing.epoch(3, known).block_samples == 4
 
 
-def test_an_epoch_far_in_front_of_a_change_of_weights_is_found_at_once() -> None:
+def test_epoch_far_before_a_change_of_weights_is_found_at_once() -> None:
     mixing = Mixing((9, 7), ((0, (1, 0)), (10**15, (1, 1))), 10, 1, 0)
     assert mixing.epoch(10**14 - 1).taken == (10**15 - 10, 0)
     assert mixing.epoch(10**14 + 1).taken == (10**15 + 5, 5)

@@ -136,7 +136,7 @@ def open_at_most(plan: PassPlan) -> int:
     return most
 
 
-def test_a_worker_draws_from_pieces_of_its_own_where_a_turn_divides_the_pool() -> None:
+def test_worker_draws_from_its_own_pieces_if_a_turn_fits_in() -> None:
     whole, leg = one_line(640), Leg(1, (64,))
     assert plan_of(whole, leg, Placement()).own_pieces == 64
     assert plan_of(whole, leg, Placement(workers=2, block_samples=32)).own_pieces == 32

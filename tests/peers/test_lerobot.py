@@ -447,7 +447,7 @@ def without_episode(root: Path, episode: int, total: int) -> Path:
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1"])
-async def test_the_trainer_reads_version_2_of_which_an_episode_is_missing(
+async def test_trainer_reads_version_2_that_lacks_an_episode(
     version: str,
     tmp_path: Path,
     factory: Any,  # noqa: ANN401
@@ -559,7 +559,7 @@ def config_of(policy: str, **options: Any) -> Any:  # noqa: ANN401
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("policy", ["act", "diffusion", "smolvla"])
-async def test_the_trainers_first_100_batches_are_those_of_lerobots_map_style(
+async def test_trainers_first_100_batches_are_lerobots_map_styles(
     policy: str,
     workers: int,
     factory: Any,  # noqa: ANN401
@@ -730,7 +730,7 @@ def brightened(picture: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["small_files", "depth_img_mm", "depth_video_m"])
-def test_transforms_are_applied_to_the_pictures_that_lerobot_applies_them_to(name: str) -> None:
+def test_transforms_are_applied_to_the_pictures_as_in_lerobot(name: str) -> None:
     options: dict[str, Any] = {"root": DATA / name, "image_transforms": brightened, "return_uint8": True}
     expected, mapped = theirs.LeRobotDataset("a/b", **options), compat.LeRobotDataset("a/b", **options)
     samples = [expected[index] for index in range(len(expected))]
@@ -746,7 +746,7 @@ def test_transforms_are_applied_to_the_pictures_that_lerobot_applies_them_to(nam
     mapped.close()
 
 
-def test_accelerate_puts_batches_on_its_device_and_shares_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_moves_batches_and_shares_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from accelerate import Accelerator
 
     dataset = compat.StreamingLeRobotDataset("a/b", root=DATA / "small_files", return_uint8=True)
@@ -902,7 +902,7 @@ def has_parallelism() -> bool:
     return "parallelism" in inspect.signature(TrainPipelineConfig).parameters
 
 
-def test_a_checkpoint_of_two_processes_goes_on_with_one_and_with_three(tmp_path: Path) -> None:
+def test_checkpoint_of_two_processes_is_resumed_by_one_and_three(tmp_path: Path) -> None:
     begun = [*TINY_ACT, *IN_RANKS, "--num_workers=1", "--steps=3", f"--output_dir={tmp_path / 'first'}"]
     first = train_in_ranks(tmp_path / "seen-2", 2, *begun)
     assert [len(indices) for indices in first] == [12, 12]

@@ -43,7 +43,7 @@ def test_every_batch_arrives_in_order(loop_thread: LoopThread, batches: list[lis
 
 
 @given(max_batches=st.integers(1, 6), taken=st.integers(0, 9))
-def test_the_producer_is_woken_when_it_is_no_longer_half_the_way_ahead(
+def test_producer_is_woken_when_less_than_half_the_way_ahead(
     loop_thread: LoopThread, max_batches: int, taken: int
 ) -> None:
     hand_over: ThreadChannel[int] = ThreadChannel(max_batches)
@@ -68,7 +68,7 @@ def test_the_producer_is_woken_when_it_is_no_longer_half_the_way_ahead(
     hand_over.close()
 
 
-def test_the_way_of_a_batch_is_timed_from_when_it_was_there_and_asked_for(loop_thread: LoopThread) -> None:
+def test_way_of_a_batch_is_timed_once_it_is_there_and_asked_for(loop_thread: LoopThread) -> None:
     times = Histogram()
     hand_over: ThreadChannel[int] = ThreadChannel(2, times=times)
     waited_seconds = 0.1
@@ -117,7 +117,7 @@ def test_a_stop_iteration_does_not_end_the_iteration_silently() -> None:
         next(hand_over)
 
 
-def test_close_wakes_a_waiting_producer_and_refuses_further_items(loop_thread: LoopThread) -> None:
+def test_close_wakes_a_waiting_producer_and_refuses_items(loop_thread: LoopThread) -> None:
     hand_over: ThreadChannel[int] = ThreadChannel(1)
 
     async def produce() -> str:

@@ -56,7 +56,7 @@ def test_no_lock_that_a_loop_takes_is_copied_taken() -> None:
     assert run(body) == f"{[0] * 20}\ngoes on goes on\n"
 
 
-def test_a_fork_on_a_loops_own_thread_waits_for_none_but_the_others() -> None:
+def test_fork_on_a_loops_own_thread_waits_for_others_alone() -> None:
     body = """
     async def fork_here():
         return fork()
@@ -134,7 +134,7 @@ def test_a_block_waits_for_a_fork_under_way() -> None:
     assert run(body) == f"{[0] * 20}\n"
 
 
-def test_threads_that_fork_inside_of_blocks_do_not_wait_for_each_other() -> None:
+def test_threads_that_fork_in_blocks_do_not_wait_for_each_other() -> None:
     body = """
     def in_the_child():
         with forks_wait():
@@ -154,7 +154,7 @@ def test_threads_that_fork_inside_of_blocks_do_not_wait_for_each_other() -> None
     assert run(body) == "[0, 0]\n"
 
 
-def test_a_forked_child_is_in_no_block_that_its_own_threads_would_wait_for() -> None:
+def test_forked_child_is_in_no_block_that_holds_up_its_threads() -> None:
     body = """
     forks.IMPORT_SECONDS = 3600
     def in_the_child():
@@ -186,7 +186,7 @@ def test_a_block_without_an_end_delays_a_fork_for_a_while_only() -> None:
     assert run(body) == "0\n"
 
 
-def test_no_thread_ends_with_a_lock_of_openssl_that_a_fork_could_copy_taken() -> None:
+def test_ending_threads_hold_no_lock_of_openssl_during_a_fork() -> None:
     body = """
     import ssl
     def forget_it_slowly():

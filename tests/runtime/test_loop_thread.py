@@ -55,7 +55,7 @@ def test_calls_from_several_threads_return_their_own_values() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(2), asyncio.CancelledError()])
-def test_whatever_is_raised_reaches_the_caller_and_the_loop_goes_on(error: BaseException) -> None:
+def test_exceptions_reach_the_caller_and_the_loop_goes_on(error: BaseException) -> None:
     async def fail() -> None:
         raise error
 
@@ -183,7 +183,7 @@ def test_its_own_thread_is_refused() -> None:
             loop_thread.run(call_back)
 
 
-def test_a_thread_that_got_the_ended_one_s_number_is_told_that_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_with_the_number_of_an_ended_one_finds_it_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     loop_thread = LoopThread()
     loop_thread.close()
     monkeypatch.setattr(loop_thread._engine._thread, "_ident", threading.get_ident())  # as the system may give it
@@ -335,7 +335,7 @@ async def test_another_loop_gets_values_and_errors() -> None:
 
 
 @pytest.mark.may_block
-async def test_a_cancelled_caller_on_another_loop_sees_the_coroutine_off() -> None:
+async def test_cancelled_caller_on_another_loop_awaits_the_coroutine() -> None:
     began, ended = threading.Event(), threading.Event()
 
     async def wait() -> None:
@@ -357,7 +357,7 @@ async def test_a_cancelled_caller_on_another_loop_sees_the_coroutine_off() -> No
 
 
 @pytest.mark.may_block
-async def test_a_caller_that_is_cancelled_twice_sees_it_off_all_the_same() -> None:
+async def test_caller_cancelled_twice_awaits_the_coroutine() -> None:
     began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     async def wait() -> None:
@@ -396,7 +396,7 @@ async def test_closing_ends_a_call_of_another_loop() -> None:
         await anyio.to_thread.run_sync(loop_thread.close)
 
 
-def test_a_caller_that_runs_on_trio_is_answered_by_a_loop_of_asyncio() -> None:
+def test_caller_on_trio_is_answered_by_a_loop_of_asyncio() -> None:
     async def call(loop_thread: LoopThread) -> int:
         return loop_thread.run(double, 21)
 
@@ -404,7 +404,7 @@ def test_a_caller_that_runs_on_trio_is_answered_by_a_loop_of_asyncio() -> None:
         assert anyio.run(call, loop_thread, backend="trio") == 42
 
 
-def test_a_coroutine_sees_the_context_variables_of_who_started_it() -> None:
+def test_coroutine_sees_its_starters_context_variables() -> None:
     async def look() -> str:
         return variable.get()
 

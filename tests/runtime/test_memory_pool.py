@@ -64,7 +64,7 @@ def test_where_sizes_recur_a_block_is_no_larger_than_asked(sizes_recur: bool, mo
     assert pool.statistics().reused == 1
 
 
-def test_where_sizes_recur_idle_blocks_make_room_for_those_of_another_size() -> None:
+def test_idle_blocks_make_room_for_recurring_other_sizes() -> None:
     pool = MemoryPool(9 * MIB, sizes_recur=True)
     small, large = [pool.take(MIB) for _ in range(4)], pool.take(3 * MIB)
     del small, large
@@ -138,7 +138,7 @@ def test_a_closed_pool_keeps_nothing_and_blocks_in_use_stay() -> None:
     assert pool.statistics().idle_bytes == 0
 
 
-def test_a_block_that_is_collected_while_the_pool_is_locked_goes_to_the_system() -> None:
+def test_block_collected_while_the_pool_is_locked_is_freed() -> None:
     pool = MemoryPool(4 * MIB)
     block = pool.take(MIB)
     with pool._lock:  # as in a collection that starts within take

@@ -75,7 +75,7 @@ async def test_a_cancelled_first_caller_costs_the_others_nothing() -> None:
         assert (answers, work.log) == ([7], ["start", "done"])
 
 
-async def test_the_last_callers_cancellation_cancels_the_work_and_awaits_it() -> None:
+async def test_last_callers_cancellation_cancels_and_awaits_the_work() -> None:
     async with anyio.create_task_group() as owner:
         flights: SingleFlight[str, int] = SingleFlight(owner)
         work = Work()
@@ -84,7 +84,7 @@ async def test_the_last_callers_cancellation_cancels_the_work_and_awaits_it() ->
         assert (work.log, len(flights)) == (["start", "cancelled"], 0)
 
 
-async def test_a_call_while_the_old_work_is_being_cancelled_starts_anew() -> None:
+async def test_call_while_the_old_work_is_cancelled_starts_anew() -> None:
     async with anyio.create_task_group() as owner, anyio.create_task_group() as askers:
         flights: SingleFlight[str, int] = SingleFlight(owner)
         old, new = Work(), Work()
@@ -112,7 +112,7 @@ async def test_a_call_while_the_old_work_is_being_cancelled_starts_anew() -> Non
     assert (answers, new.log) == ([7, 7], ["start", "done"])
 
 
-async def test_an_error_reaches_every_caller_and_the_next_call_tries_again() -> None:
+async def test_error_reaches_every_caller_and_the_next_tries_again() -> None:
     async with anyio.create_task_group() as owner:
         flights: SingleFlight[str, int] = SingleFlight(owner)
         work, errors = Work(ValueError("broken")), []
@@ -133,7 +133,7 @@ async def test_an_error_reaches_every_caller_and_the_next_call_tries_again() -> 
         assert await flights.run("a", work) == 7
 
 
-async def test_a_shared_errors_traceback_does_not_grow_with_its_callers() -> None:
+async def test_traceback_of_a_shared_error_does_not_grow_with_callers() -> None:
     async with anyio.create_task_group() as owner:
         flights: SingleFlight[str, int] = SingleFlight(owner)
         work, lengths = Work(ValueError("broken")), []
@@ -155,7 +155,7 @@ async def test_a_shared_errors_traceback_does_not_grow_with_its_callers() -> Non
         assert len(set(lengths)) == 1
 
 
-async def test_a_stray_cancelled_error_of_the_work_leaves_the_owner_alone() -> None:
+async def test_stray_cancelled_error_of_the_work_spares_the_owner() -> None:
     async with anyio.create_task_group() as owner:
         flights: SingleFlight[str, int] = SingleFlight(owner)
 
@@ -188,7 +188,7 @@ async def test_flights_end_with_their_owner() -> None:
     assert len(flights) == 0
 
 
-async def test_a_failure_of_an_abandoned_flight_is_none_of_the_next_one() -> None:
+async def test_failure_of_an_abandoned_flight_leaves_the_next_alone() -> None:
     unwinds = anyio.Event()
 
     async def fails_late() -> int:
@@ -221,7 +221,7 @@ async def test_a_failure_of_an_abandoned_flight_is_none_of_the_next_one() -> Non
             assert await flights.run("a", second) == 7
 
 
-def test_threads_that_wait_for_a_future_each_get_an_error_of_their_own() -> None:
+def test_threads_that_wait_for_a_future_get_errors_of_their_own() -> None:
     future: SharedFuture[int] = SharedFuture()
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(future.result) for _ in range(2)]

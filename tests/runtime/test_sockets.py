@@ -64,7 +64,7 @@ async def test_none_is_made_after_the_close() -> None:
         made.for_connecting(socket.AF_INET, socket.SOCK_STREAM, 0)
 
 
-async def test_a_socket_that_nobody_closes_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unclosed_socket_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "CLOSE_SECONDS", 0.01)
     made = Sockets()
     with made.for_connecting(socket.AF_INET, socket.SOCK_STREAM, 0):

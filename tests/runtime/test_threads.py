@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_thread_works_while_it_runs_or_waits_for_a_core_and_not_while_it_sleeps() -> None:
+def test_thread_works_while_it_runs_or_waits_for_a_core() -> None:
     clocks: list[ThreadClock] = []
     seconds = [0.0] * 3
 

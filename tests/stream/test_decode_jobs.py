@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Step], Sizes]:
 
 
 @given(case=cases())
-def test_micro_batches_are_the_order_and_jobs_hold_each_step_once(case: tuple[list[Step], Sizes]) -> None:
+def test_micro_batches_keep_the_order_and_jobs_hold_steps_once(case: tuple[list[Step], Sizes]) -> None:
     steps, sizes = case
     cut = list(micro_batches(steps, sizes))
     if sizes.run_frames >= sizes.group_frames:  # whole groups: one decoder of a piece does for all its lanes
@@ -66,7 +66,7 @@ def test_the_first_sample_waits_for_its_own_run_alone() -> None:
 
 
 @given(case=cases())
-def test_a_job_is_started_by_the_first_micro_batch_that_takes_from_it(case: tuple[list[Step], Sizes]) -> None:
+def test_job_is_started_by_its_first_micro_batch(case: tuple[list[Step], Sizes]) -> None:
     steps, sizes = case
     started: set[DecodeJob] = set()
     for micro_batch in micro_batches(steps, sizes):
@@ -87,7 +87,7 @@ def test_what_waits_for_its_turn_is_bounded(case: tuple[list[Step], Sizes]) -> N
 
 
 @given(case=cases())
-def test_nothing_is_decoded_with_what_may_need_the_memory_of_its_piece(case: tuple[list[Step], Sizes]) -> None:
+def test_job_is_not_shared_by_pieces_that_contend_for_memory(case: tuple[list[Step], Sizes]) -> None:
     """A job waits for all its pieces; one of them mustn't wait for another's end, which comes behind a step of it."""
     steps, sizes = case
     number = {(step.piece, step.frame): place for place, step in enumerate(steps)}
@@ -123,7 +123,7 @@ def test_frames_of_a_group_are_decoded_by_one_job() -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_jobs_in_a_row_that_share_a_piece_take_its_readers_in_turns(shuffle: bool) -> None:
+def test_jobs_in_a_row_take_the_readers_of_a_piece_in_turns(shuffle: bool) -> None:
     steps = steps_of([90] * 4, pool=2, group=5, shuffle=shuffle)
     cut = micro_batches(steps, Sizes(5, 5, 10, 2 if shuffle else 1, readers=2))
     jobs = [job.steps for micro_batch in cut for job in micro_batch.starts]
@@ -134,7 +134,7 @@ def test_jobs_in_a_row_that_share_a_piece_take_its_readers_in_turns(shuffle: boo
         assert latter[0].reader == (1 - former[0].reader if shares else 0)
 
 
-def test_parts_of_a_group_stay_with_the_decoder_that_goes_on_with_it() -> None:
+def test_parts_of_a_group_stay_with_one_decoder() -> None:
     cut = micro_batches(steps_of([90] * 4, pool=1, group=30, shuffle=False), Sizes(30, 10, 10, 1, readers=2))
     assert {step.reader for micro_batch in cut for job in micro_batch.starts for step in job.steps} == {0}
 

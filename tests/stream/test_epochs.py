@@ -58,7 +58,7 @@ def passes(draw: st.DrawFn) -> tuple[list[tuple[int, bool]], int, bool]:
 
 
 @given(data=st.data(), given_passes=st.lists(passes(), min_size=1, max_size=8))
-def test_all_workers_take_one_epoch_and_only_a_finished_pass_counts(
+def test_workers_share_an_epoch_and_only_finished_passes_count(
     data: st.DataObject, given_passes: list[tuple[list[tuple[int, bool]], int, bool]]
 ) -> None:
     processes = Processes()
@@ -76,7 +76,7 @@ def test_all_workers_take_one_epoch_and_only_a_finished_pass_counts(
 
 
 @given(ends=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=6), data=st.data())
-def test_persistent_workers_and_loaders_of_one_seed_count_the_same(ends: list[list[bool]], data: st.DataObject) -> None:
+def test_persistent_workers_and_loaders_of_a_seed_count_alike(ends: list[list[bool]], data: st.DataObject) -> None:
     processes = Processes()
     expected = 0
     for one in ends:
@@ -87,7 +87,7 @@ def test_persistent_workers_and_loaders_of_one_seed_count_the_same(ends: list[li
 
 
 @given(data=st.data())
-def test_loaders_over_one_dataset_at_a_time_each_have_their_own_notes(data: st.DataObject) -> None:
+def test_loaders_over_one_dataset_have_their_own_notes(data: st.DataObject) -> None:
     """Whatever the order, a pass is of the epoch that came next when it began, and a finished one is counted."""
     trainer = EpochCounter()
     workers = {1: 2, 2: 2, 3: 1}  # of each loader
@@ -115,7 +115,7 @@ def test_loaders_over_one_dataset_at_a_time_each_have_their_own_notes(data: st.D
         assert trainer.current() == expected
 
 
-def test_a_late_worker_takes_the_epoch_that_others_have_finished_twice() -> None:
+def test_late_worker_takes_the_epoch_that_others_finished_twice() -> None:
     """The first pass was left when only worker 1 had finished; in the second, worker 0 is done before 1 begins."""
     processes = Processes()
     assert processes.run([(0, False), (1, True), (1, True)], workers=2, loader=1) == [0, 0]
@@ -143,7 +143,7 @@ def test_an_end_that_comes_late_does_not_count_for_a_later_pass() -> None:
     assert processes.trainer.current() == 0
 
 
-def test_a_worker_that_missed_a_pass_comes_level_though_the_seed_is_the_same() -> None:
+def test_worker_that_missed_a_pass_catches_up_with_an_equal_seed() -> None:
     processes = Processes()
     assert processes.run([(0, False), (0, False)], workers=2, loader=1) == [0]  # 1 was killed before it began
     for _ in range(2):

@@ -129,7 +129,7 @@ async def test_what_two_processes_wrote_at_once_is_nothing(truth: DatasetTruth) 
     assert page.published() == PublishedFigures()
 
 
-async def test_a_worker_that_died_waits_no_longer_and_one_that_opens_a_dataset_does(truth: DatasetTruth) -> None:
+async def test_opening_worker_waits_and_a_dead_one_does_not(truth: DatasetTruth) -> None:
     statistics = await statistics_of(truth)
     process = multiprocessing.get_context("fork").Process(target=int)
     process.start()

@@ -252,9 +252,7 @@ def test_a_damaged_place_in_the_run_is_refused(mixed: af.Mixture, other: af.Mixt
         other.load_state_dict({**state, "order": {**state["order"], **place}})
 
 
-def test_at_an_epochs_beginning_too_a_mixtures_state_is_not_a_streams(
-    truths: list[DatasetTruth], mixed: af.Mixture
-) -> None:
+def test_mixtures_state_at_an_epochs_beginning_is_not_a_streams(truths: list[DatasetTruth], mixed: af.Mixture) -> None:
     stream = member(str(truths[0].root), features=[])
     states = []
     for each in (stream, mixed):
@@ -289,7 +287,7 @@ def test_batches_of_a_process_beside_this_one_are_the_same(truths: list[DatasetT
 
 
 @pytest.mark.usefixtures("programs_are_warm")
-def test_what_is_left_behind_a_part_of_a_batch_comes_in_whole_batches_again(truths: list[DatasetTruth]) -> None:
+def test_rest_behind_a_part_of_a_batch_comes_in_whole_batches(truths: list[DatasetTruth]) -> None:
     """Of one member each, but for the last one of each; wherever it is read, and gone on with behind any of them."""
     mixed, taken = mixture(truths, block_samples=4), 6
     whole = keys(mixed)
@@ -508,7 +506,7 @@ def test_arguments_that_can_not_be_meant(truths: list[DatasetTruth], options: di
         mixture(truths, **options)
 
 
-def test_what_only_the_datasets_tell_is_refused_when_they_are_opened(truths: list[DatasetTruth]) -> None:
+def test_errors_that_only_datasets_show_are_raised_at_opening(truths: list[DatasetTruth]) -> None:
     for options, message in (
         ({"missing": "raise"}, "members lack keys"),
         ({"missing": "pad"}, "can't tell the shape"),

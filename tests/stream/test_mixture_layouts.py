@@ -60,7 +60,7 @@ def runs(truths: list[DatasetTruth]) -> Any:  # noqa: ANN401
 @SEVERAL_STREAMS
 @settings(any_moment, max_examples=10)
 @given(data=st.data(), stop_on=st.sampled_from(["first", "all", 25]))
-def test_over_a_chain_of_layouts_every_member_gives_all_once_an_epoch_of_its_own(
+def test_members_give_all_once_over_a_chain_of_layouts(
     truths: list[DatasetTruth],
     runs: Any,  # noqa: ANN401
     data: st.DataObject,
@@ -97,7 +97,7 @@ def test_over_a_chain_of_layouts_every_member_gives_all_once_an_epoch_of_its_own
 @SEVERAL_STREAMS
 @settings(any_moment, max_examples=10)
 @given(data=st.data(), ends=st.sampled_from(["uneven", "drop", "pad"]), drop_last=st.booleans())
-def test_all_ranks_make_the_same_batches_of_a_rest_however_many_they_are(
+def test_batches_of_a_rest_are_the_same_for_any_number_of_ranks(
     truths: list[DatasetTruth],
     data: st.DataObject,
     ends: Any,  # noqa: ANN401
@@ -198,7 +198,7 @@ def odd_rest(truths: list[DatasetTruth], monkeypatch: pytest.MonkeyPatch) -> Any
     mixed.close()
 
 
-def test_a_rank_without_the_last_batches_does_not_end_the_epoch_for_all(odd_rest: Any) -> None:  # noqa: ANN401
+def test_rank_without_the_last_batches_does_not_end_the_epoch(odd_rest: Any) -> None:  # noqa: ANN401
     begin, counts = odd_rest
     dataset = begin(1)
     assert len(list(itertools.islice(dataset, counts[1]))) == counts[1]
@@ -232,7 +232,7 @@ def sizes(batches: Iterable[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.usefixtures("programs_are_warm")
-def test_a_state_of_another_batch_size_keeps_its_blocks_for_its_epoch_alone(truths: list[DatasetTruth]) -> None:
+def test_blocks_of_another_batch_size_last_for_one_epoch(truths: list[DatasetTruth]) -> None:
     """Here and in a process beside, whose epochs' ends are known here, too; from within an epoch and from its end."""
     begun_with = parted(truths)
     batches = iter(af.torch.StreamDataset(begun_with, 3))
@@ -260,7 +260,7 @@ def test_a_state_of_another_batch_size_keeps_its_blocks_for_its_epoch_alone(trut
     beside.close()
 
 
-def test_an_epoch_that_is_set_is_counted_on_unless_it_lies_in_front(truths: list[DatasetTruth]) -> None:
+def test_set_epoch_is_counted_on_unless_it_lies_ahead(truths: list[DatasetTruth]) -> None:
     """For every rank alike; and what is only looked at is nothing that the run goes on from."""
     one, other, fresh = (parted(truths) for _ in range(3))
     by_three, by_four = Placement(batch_size=3), Placement(batch_size=4)
@@ -283,7 +283,7 @@ def test_an_epoch_that_is_set_is_counted_on_unless_it_lies_in_front(truths: list
         each.close()
 
 
-def test_ranks_that_have_begun_an_epoch_and_those_that_have_not_are_merged(truths: list[DatasetTruth]) -> None:
+def test_ranks_on_both_sides_of_an_epochs_beginning_are_merged(truths: list[DatasetTruth]) -> None:
     """They know the places of two epochs, which is no contradiction."""
     mixed = parted(truths, stop_on=25)
     states = []

@@ -104,7 +104,7 @@ def test_a_batch_is_what_a_loader_makes(truth: DatasetTruth, stream: af.Stream, 
                 assert value == theirs[key]
 
 
-def test_an_early_break_leaves_it_usable_and_takes_the_epoch_again(
+def test_early_break_leaves_it_usable_and_repeats_the_epoch(
     truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
 ) -> None:
     for taken in (1, 3, 2) * 4:
@@ -209,7 +209,7 @@ def test_behind_an_epoch_the_state_is_the_beginning_of_the_next(
     assert indices(batches) == alone(truth, 1, features=None)
 
 
-def test_a_pass_is_finished_with_its_last_batch_and_the_state_is_of_what_comes_next(
+def test_last_batch_finishes_a_pass_and_its_state(
     truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
 ) -> None:
     """As of a stream: whether the end was asked for or not, and where an epoch is set or a pass begun again."""
@@ -232,7 +232,7 @@ def test_a_pass_is_finished_with_its_last_batch_and_the_state_is_of_what_comes_n
     assert indices(batches) == alone(truth, 3, features=None)
 
 
-def test_behind_the_last_whole_batch_comes_the_next_epoch_where_the_rest_is_dropped(truth: DatasetTruth) -> None:
+def test_next_epoch_follows_the_last_whole_batch_with_drop_last(truth: DatasetTruth) -> None:
     for rest_is_dropped, epoch in ((True, 1), (False, 0)):
         stream = stream_of(truth)
         whole = truth.num_frames // 7
@@ -260,7 +260,7 @@ def test_a_state_of_another_order_is_refused_and_does_no_harm(
     assert indices(batches) == alone(truth, 0)
 
 
-def test_a_pass_does_not_go_on_without_a_state_that_is_loaded_meanwhile(
+def test_pass_stops_when_a_state_is_loaded_meanwhile(
     truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
 ) -> None:
     iterator = iter(batches)
@@ -318,7 +318,7 @@ class Fail:
         return sample
 
 
-def test_an_error_comes_at_its_batch_with_its_type_and_place_and_the_next_pass_works(truth: DatasetTruth) -> None:
+def test_error_comes_at_its_batch_and_the_next_pass_works(truth: DatasetTruth) -> None:
     stream = stream_of(truth, shuffle=False, transform=Fail(9, ValueError("mine")))
     seen: list[int] = []
     with af.serve_samples(stream, 4, max_ahead=5) as batches:
@@ -331,7 +331,7 @@ def test_an_error_comes_at_its_batch_with_its_type_and_place_and_the_next_pass_w
         assert next(iter(batches))["index"].tolist() == [0, 1, 2, 3]
 
 
-def test_a_killed_process_is_an_error_that_says_so_and_the_state_is_kept(truth: DatasetTruth) -> None:
+def test_killed_process_is_an_error_and_the_state_is_kept(truth: DatasetTruth) -> None:
     stream = stream_of(truth, shuffle=False, transform=Fail(20, "kill"))
     with af.serve_samples(stream, 4) as batches:
         seen = []
@@ -423,7 +423,7 @@ def test_single_samples_and_larger_ones(truth: DatasetTruth) -> None:
     assert isinstance(got[0]["task"], str)
 
 
-def test_a_rank_found_here_holds_there_and_a_short_batch_can_be_dropped(
+def test_rank_holds_in_the_process_and_short_batches_are_dropped(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = stream_of(truth)
@@ -484,7 +484,7 @@ def test_numbers_out_of_range_are_refused(truth: DatasetTruth, name: str, value:
         af.serve_samples(stream_of(truth), **options)
 
 
-def test_a_transform_that_does_not_pickle_is_named_and_leaves_no_process(truth: DatasetTruth) -> None:
+def test_transform_that_does_not_pickle_leaves_no_process(truth: DatasetTruth) -> None:
     before = multiprocessing.active_children()
     with pytest.raises(af.ConfigError, match=r"lambda.* top of a module"):
         af.serve_samples(stream_of(truth, transform=lambda sample: sample)).__enter__()
@@ -616,7 +616,7 @@ def test_it_dies_with_its_parent_whatever_kills_that(truth: DatasetTruth, tmp_pa
 
 
 @pytest.mark.alone
-def test_an_interrupt_of_both_processes_is_a_clean_end_with_one_traceback(truth: DatasetTruth, tmp_path: Path) -> None:
+def test_interrupt_of_both_processes_ends_with_one_traceback(truth: DatasetTruth, tmp_path: Path) -> None:
     body = """
     if __name__ == "__main__":
         with serve() as batches:

@@ -154,7 +154,7 @@ def test_a_value_that_can_not_be_handed_over_is_refused() -> None:
 # Slots.
 
 
-def test_a_slot_is_used_again_and_a_larger_batch_replaces_the_free_ones() -> None:
+def test_slot_is_reused_and_a_larger_batch_replaces_free_ones() -> None:
     slots = MemorySlots()
     first, view = slots.take(100_000)
     second, other_view = slots.take(100_000)
@@ -170,7 +170,7 @@ def test_a_slot_is_used_again_and_a_larger_batch_replaces_the_free_ones() -> Non
     assert slots.take(10)[0] is larger  # a batch at the end of an epoch is smaller
 
 
-def test_a_slot_that_was_handed_over_is_its_readers_until_that_has_no_view() -> None:
+def test_slot_handed_over_is_its_readers_until_its_last_view() -> None:
     slots = MemorySlots()
     slot, view = slots.take(5000)
     view[70] = 42
@@ -189,7 +189,7 @@ def test_a_slot_that_was_handed_over_is_its_readers_until_that_has_no_view() -> 
     assert slots.take(5000)[0] is slot
 
 
-def test_a_slot_of_a_process_that_has_ended_is_an_error_that_names_it() -> None:
+def test_slot_of_an_ended_process_is_an_error_that_names_it() -> None:
     slots = MemorySlots()
     name = slots.hand_over(slots.take(5000)[0])
     assert name is not None
@@ -210,7 +210,7 @@ def test_shared_memory_has_no_name() -> None:
     assert set(os.listdir("/dev/shm")) == before
 
 
-def test_no_memory_is_an_error_that_says_so_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_an_error_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -252,7 +252,7 @@ def test_messages_arrive_in_order(channels: tuple[Channel, Channel]) -> None:
     assert equal([there.receive() for _ in said], said)
 
 
-def test_what_was_said_before_the_end_is_received_and_then_the_end(channels: tuple[Channel, Channel]) -> None:
+def test_messages_before_the_end_are_received_first(channels: tuple[Channel, Channel]) -> None:
     here, there = channels
     here.send("last")
     here.close()
@@ -265,7 +265,7 @@ def test_what_was_said_before_the_end_is_received_and_then_the_end(channels: tup
     there.send("to nobody")
 
 
-def test_a_batch_of_a_process_that_has_ended_is_an_error_and_the_channel_stays_open(
+def test_batch_of_an_ended_process_leaves_the_channel_open(
     channels: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = channels
@@ -277,7 +277,7 @@ def test_a_batch_of_a_process_that_has_ended_is_an_error_and_the_channel_stays_o
     assert not there.is_closed
 
 
-def test_the_end_of_the_other_process_is_seen_though_its_connection_lasts() -> None:
+def test_end_of_the_other_process_is_seen_beside_its_connection() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     connection, copy = multiprocessing.Pipe()
     channel = Channel(connection, child.pid)
@@ -288,7 +288,7 @@ def test_the_end_of_the_other_process_is_seen_though_its_connection_lasts() -> N
     child.wait()
 
 
-def test_an_interrupt_in_the_middle_of_a_message_closes_the_channel(channels: tuple[Channel, Channel]) -> None:
+def test_interrupt_in_the_middle_of_a_message_closes_the_channel(channels: tuple[Channel, Channel]) -> None:
     here, there = channels
     here.send(Interrupts())
     with pytest.raises(KeyboardInterrupt):
@@ -332,7 +332,7 @@ def test_others_arrive_as_they_are_with_where_they_were_raised(error: BaseExcept
 
 
 @pytest.mark.parametrize("error", [Unpicklable(1, 2), ValueError(lambda: 0)], ids=["not back", "not at all"])
-def test_one_that_does_not_pickle_arrives_as_its_type_message_and_traceback(error: Exception) -> None:
+def test_error_that_does_not_pickle_arrives_as_text(error: Exception) -> None:
     arrived = raised(error)
     assert type(arrived) is af.WorkerError
     assert f"{type(error).__name__} in the process" in str(arrived)

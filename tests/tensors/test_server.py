@@ -140,7 +140,7 @@ async def test_an_over_long_upload_is_refused_before_its_body_is_sent(server: Te
     assert f"max_bytes={256 * MIB} is less than the {2**60} asked".encode() in said
 
 
-async def test_a_header_that_says_more_than_its_request_takes_no_memory(
+async def test_header_that_exceeds_its_request_takes_no_memory(
     server: TensorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
@@ -224,7 +224,7 @@ def test_a_reader_that_vanishes_is_no_error_of_the_servers(
     assert not caplog.records
 
 
-async def test_a_sender_that_vanishes_before_it_is_told_to_go_on_is_no_error_of_the_servers(
+async def test_sender_that_vanishes_early_is_no_error_of_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with TensorServer(max_bytes=MIB, shared_memory=False) as server:

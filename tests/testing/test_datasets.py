@@ -134,7 +134,7 @@ def test_every_frame_says_which_one_it_is(coded: DatasetTruth, camera: str) -> N
     assert sum(map(len, files.values())) == coded.num_frames
 
 
-def test_moov_is_at_the_tail_of_one_episode_and_in_front_of_several(coded: DatasetTruth) -> None:
+def test_moov_is_behind_one_episode_and_in_front_of_several(coded: DatasetTruth) -> None:
     orders = {
         path.relative_to(coded.root / "videos").as_posix(): [
             name for name in boxes(path.read_bytes()) if "." not in name
@@ -425,7 +425,7 @@ def test_the_truth_is_a_path_and_refuses_what_is_not_there(coded: DatasetTruth) 
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_arguments_that_can_not_be_meant_are_refused_before_writing(tmp_path: Path, arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused_before_writing(tmp_path: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         write_dataset(tmp_path / "new", **arguments)
     assert not (tmp_path / "new").exists()

@@ -149,7 +149,7 @@ def test_if_match_lets_the_same_version_pass_only(server: RangeServer) -> None:
     assert ask(server, "/a.bin", If_Match=f"W/{etag}", Range="bytes=0-0").status == 412
 
 
-def test_if_range_gives_the_whole_object_when_the_version_is_another(server: RangeServer) -> None:
+def test_if_range_gives_the_whole_object_of_another_version(server: RangeServer) -> None:
     described = ask(server, "/a.bin").headers
     assert ask(server, "/a.bin", Range="bytes=0-4", If_Range=described["ETag"]).status == 206
     assert ask(server, "/a.bin", Range="bytes=0-4", If_Range=described["Last-Modified"]).status == 206

@@ -118,7 +118,7 @@ def test_a_factory_of_something_else_is_refused(made: Any) -> None:  # noqa: ANN
         list(Dataset(lambda: made))
 
 
-def test_a_factory_that_is_an_async_function_without_a_yield_is_refused_and_its_coroutine_closed() -> None:
+def test_factory_that_is_no_generator_is_refused() -> None:
     async def nothing() -> None:
         pass
 
@@ -151,7 +151,7 @@ class Context:
 
 
 @pytest.mark.parametrize(("error", "end"), [(None, "None"), (ValueError(), "ValueError")])
-def test_a_context_manager_is_entered_and_left_though_it_is_iterable_itself(error: Exception | None, end: str) -> None:
+def test_context_manager_that_is_iterable_is_entered_and_left(error: Exception | None, end: str) -> None:
     log: list[str] = []
     iterator = iter(Dataset(lambda: Context(log, error)))
     assert [next(iterator) for _ in range(3)] == [0, 1, 2]
@@ -208,7 +208,7 @@ def test_leaving_early_ends_the_iterator_and_its_thread(end: str) -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("swallows", ["cancellation", "the loop", "a thread"])
-def test_leaving_early_waits_no_longer_than_a_second_for_what_does_not_end(swallows: str) -> None:
+def test_leaving_early_waits_a_second_at_most_for_the_source(swallows: str) -> None:
     end = threading.Event()
 
     async def stubborn() -> AsyncIterator[int]:

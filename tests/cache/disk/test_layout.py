@@ -39,7 +39,7 @@ def test_a_range_is_cut_where_blocks_meet_and_joins_again(one: int, other: int) 
 
 
 @given(st.lists(st.booleans(), max_size=6))
-def test_what_is_missing_is_asked_for_in_as_few_ranges_as_possible(missing: list[bool]) -> None:
+def test_missing_bytes_are_asked_for_in_few_ranges(missing: list[bool]) -> None:
     pieces = [piece for piece, is_missing in zip(split(0, 6 * BLOCK_BYTES), missing, strict=False) if is_missing]
     spans = join(pieces)
     assert sum(stop - start for start, stop in spans) == len(pieces) * BLOCK_BYTES
@@ -62,7 +62,7 @@ def test_other_names_are_no_pieces(end: str) -> None:
 
 
 @given(OFFSETS, st.integers(1, 2**60))
-def test_the_files_of_a_range_are_on_its_subdirectories_of_which_there_are_so_many(start: int, size: int) -> None:
+def test_files_of_a_range_are_in_its_subdirectories(start: int, size: int) -> None:
     found = subdirectories(VERSION.object, start, start + size)
     assert len(found) <= min(SUBDIRECTORIES, size // BLOCK_BYTES + 2)
     for piece in split(start, start + min(size, 5 * BLOCK_BYTES)):
@@ -97,7 +97,7 @@ def test_files_take_whole_pages(file_bytes: int) -> None:
     assert cost_bytes(file_bytes) % PAGE_BYTES == 0
 
 
-def test_versions_differ_by_object_tag_and_size_and_not_by_signature() -> None:
+def test_versions_differ_by_object_tag_and_size_not_signature() -> None:
     info = ObjectInfo("https://host/a", 10, '"tag"')
     assert VersionFile.of(info) == VersionFile.of(ObjectInfo("https://host/a?Signature=1&Expires=2", 10, '"tag"'))
     others = [
@@ -108,7 +108,7 @@ def test_versions_differ_by_object_tag_and_size_and_not_by_signature() -> None:
     assert len({VersionFile.of(one).digest for one in [info, *others]}) == 4
 
 
-def test_objects_differ_by_endpoint_and_are_called_as_ever_where_there_is_none() -> None:
+def test_objects_differ_by_endpoint() -> None:
     assert object_id("https://data.example.org/a") == "eed78a5959f262d03b574f93b2f744a8"
     assert object_id("s3://bucket/key") == "16c6f7771024a5cdd314a7db08f50144"
     endpoints = ["", "https://one.example.org", "https://two.example.org"]

@@ -135,7 +135,7 @@ async def test_only_what_is_missing_is_asked_for_in_one_range_each(tier: Tier, s
 
 
 @pytest.mark.parametrize("verb", ["fetch", "fetch_into", "fetch_head", "fetch_tail", "fetch_many", "open", "last"])
-async def test_every_verb_reads_the_right_bytes_with_and_without_the_disk(tier: Tier, site: Site, verb: str) -> None:
+async def test_every_verb_is_right_with_and_without_the_disk(tier: Tier, site: Site, verb: str) -> None:
     for _ in range(2):
         async with job(tier) as reader:
             for _ in range(2):
@@ -187,7 +187,7 @@ async def test_empty_ranges_empty_objects_and_ranges_past_the_end(tier: Tier, si
 # Versions.
 
 
-async def test_a_replaced_object_is_never_served_from_what_is_kept_of_the_old_one(tier: Tier, site: Site) -> None:
+async def test_replaced_object_is_never_served_from_its_old_bytes(tier: Tier, site: Site) -> None:
     async with job(tier) as reader:
         await reader.fetch(site.url, 0, MIB)
         site.objects["a.bin"] = CONTENT[::-1]
@@ -199,7 +199,7 @@ async def test_a_replaced_object_is_never_served_from_what_is_kept_of_the_old_on
         assert await reader.fetch(site.url, 0, MIB) == CONTENT[:MIB]
 
 
-async def test_half_of_an_old_version_and_half_of_a_new_one_is_an_error(tier: Tier, site: Site) -> None:
+async def test_half_an_old_and_half_a_new_version_is_an_error(tier: Tier, site: Site) -> None:
     async with job(tier) as reader:
         await reader.fetch(site.url, 0, MIB)
     async with job(tier) as reader:
@@ -223,7 +223,7 @@ async def test_without_a_strong_etag_nothing_is_kept(tier: Tier, site: Site, eta
     assert tier.files() == []
 
 
-async def test_bytes_whose_answer_lacks_the_etag_are_not_kept_under_the_one_known(tier: Tier, site: Site) -> None:
+async def test_bytes_without_an_etag_are_not_kept_under_a_known_one(tier: Tier, site: Site) -> None:
     async with job(tier) as reader:
         await reader.stat(site.url)
         site.fault = Fault(answer_headers={"ETag": None}, corrupt_at=50)
@@ -233,7 +233,7 @@ async def test_bytes_whose_answer_lacks_the_etag_are_not_kept_under_the_one_know
         assert await reader.fetch(site.url, 0, 100) == CONTENT[:100]
 
 
-async def test_who_may_not_read_the_object_does_not_get_it_from_the_disk(tier: Tier, site: Site) -> None:
+async def test_disk_serves_no_object_that_the_caller_may_not_read(tier: Tier, site: Site) -> None:
     async with job(tier) as reader:
         await reader.fetch(site.url, 0, 100)
     site.fault = Fault.status(403)
@@ -264,7 +264,7 @@ async def test_local_files_and_what_fsspec_reads_go_past_it(tier: Tier, tmp_path
 # Damage, deletion, a full disk.
 
 
-async def test_what_was_damaged_or_deleted_is_fetched_again_and_kept_again(tier: Tier, site: Site) -> None:
+async def test_damaged_and_deleted_files_are_fetched_and_kept_again(tier: Tier, site: Site) -> None:
     async with job(tier) as reader:
         await reader.fetch(site.url, 0, 3 * MIB)
         damaged, deleted, _ = tier.files()
@@ -353,7 +353,7 @@ async def test_leaving_it_ends_the_making_of_room(tier: Tier, site: Site, monkey
 # Many at once.
 
 
-async def test_a_thousand_that_meet_an_unknown_object_on_disk_ask_for_its_version_once(tier: Tier, site: Site) -> None:
+async def test_thousand_readers_ask_for_a_version_on_disk_once(tier: Tier, site: Site) -> None:
     async with job(tier) as reader:
         await reader.fetch(site.url, 0, 1000)
     site.asked()
@@ -393,7 +393,7 @@ async def test_whatever_is_cancelled_when_the_next_read_is_right(tier: Tier, sit
     assert tier.on_disk_bytes() <= max_bytes
 
 
-async def test_a_task_that_is_cancelled_waits_for_the_thread_that_has_its_buffer(
+async def test_cancelled_task_waits_for_the_thread_with_its_buffer(
     tier: Tier, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, reads, goes_on = os.preadv, threading.Event(), threading.Event()
@@ -465,7 +465,7 @@ async def test_conformance(tier: Tier, site: Site, check: Check, kind: str) -> N
             await check(cast("Store", Wrapped(site, reader)))
 
 
-async def test_a_byte_cache_reads_from_disk_what_it_no_longer_has_in_memory(tier: Tier, site: Site) -> None:
+async def test_byte_cache_reads_evicted_bytes_from_disk(tier: Tier, site: Site) -> None:
     disk = DiskTier(tier.directory, 64 * MIB, min_free_bytes=0)
     async with Fetcher(CONFIG) as fetcher, ByteCache(fetcher, max_bytes=MIB, disk=disk) as cache:
         for _ in range(3):

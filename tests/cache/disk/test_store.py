@@ -177,7 +177,7 @@ def test_damage_in_a_larger_piece_hides_no_smaller_one(tier: Tier) -> None:
     assert disk.statistics().damaged == 1
 
 
-def test_files_deleted_underneath_are_missing_and_their_room_comes_back(tier: Tier) -> None:
+def test_files_deleted_underneath_give_their_room_back(tier: Tier) -> None:
     disk = tier.open(3 * FILE_BYTES)
     put(disk, 0, 3 * MIB)
     for path in tier.files():
@@ -280,7 +280,7 @@ def test_strangers_files_are_left_alone(tier: Tier) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_number_that_is_damaged_is_counted_anew_and_breaks_no_bound(tier: Tier, damage: str) -> None:
+def test_damaged_number_is_counted_anew_and_breaks_no_bound(tier: Tier, damage: str) -> None:
     disk = tier.open(6 * FILE_BYTES)
     put(disk, 0, WHOLE)
     used = tier.directory / "v1/used"
@@ -293,7 +293,7 @@ def test_a_number_that_is_damaged_is_counted_anew_and_breaks_no_bound(tier: Tier
     assert tier.open().folder.used_bytes() == tier.on_disk_bytes()
 
 
-def test_verify_finds_what_is_damaged_and_leaves_the_order_of_use(tier: Tier) -> None:
+def test_verify_finds_damage_and_leaves_the_order_of_use(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 0, WHOLE)
     times = {path: path.stat().st_mtime_ns for path in tier.files()}
@@ -416,7 +416,7 @@ def test_another_users_directory_is_refused_with_both_names(reachable: Tier) -> 
 
 
 @needs_root
-def test_a_shared_directory_serves_both_and_what_may_not_be_read_is_a_miss(reachable: Tier) -> None:
+def test_shared_directory_serves_both_and_misses_unreadables(reachable: Tier) -> None:
     tier = reachable
     old = os.umask(0)
     try:
@@ -456,7 +456,7 @@ def test_a_directory_that_cannot_be_meant_is_refused(directory: str) -> None:
         DiskTier(directory, 1)
 
 
-def test_a_directory_that_is_no_tier_is_not_made_one_by_looking_at_it(tmp_path: Path) -> None:
+def test_directory_becomes_no_tier_by_looking_at_it(tmp_path: Path) -> None:
     (tmp_path / "v1/objects").mkdir(parents=True)
     with pytest.raises(CacheError, match="no disk cache"):
         Folder(tmp_path, create=False)

@@ -74,7 +74,7 @@ def test_s02_a_file_lives_as_long_as_handles_do(make_pool: MakePool) -> None:
     assert is_empty(pool)
 
 
-def test_s05_after_a_direct_read_without_room_the_others_queue_again(make_pool: MakePool) -> None:
+def test_s05_others_queue_again_after_a_direct_read_without_room(make_pool: MakePool) -> None:
     store = GatedStore(TEN)
     pool = make_pool(workers=1, max_bytes=10)
     full = pool.get_lazy(store, "a")
@@ -90,7 +90,7 @@ def test_s05_after_a_direct_read_without_room_the_others_queue_again(make_pool: 
     assert pool.statistics().direct_reads == 1
 
 
-def test_s06_a_failure_reaches_all_who_shared_it_and_the_next_request_tries_again(make_pool: MakePool) -> None:
+def test_s06_failure_reaches_all_sharers_and_next_tries_again(make_pool: MakePool) -> None:
     store = GatedStore(TEN)
     store.errors["a"] = OSError("the disk is on fire")
     store.hold("a")
@@ -146,7 +146,7 @@ async def test_s06_a_failure_awaited_is_not_remembered(make_pool: MakePool, clos
     assert store.reads == ["a"] * 3
 
 
-def test_s06_a_failure_is_none_of_a_handle_s_that_is_asked_for_after_it(make_pool: MakePool) -> None:
+def test_s06_failure_is_not_given_to_a_later_handle(make_pool: MakePool) -> None:
     store = GatedStore(TEN)
     store.errors["a"] = OSError("the disk is on fire")
     store.hold("a")
@@ -267,7 +267,7 @@ class Sample:
 
 
 @pytest.mark.parametrize("kind", [CachePool, NoCachePool])
-def test_s09_sources_are_recorded_in_order_on_the_sample_that_is_passed(kind: type[Any]) -> None:
+def test_s09_sources_are_recorded_in_order_on_the_sample(kind: type[Any]) -> None:
     store = GatedStore(TEN)
     with kind() as pool:
         one, two = pool.get_lazy(store, "a"), pool.get_lazy(store, "b")
@@ -296,7 +296,7 @@ def test_s10_close_refuses_new_handles_and_is_idempotent(make_pool: MakePool) ->
     assert "closed" in repr(pool)
 
 
-def test_s10_close_waits_for_a_read_that_hangs_no_longer_than_told(
+def test_s10_close_waits_for_a_hanging_read_within_its_timeout(
     make_pool: MakePool, parent: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = GatedStore(TEN)
@@ -399,7 +399,7 @@ def test_a_setting_that_cannot_be_meant_is_refused(settings: dict[str, Any], mes
 
 
 @pytest.mark.parametrize("seconds", [math.inf, math.nan, 1e300, "10"])
-def test_a_wait_that_no_thread_can_wait_is_refused_and_changes_nothing(make_pool: MakePool, seconds: Any) -> None:  # noqa: ANN401
+def test_impossible_wait_is_refused_and_changes_nothing(make_pool: MakePool, seconds: Any) -> None:  # noqa: ANN401
     store = GatedStore(TEN)
     pool = make_pool()
     lazy = pool.get_lazy(store, "a")

@@ -159,7 +159,7 @@ def archive_of(names: str) -> bytes:
 
 
 @pytest.mark.parametrize("told_by", ["a strong ETag", "a weak ETag", "a date", "the size alone"])
-def test_of_a_replaced_archive_no_member_is_read_by_the_old_index(told_by: str) -> None:
+def test_replaced_archive_is_not_read_by_the_old_index(told_by: str) -> None:
     def told(version: str) -> Fault | None:
         match told_by:
             case "a strong ETag":
