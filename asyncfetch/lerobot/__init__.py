@@ -2,6 +2,7 @@
 
 metadata            info.json, tasks, statistics and the episode table, checked against each other
 info                what info.json says; where files are; units of depth
+choice              keys that a user chooses, and the error where one isn't there
 episode_files, episode_table    meta/episodes: its files; the table in memory
 parquet, columns    parquet by byte ranges; columns as arrays
 listing, oddities   files that no name on record leads to; what is said wrong, but changes no sample
@@ -22,7 +23,8 @@ engine              what several datasets share, beside `resources`
 
 from __future__ import annotations
 
-from asyncfetch.lerobot.dataset import LeRobotDataset, chosen_features, open_dataset, reader_of
+from asyncfetch.lerobot.choice import check_keys, chosen_features
+from asyncfetch.lerobot.dataset import LeRobotDataset, open_dataset, reader_of
 from asyncfetch.lerobot.engine import DatasetEngine
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode, PlanChange
 from asyncfetch.lerobot.episode_reader import DatasetStatistics, EpisodeReader
@@ -64,6 +66,7 @@ __all__ = [
     "SampleBuilder",
     "Stretch",
     "Windows",
+    "check_keys",
     "check_windows",
     "chosen_features",
     "dataset_info",
