@@ -13,7 +13,8 @@ frame_times         which frame of a video is each row's, by their times
 scan                columns of many episodes, as record batches
 video_index         where an episode's frames lie in its video files
 stretch             neighbouring frames of an episode, which are read as one
-episode_cache       stretches of episodes in memory, each byte fetched once, and one of them while it is read
+episode_cache       stretches of episodes in memory, each byte fetched once
+held_episode        one of them while it is read: its rows, clips and decoders
 samples             which frames a sample is made of; making it
 summary             a dataset in one value, with the sizes of its files
 episode_reader      an open dataset's episodes: fetched ahead, held while they are read, and how some failed
@@ -26,8 +27,9 @@ from __future__ import annotations
 from asyncfetch.lerobot.choice import check_keys, chosen_features
 from asyncfetch.lerobot.dataset import LeRobotDataset, open_dataset, reader_of
 from asyncfetch.lerobot.engine import DatasetEngine
-from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode, PlanChange
+from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, PlanChange
 from asyncfetch.lerobot.episode_reader import DatasetStatistics, EpisodeReader
+from asyncfetch.lerobot.held_episode import HeldEpisode
 from asyncfetch.lerobot.info import DepthUnit
 from asyncfetch.lerobot.samples import (
     Asked,

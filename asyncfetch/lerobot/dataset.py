@@ -296,10 +296,8 @@ class LeRobotDataset(AsyncOnly):
         if not chosen or len(set(chosen)) < len(chosen):
             raise ConfigError(f"columns of {where} must be different ones of {', '.join(there)}, not {keys!r:.200}")
         if not set(chosen).isdisjoint(self.cameras):
-            message = (
-                f"columns of {where} are {', '.join(there)}; frames of cameras are decoded: sample() and Stream give"
-            )
-            raise ConfigError(f"{message} them")
+            message = f"columns of {where} are {', '.join(there)}, not {keys!r:.200}"
+            raise ConfigError(f"{message}; frames of cameras are decoded: sample() and Stream give them")
         positions = np.arange(len(table)) if episodes is None else table.positions(list(episodes))
         return reader.rows(chosen, positions)
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from asyncfetch.lerobot.episode_cache import HeldEpisode
     from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import DepthUnit, Feature
 
 TOLERANCE_SECONDS = 1e-4
