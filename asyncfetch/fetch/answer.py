@@ -255,53 +255,43 @@ class Answer:
         seen = len(self._held)
         received, stop = self._scratch, nbytes
         expected, pattern = self._expected, self.pattern
-        if expected is not None and pattern is not None and not seen:
-            head = pattern.head_of(expected)
-            if head is not None and received.startswith(head, 0, stop):
-                self._raw_head = head
-                return self._land(received, len(head), stop)
-        if seen:
-            self._held += self._scratch[:nbytes]
-            received, stop = self._held, seen + nbytes
-        start, limit = max(0, seen - 3), min(stop, MAX_HEAD_BYTES)
-        end = received.find(b"\r\n\r\n", start, limit) + 4
-        if end < 4:
-            begins = _START.startswith(bytes(received[: min(stop, len(_START))]))
-            if begins and stop < MAX_HEAD_BYTES and _ODD_END.search(received, start, limit) is None:
-                self._held = received if seen else received[:stop]
-                return False
-            end = 0
-        raw = self._raw_head = bytes(received[:end])
-        if expected is not None and expected.is_met_by(raw):
-            self.pattern = HeadPattern(raw, expected)
-            return self._land(received, end, stop)
-        return self._hold_body(received, end, stop)
-
-    def _land(self, received: bytearray, end: int, stop: int) -> bool:
-        """Have the expected body land where it belongs; its head ends at ``end``. Returns as ``came`` does."""
+        head = None if expected is None or pattern is None or seen else pattern.head_of(expected)
+        if head is not None and received.startswith(head, 0, stop):
+            is_met, self._raw_head, end = True, head, len(head)
+        else:
+            if seen:
+                self._held += self._scratch[:nbytes]
+                received, stop = self._held, seen + nbytes
+            start, limit = max(0, seen - 3), min(stop, MAX_HEAD_BYTES)
+            end = received.find(b"\r\n\r\n", start, limit) + 4
+            if end < 4:
+                begins = _START.startswith(bytes(received[: min(stop, len(_START))]))
+                if begins and stop < MAX_HEAD_BYTES and _ODD_END.search(received, start, limit) is None:
+                    self._held = received if seen else received[:stop]
+                    return False
+                end = 0
+            raw = self._raw_head = bytes(received[:end])
+            is_met = expected is not None and expected.is_met_by(raw)
+            if expected is not None and is_met:
+                self.pattern = HeadPattern(raw, expected)
         place, self._place = self._place, no_place  # it refers to the memory, and the answer stays to the next request
-        view = place()
-        if view is None:
-            return self._hold_body(received, end, stop)
-        with memoryview(received) as came:
-            if isinstance(view, memoryview) and len(view) == stop - end:  # as most ranges of up to 64 KiB
-                view[:] = came[end:stop]
-                self.received_bytes, self.is_whole, self.phase = stop - end, True, _ENDED
-            else:
-                self._aim(view)
-                self._fill(came[end:stop])
-        return self.phase is _ENDED
-
-    def _hold_body(self, received: bytearray, end: int, stop: int) -> bool:
-        """Keep what came of the body until ``take``, behind a head that is told first."""
-        self._place = no_place
-        head = self.head
-        if head is None or head.length_bytes is None:
+        view = place() if is_met else None
+        if view is not None:
+            with memoryview(received) as came:
+                if isinstance(view, memoryview) and len(view) == stop - end:  # as most ranges of up to 64 KiB
+                    view[:] = came[end:stop]
+                    self.received_bytes, self.is_whole, self.phase = stop - end, True, _ENDED
+                else:
+                    self._aim(view)
+                    self._fill(came[end:stop])
+            return self.phase is _ENDED
+        told = self.head
+        if told is None or told.length_bytes is None:
             self.stop()
             return True
-        self.phase, self._left_bytes, self.closes = _HELD, head.length_bytes, head.closes
-        self._held = received[end : min(stop, end + head.length_bytes)]
-        self.has_surplus = stop > end + head.length_bytes
+        self.phase, self._left_bytes, self.closes = _HELD, told.length_bytes, told.closes
+        self._held = received[end : min(stop, end + told.length_bytes)]
+        self.has_surplus = stop > end + told.length_bytes
         return True
 
     def _fill(self, received: memoryview) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,7 +103,7 @@ def test_the_next_answer_on_a_connection_is_looked_at_no_less(
     for (start, stop), sent in zip((first, second), (text[0], text[1].replace(old, new)), strict=True):
         whole = bytearray(9)
         expected = ExpectedAnswer(start, stop, len(CONTENT), '"a"')
-        answer = Answer(SCRATCH, expected, partial(memoryview, whole), pattern)
+        answer = Answer(SCRATCH, expected, iter([memoryview(whole)]).__next__, pattern)
         next(feed(answer, sent + CONTENT[start:stop], sizes))
         pattern = answer.pattern
     assert answer.is_whole == is_met
