@@ -474,8 +474,7 @@ class Permit:
         self._urgent, self._entered_at = urgent, self.host.now()
         self.host._waits.append(0.0)
         if self.watch is not None:
-            self.watch.begin(Cause.FIRST_BYTE, self._entered_at)
-            self.watch.enter()
+            self.watch.enter(Cause.FIRST_BYTE, self._entered_at)
         return True
 
     async def enter(self) -> None:
@@ -489,8 +488,8 @@ class Permit:
         self.waited_seconds = self._entered_at - since
         host._waits.append(self.waited_seconds)
         if watch is not None:
-            watch.turn(host._cause_of_wait(asked_at), self._entered_at, Cause.FIRST_BYTE)
-            watch.enter()
+            watch.stop(host._cause_of_wait(asked_at), self._entered_at)
+            watch.enter(Cause.FIRST_BYTE, self._entered_at)
 
     def held_back(self) -> None:
         """Note that what came since it was entered was a wait for bandwidth that the user has bounded."""
@@ -529,8 +528,14 @@ class Permit:
         self.in_flight, self.others_waited = host.in_flight, host._limiter.waiting > 0
         if succeeded and host.budget.is_drawn and self.first_byte_seconds is not None:
             host.budget.give_back()
-        if self.watch is not None:
-            self._tell(self.watch)
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            if self.body_seconds is not None:
+                watch.stop(host.body_cause, self.ended_at)
+            seconds = self.first_byte_seconds
+            first_byte = None if seconds is None else (self.sent_at, self.sent_at + seconds)
+            facts = {"succeeded": succeeded, "bytes": self.size_bytes, "status": self.status}
+            watch.leave(self._entered_at, first_byte, {**facts, "waited_ms": 1e3 * self.waited_seconds})
         host._ended.append(self)
         if len(host._ended) >= ENDS_TOGETHER:
             host.settle()
@@ -538,15 +543,6 @@ class Permit:
             self._end_probe()
         host.in_flight -= 1
         host._limiter.leave(urgent=self._urgent)
-
-    def _tell(self, watch: RequestWatch) -> None:
-        if self.body_seconds is not None:
-            watch.stop(self.host.body_cause, self.ended_at)
-        seconds = self.first_byte_seconds
-        watch.details |= {"succeeded": self.succeeded, "bytes": self.size_bytes, "status": self.status}
-        watch.details["waited_ms"] = 1e3 * self.waited_seconds
-        watch.leave(self._entered_at, None if seconds is None else (self.sent_at, self.sent_at + seconds))
-        self.watch = None
 
     def _end_probe(self) -> None:
         """Let the next one see whether the host is there."""
