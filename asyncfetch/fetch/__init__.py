@@ -6,6 +6,7 @@ batch         many ranges: bounded workers, ranges as they arrive, also those of
 buffers       one answer into the memory of several ranges
 download      one range over its attempts: what has landed, in which version
 retry         the one retry loop: which failure is tried again, when, and how many of a host's
+request       a ranged GET: what it carries, and what its answer is. Pure
 responses     whether an answer holds exactly what was asked. Pure
 refusals      what a refusal, or an error in place of an answer, means, in words
 hosts         a limit, budgets and idle connections per host; a request's permit, and its times

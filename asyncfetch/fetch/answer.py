@@ -45,6 +45,7 @@ _REMARKABLE = re.compile(
 )
 """Fields, in lower case, that make an answer another one than its range, length and version say, or that say more."""
 _START = b"HTTP/1.1 "
+_RANGE_FIELD = b"\r\ncontent-range: "
 _ODD_END = re.compile(rb"\n\r?\n")
 """Ends a head whose lines don't all end as they should."""
 
@@ -87,13 +88,14 @@ def parse_head(raw: bytes) -> Head | None:
 class ExpectedAnswer:
     """The answer to a closed range of a version that is known, of which all that matters is known beforehand."""
 
-    __slots__ = ("_content_length", "_content_range", "_etag")
+    __slots__ = ("etag", "length_bytes", "range")
 
     def __init__(self, start: int, stop: int, size: int, etag: str | None) -> None:
         """``etag`` None: the answer's own doesn't count."""
-        self._content_range = b"\r\ncontent-range: bytes %d-%d/%d\r\n" % (start, stop - 1, size)
-        self._content_length = b"\r\ncontent-length: %d\r\n" % (stop - start)
-        self._etag = None if etag is None else b" %b\r\n" % etag.encode()
+        self.range = b"bytes %d-%d/%d\r\n" % (start, stop - 1, size)
+        """Its Content-Range, in lower case, and the end of that line."""
+        self.length_bytes = stop - start
+        self.etag = etag
 
     def is_met_by(self, head: bytes) -> bool:
         """Return whether a strict head says in so many words that it is this answer, and nothing that matters beside.
@@ -101,14 +103,33 @@ class ExpectedAnswer:
         What says the same in other words isn't met: its fields are looked at one by one.
         """
         lower = head.lower()
+        tag = None if self.etag is None else b" %b\r\n" % self.etag.encode()
         return (
             head.startswith(b"HTTP/1.1 206")
-            and self._content_range in lower
-            and self._content_length in lower
+            and _RANGE_FIELD + self.range in lower
+            and b"\r\ncontent-length: %d\r\n" % self.length_bytes in lower
             and lower.count(b"\r\ncontent-length:") == 1 == lower.count(b"\r\ncontent-range:")
-            and (self._etag is None or head.startswith(self._etag, lower.find(b"\r\netag:") + len("\r\netag:")))
+            and (tag is None or head.startswith(tag, lower.find(b"\r\netag:") + len("\r\netag:")))
             and _REMARKABLE.search(lower) is None
+            and _HEAD.fullmatch(head) is not None
         )
+
+
+class HeadPattern:
+    """An expected head as it came, but for its range: until the clock's next second, the next one says no more."""
+
+    __slots__ = ("_after", "_before", "_etag", "_length_bytes")
+
+    def __init__(self, head: bytes, met: ExpectedAnswer) -> None:
+        start = head.lower().index(_RANGE_FIELD) + len(_RANGE_FIELD)
+        self._before, self._after = head[:start], head[start + len(met.range) :]
+        self._etag, self._length_bytes = met.etag, met.length_bytes
+
+    def head_of(self, expected: ExpectedAnswer) -> bytes | None:
+        """Return a head that meets ``expected``; None where that is no answer of this kind."""
+        if expected.length_bytes != self._length_bytes or expected.etag != self._etag:
+            return None
+        return self._before + expected.range + self._after
 
 
 class Phase(Enum):
@@ -135,11 +156,12 @@ class Answer:
         expected: The answer whose body may land in ``place`` at once; None where its head is told first.
         place: Gives the writable memory for the expected body, of just its length, once its head is there: an answer
             that is waited for takes none. None where there is none, and then the head is told first.
+        pattern: That of the last expected answer on its connection; None where there was none.
     """
 
     __slots__ = (
         "_expected", "_head", "_held", "_later", "_left_bytes", "_missing_bytes", "_place", "_raw_head", "_scratch",
-        "_view", "closes", "has_surplus", "is_whole", "phase", "received_bytes",
+        "_view", "closes", "has_surplus", "is_whole", "pattern", "phase", "received_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -147,10 +169,13 @@ class Answer:
         scratch: bytearray,
         expected: ExpectedAnswer | None = None,
         place: Callable[[], Views | None] = no_place,
+        pattern: HeadPattern | None = None,
     ) -> None:
         self._scratch = scratch
         self._expected = expected
         self._place = place
+        self.pattern = pattern
+        """For the next answer on the connection."""
         self._head: Head | None = None
         self._raw_head = b""
         self._held = bytearray()  # what came and was not looked at yet: a part of a head, or the body behind it
@@ -229,38 +254,44 @@ class Answer:
     def _look_for_head(self, nbytes: int) -> bool:
         seen = len(self._held)
         received, stop = self._scratch, nbytes
-        if seen:
-            self._held += self._scratch[:nbytes]
-            received, stop = self._held, seen + nbytes
-        start, limit = max(0, seen - 3), min(stop, MAX_HEAD_BYTES)
-        end = received.find(b"\r\n\r\n", start, limit) + 4
-        if end < 4:
-            begins = _START.startswith(bytes(received[: min(stop, len(_START))]))
-            if begins and stop < MAX_HEAD_BYTES and _ODD_END.search(received, start, limit) is None:
-                self._held = received if seen else received[:stop]
-                return False
-            end = 0
-        raw = self._raw_head = bytes(received[:end])
-        expected, place = self._expected, self._place
-        self._place = no_place  # which refers to the memory, and the answer stays until the next request
-        if expected is not None and expected.is_met_by(raw) and _HEAD.fullmatch(raw):
-            view = place()
-            if view is not None:
-                with memoryview(received) as came:
-                    if isinstance(view, memoryview) and len(view) == stop - end:  # as most ranges of up to 64 KiB
-                        view[:] = came[end:stop]
-                        self.received_bytes, self.is_whole, self.phase = stop - end, True, _ENDED
-                    else:
-                        self._aim(view)
-                        self._fill(came[end:stop])
-                return self.phase is _ENDED
-        head = self.head
-        if head is None or head.length_bytes is None:
+        expected, pattern = self._expected, self.pattern
+        head = None if expected is None or pattern is None or seen else pattern.head_of(expected)
+        if head is not None and received.startswith(head, 0, stop):
+            is_met, self._raw_head, end = True, head, len(head)
+        else:
+            if seen:
+                self._held += self._scratch[:nbytes]
+                received, stop = self._held, seen + nbytes
+            start, limit = max(0, seen - 3), min(stop, MAX_HEAD_BYTES)
+            end = received.find(b"\r\n\r\n", start, limit) + 4
+            if end < 4:
+                begins = _START.startswith(bytes(received[: min(stop, len(_START))]))
+                if begins and stop < MAX_HEAD_BYTES and _ODD_END.search(received, start, limit) is None:
+                    self._held = received if seen else received[:stop]
+                    return False
+                end = 0
+            raw = self._raw_head = bytes(received[:end])
+            is_met = expected is not None and expected.is_met_by(raw)
+            if expected is not None and is_met:
+                self.pattern = HeadPattern(raw, expected)
+        place, self._place = self._place, no_place  # it refers to the memory, and the answer stays to the next request
+        view = place() if is_met else None
+        if view is not None:
+            with memoryview(received) as came:
+                if isinstance(view, memoryview) and len(view) == stop - end:  # as most ranges of up to 64 KiB
+                    view[:] = came[end:stop]
+                    self.received_bytes, self.is_whole, self.phase = stop - end, True, _ENDED
+                else:
+                    self._aim(view)
+                    self._fill(came[end:stop])
+            return self.phase is _ENDED
+        told = self.head
+        if told is None or told.length_bytes is None:
             self.stop()
             return True
-        self.phase, self._left_bytes, self.closes = _HELD, head.length_bytes, head.closes
-        self._held = received[end : min(stop, end + head.length_bytes)]
-        self.has_surplus = stop > end + head.length_bytes
+        self.phase, self._left_bytes, self.closes = _HELD, told.length_bytes, told.closes
+        self._held = received[end : min(stop, end + told.length_bytes)]
+        self.has_surplus = stop > end + told.length_bytes
         return True
 
     def _fill(self, received: memoryview) -> None:

@@ -152,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
             place: Gives the memory for the expected body, as Answer wants it.
             patience_seconds: After which the answer is late.
         """
-        self.answer = Answer(self._scratch, expected, place)
+        self.answer = Answer(self._scratch, expected, place, self.answer.pattern)
         self._patience_seconds, self.is_late, self._stepped_at = patience_seconds, False, 0
         self._since = self._deadlines.time()
         before, self.due = self.due, self._since + min(self._timeouts.first_byte_seconds, patience_seconds)

@@ -367,7 +367,7 @@ class Host:
             hedging.sent()
             if one.body_seconds is not None and one.size_bytes >= MIN_TELLING_BYTES:
                 self.rate.record(one.size_bytes, one.body_seconds)
-            if one.first_byte_seconds is None or one.is_refusal:  # refusals are quick
+            if one.first_byte_seconds is None or (one.status or 0) >= 400:  # refusals are quick
                 continue
             hedging.answered(one.first_byte_seconds)
             if learned is not None and one.succeeded:
@@ -431,7 +431,7 @@ class Permit:
 
     __slots__ = (
         "_entered_at", "_probe", "_urgent", "body_seconds", "ended_at", "first_byte_seconds", "host", "in_flight",
-        "is_refusal", "others_waited", "sent_at", "size_bytes", "status", "succeeded", "waited_seconds", "watch",
+        "others_waited", "sent_at", "size_bytes", "status", "succeeded", "waited_seconds", "watch",
     )  # fmt: skip
 
     in_flight: int
@@ -450,7 +450,6 @@ class Permit:
         """What the host's ``_probes`` is left with; None where it isn't the probe of an outage."""
         self.status: int | None = None
         """Of the answer, where it is known."""
-        self.is_refusal = False
         self.waited_seconds = 0.0
         self.first_byte_seconds: float | None = None
         """Seconds from having a connection to the answer's head; None until that is there."""
@@ -475,8 +474,7 @@ class Permit:
         self._urgent, self._entered_at = urgent, self.host.now()
         self.host._waits.append(0.0)
         if self.watch is not None:
-            self.watch.begin(Cause.FIRST_BYTE, self._entered_at)
-            self.watch.enter()
+            self.watch.enter(Cause.FIRST_BYTE, self._entered_at)
         return True
 
     async def enter(self) -> None:
@@ -490,24 +488,24 @@ class Permit:
         self.waited_seconds = self._entered_at - since
         host._waits.append(self.waited_seconds)
         if watch is not None:
-            watch.turn(host._cause_of_wait(asked_at), self._entered_at, Cause.FIRST_BYTE)
-            watch.enter()
+            watch.stop(host._cause_of_wait(asked_at), self._entered_at)
+            watch.enter(Cause.FIRST_BYTE, self._entered_at)
 
     def held_back(self) -> None:
         """Note that what came since it was entered was a wait for bandwidth that the user has bounded."""
         if self.watch is not None:
             self.watch.turn(Cause.LIMIT, self.host.now(), Cause.FIRST_BYTE)
 
-    def answered(self, sent_at: float, first_byte_at: float, *, is_refusal: bool) -> None:
+    def answered(self, status: int | None, sent_at: float, first_byte_at: float) -> None:
         """Note that the answer's head is there: when the request went out, and when that was, by the host's ``now``."""
         host = self.host
-        self.sent_at, self.first_byte_seconds, self.is_refusal = sent_at, first_byte_at - sent_at, is_refusal
-        if self.status not in AWAY_STATUSES:
+        self.status, self.sent_at, self.first_byte_seconds = status, sent_at, first_byte_at - sent_at
+        if status not in AWAY_STATUSES:
             host._has_answered = True
             if host._outage.is_suspected:
                 host._is_there()
                 self._end_probe()
-        if self.watch is not None and not is_refusal:  # which ``failed`` counts
+        if self.watch is not None and (status or 0) < 400:  # ``failed`` counts a refusal
             self.watch.turn(Cause.FIRST_BYTE, first_byte_at, host.body_cause)
 
     def landed(self, count: int) -> None:
@@ -530,8 +528,14 @@ class Permit:
         self.in_flight, self.others_waited = host.in_flight, host._limiter.waiting > 0
         if succeeded and host.budget.is_drawn and self.first_byte_seconds is not None:
             host.budget.give_back()
-        if self.watch is not None:
-            self._tell(self.watch)
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            if self.body_seconds is not None:
+                watch.stop(host.body_cause, self.ended_at)
+            seconds = self.first_byte_seconds
+            first_byte = None if seconds is None else (self.sent_at, self.sent_at + seconds)
+            facts = {"succeeded": succeeded, "bytes": self.size_bytes, "status": self.status}
+            watch.leave(self._entered_at, first_byte, {**facts, "waited_ms": 1e3 * self.waited_seconds})
         host._ended.append(self)
         if len(host._ended) >= ENDS_TOGETHER:
             host.settle()
@@ -539,15 +543,6 @@ class Permit:
             self._end_probe()
         host.in_flight -= 1
         host._limiter.leave(urgent=self._urgent)
-
-    def _tell(self, watch: RequestWatch) -> None:
-        if self.body_seconds is not None:
-            watch.stop(self.host.body_cause, self.ended_at)
-        seconds = self.first_byte_seconds
-        watch.details |= {"succeeded": self.succeeded, "bytes": self.size_bytes, "status": self.status}
-        watch.details["waited_ms"] = 1e3 * self.waited_seconds
-        watch.leave(self._entered_at, None if seconds is None else (self.sent_at, self.sent_at + seconds))
-        self.watch = None
 
     def _end_probe(self) -> None:
         """Let the next one see whether the host is there."""

@@ -43,18 +43,20 @@ class RequestWatch:
         if self._meter is not None:
             self._meter.add(cause, now - self._since)
 
-    def enter(self) -> None:
-        """Take a lane of the trace: the request has its place at the host."""
+    def enter(self, cause: Cause, now: float) -> None:
+        """Take a lane of the trace, and start a stretch: the request has its place at the host."""
+        self.begin(cause, now)
         if self._tracer is not None:
             self._lane = self._tracer.enter(self._name)
 
-    def leave(self, since: float, first_byte: tuple[float, float] | None) -> None:
+    def leave(self, since: float, first_byte: tuple[float, float] | None, facts: dict[str, Any]) -> None:
         """Write the request to the trace, and give the lane back.
 
         Args:
             since: When it got its place.
             first_byte: When it was sent, and when its answer's head came; None without one.
+            facts: What became of it, beside ``details``.
         """
         if self._tracer is not None and self._lane is not None:
-            self._tracer.request(self._name, self._lane, since, first_byte, self.details)
+            self._tracer.request(self._name, self._lane, since, first_byte, {**self.details, **facts})
             self._tracer.leave(self._name, self._lane)

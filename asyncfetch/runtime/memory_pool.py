@@ -69,15 +69,13 @@ class _Memory(NamedTuple):
 class _Mapping:
     """The object that every view of a block refers to in the end; with it the memory goes back."""
 
-    __slots__ = ("_memory", "_nbytes", "_pool")
+    __slots__ = ("__array_interface__", "_memory", "_pool")
 
     def __init__(self, pool: MemoryPool, memory: _Memory, nbytes: int) -> None:
-        self._pool, self._memory, self._nbytes = pool, memory, nbytes
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        # Made when numpy asks: kept, it would be one more object that the garbage collector goes through.
-        return {**self._memory.interface, "shape": (self._nbytes,)}
+        self._pool, self._memory = pool, memory
+        # One dict for each use of the memory: another would be one more object that the garbage collector goes through.
+        memory.interface["shape"] = (nbytes,)
+        self.__array_interface__ = memory.interface
 
     def __del__(self) -> None:
         # It may run in any thread at any point, in the middle of ``take`` too. If the lock is taken, the memory goes to

@@ -74,6 +74,52 @@ def test_the_expected_answer_lands_where_it_belongs(
     assert (answer.head.status, answer.head.length_bytes) == (206, stop - start)
 
 
+def spans(length: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.integers(0, len(CONTENT) - length).map(lambda start: (start, start + length))
+
+
+SECOND_HEADS: list[tuple[tuple[bytes, bytes], bool]] = [
+    ((b"", b""), True),
+    ((b"206 x", b"206 y"), True),  # as a new Date
+    ((b'"a"', b'"b"'), False),
+    ((b"/300\r", b"/301\r"), False),
+    ((b"206 x\r\n", b"206 x\r\nContent-Encoding: gzip\r\n"), False),
+    ((b"206 x\r\n", b"200 x\r\n"), False),
+]
+
+
+@given(spans(9), spans(9), PIECES, st.sampled_from(SECOND_HEADS))
+def test_the_next_answer_on_a_connection_is_looked_at_no_less(
+    first: tuple[int, int],
+    second: tuple[int, int],
+    sizes: list[int],
+    change: tuple[tuple[bytes, bytes], bool],
+) -> None:
+    """By the first one's head, of which a field says the same as its range does."""
+    (old, new), is_met = change
+    lead = b"206 x\r\nX-Range: bytes %d-%d/300" % (first[0], first[1] - 1)
+    text = [head(*one).replace(b"206 x", lead) for one in (first, second)]
+    pattern = None
+    for (start, stop), sent in zip((first, second), (text[0], text[1].replace(old, new)), strict=True):
+        whole = bytearray(9)
+        expected = ExpectedAnswer(start, stop, len(CONTENT), '"a"')
+        answer = Answer(SCRATCH, expected, iter([memoryview(whole)]).__next__, pattern)
+        next(feed(answer, sent + CONTENT[start:stop], sizes))
+        pattern = answer.pattern
+    assert answer.is_whole == is_met
+    assert answer.phase is (Phase.ENDED if is_met else Phase.HELD)
+    assert whole == (CONTENT[second[0] : second[1]] if is_met else bytes(9))
+
+
+def test_another_range_in_place_of_the_expected_one_is_not_met() -> None:
+    first, stale = ExpectedAnswer(0, 9, len(CONTENT), '"a"'), ExpectedAnswer(9, 18, len(CONTENT), '"a"')
+    answer = Answer(SCRATCH, first, lambda: memoryview(bytearray(9)))
+    assert drain(feed(answer, head(0, 9) + CONTENT[:9], [])) == 1
+    again = Answer(SCRATCH, stale, lambda: memoryview(bytearray(9)), answer.pattern)
+    next(feed(again, head(0, 9) + CONTENT[:9], []))
+    assert again.phase is Phase.HELD
+
+
 @given(st.data(), st.integers(0, 299), st.integers(1, 300), PIECES, SURPLUS, st.booleans(), st.integers(0, 300))
 def test_another_answer_waits_until_its_place_is_known(
     data: st.DataObject,

@@ -21,7 +21,7 @@ from asyncfetch.errors import ClosedError, ConfigError, FetchTimeout, NotFound, 
 from asyncfetch.fetch import Fetcher, ask_server
 from asyncfetch.fetch.connection import Connection
 from asyncfetch.fetch.hosts import Permit
-from asyncfetch.fetch.transports.http import HttpRequest
+from asyncfetch.fetch.request import HttpRequest
 from asyncfetch.fetch.transports.session import Exchange
 from asyncfetch.ranges import ByteRange
 from tests.conftest import all_others_wait

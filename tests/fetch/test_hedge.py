@@ -17,7 +17,7 @@ from asyncfetch.fetch import Fetcher, buffers, connector
 from asyncfetch.fetch.connection import Connection
 from asyncfetch.fetch.hedge import BURST, REFRESH, SHORTEST_PATIENCE_SECONDS, Hedging
 from asyncfetch.fetch.hosts import Permit
-from asyncfetch.fetch.transports.http import HttpRequest
+from asyncfetch.fetch.request import HttpRequest
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import Fault, HubServer, S3Server
 from tests.fetch.test_engine_lifetime import connections_to

@@ -218,7 +218,7 @@ class SimulatedHost:
                     raise failure
                 await self.time.sleep(self.seconds)
                 permit.status = 206
-                permit.answered(self.time.now - self.seconds, self.time.now, is_refusal=False)
+                permit.answered(permit.status, self.time.now - self.seconds, self.time.now)
             finally:
                 self.in_flight -= 1
 

@@ -296,7 +296,7 @@ class FsspecTransport:
             since = permit.host.now()
             take = partial(list_directory, url, self._config.fsspec, self._config.max_listed_entries)
             entries = await self._threads.run(take, scheme_of(url))
-            permit.answered(since, permit.host.now(), is_refusal=False)
+            permit.answered(None, since, permit.host.now())
             return entries
 
         def attempt(failure: AttemptFailed | None) -> Awaitable[list[ObjectInfo]]:
@@ -384,7 +384,7 @@ class _Reading:
         # Back ends cache an object's attributes, so opening it doesn't show that its server answers.
         if self._is_open and not self._is_reported and (self._landed_bytes or self.is_done):
             self._is_reported = True
-            permit.answered(self._asked_at, self._opened_at, is_refusal=False)
+            permit.answered(None, self._asked_at, self._opened_at)
         permit.landed(self._landed_bytes - self._reported_bytes)
         self._reported_bytes = self._landed_bytes
 

@@ -18,25 +18,26 @@ from functools import partial
 from itertools import takewhile
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import anyio.lowlevel
 from multidict import CIMultiDict
 
 from asyncfetch.config.checks import HEADER_CONTROL
-from asyncfetch.errors import ConfigError, InvalidResponse, ObjectChanged, redact_url
+from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.bandwidth import Allowance, Bandwidth, RateLimit
 from asyncfetch.fetch.connection import PooledConnectionDied
 from asyncfetch.fetch.connector import Connector
 from asyncfetch.fetch.environment import Environment, read_environment
 from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.refusals import LengthUnread, circumstances
-from asyncfetch.fetch.responses import MISDIRECTED, AcceptedBody, check_response, counted, refusal
+from asyncfetch.fetch.request import HttpRequest, Redirect
+from asyncfetch.fetch.responses import MISDIRECTED, refusal
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, pause_seconds, retried, spent_quota_seconds
 from asyncfetch.fetch.transports.session import COMMON_HEADERS, AiohttpSessions
 from asyncfetch.fetch.url_resolution import WebUrls, web_address
-from asyncfetch.fetch.urls import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
+from asyncfetch.fetch.urls import REDIRECTS, Route, host_name, next_url, origin_of, static_headers
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.connection import Connection
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Host, Hosts
+    from asyncfetch.fetch.responses import AcceptedBody
     from asyncfetch.fetch.retry import Attempt, Clock
     from asyncfetch.fetch.transports.session import Exchange
     from asyncfetch.fetch.url_resolution import AddressBook
@@ -93,75 +95,6 @@ class Response:
         except AttemptFailed as failure:
             failure.host, failure.status = host_name(self.url), self.status
             raise
-
-
-class Redirect(NamedTuple):
-    """An answer that names another url."""
-
-    target: URL
-    status: int
-    is_permanent: bool
-    sets_cookie: bool
-
-
-@dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
-class HttpRequest:
-    """A ranged GET on its way to the bytes of a download: where to, what it carries, what a good answer is."""
-
-    url: URL
-    host: Host
-    address: Address
-    book: AddressBook
-    download: Download
-
-    def headers(self, etag: str | None) -> dict[str, str]:
-        """Return what it carries beside what every request does, and the range; ``etag`` is the version insisted on."""
-        headers = self.host.route.headers_for(self.host.origin, self.address)
-        # To every hop: a server that redirects must ignore preconditions (RFC 9110, section 13.2.1).
-        if etag is not None:
-            headers["If-Match"] = etag
-        return headers
-
-    def judge(self, status: int, headers: Mapping[str, str]) -> AcceptedBody | Redirect:
-        """Return what an answer brings, or the url that it redirects to; AttemptFailed where it isn't to be taken."""
-        if status in REDIRECTS:
-            self._check_version(headers)
-            target = next_url(self.url, headers.get("Location"))
-            return Redirect(target, status, is_permanent(status, headers), "Set-Cookie" in headers)
-        download = self.download
-        if status < 400:
-            headers = self._with_version(headers)
-        return check_response(download.next_request(), status, headers, url=download.url, known=download.known)
-
-    def count(self, headers: Mapping[str, str], body: bytes | bytearray) -> AcceptedBody:
-        """Return what a whole body brings, of which the answer's head doesn't tell enough; else AttemptFailed."""
-        download, headers = self.download, self._with_version(headers)
-        return counted(download.next_request(), headers, body, url=download.url, known=download.known)
-
-    def _check_version(self, headers: Mapping[str, str]) -> None:
-        """AttemptFailed where the address's origin has another version by now than when the address was found."""
-        name = self.address.version_header
-        if name is not None and (version := headers.get(name)) is not None and f'"{version}"' != self.address.etag:
-            message = f'its version was {self.address.etag} and is "{version}" now'
-            raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL)
-
-    def _with_version(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        if self.address.etag is None:
-            return headers
-        self._check_version(headers)
-        changed = CIMultiDict(headers)
-        changed["ETag"] = self.address.etag
-        return changed
-
-    def fits(self, head: Head | None) -> bool:
-        """Return whether an answer brings the bytes, by its head alone."""
-        if head is None or head.length_bytes is None:
-            return False
-        try:
-            self.judge(head.status, head.headers)
-        except AttemptFailed:
-            return False
-        return True
 
 
 class HttpTransport:
@@ -348,8 +281,7 @@ class HttpTransport:
                 )
             finally:
                 if connection.answer.received_bytes:  # of the expected one
-                    permit.status = 206
-                    permit.answered(connection.sent_at, connection.first_byte_at, is_refusal=False)
+                    permit.answered(206, connection.sent_at, connection.first_byte_at)
                     _received(permit, download, connection)
             if connection.answer.is_whole:
                 return None
@@ -665,8 +597,7 @@ class HttpTransport:
 
     def _note_head(self, permit: Permit, head: Head | Exchange, times: Connection | Exchange) -> None:
         """Notes that the head of an answer is there."""
-        permit.status = head.status
-        permit.answered(times.sent_at, times.first_byte_at, is_refusal=head.status >= 400)
+        permit.answered(head.status, times.sent_at, times.first_byte_at)
         if "RateLimit" in head.headers and head.status < 400:
             spent_seconds = spent_quota_seconds(head.headers)
             if spent_seconds is not None:
