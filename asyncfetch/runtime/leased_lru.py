@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
-    from types import TracebackType
     from typing import Self
 
 K = TypeVar("K", bound="Hashable")
@@ -88,9 +87,7 @@ class RoomReservation(Generic[K, V]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.release()
 
     def commit(self, key: K, value: V) -> EntryLease[K, V]:

@@ -19,7 +19,6 @@ from asyncfetch.testing.server import RangeServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from asyncfetch.testing.contents import StoredObject
     from asyncfetch.testing.faults import Fault, FaultRule, ServedRequest
@@ -132,9 +131,7 @@ class HubServer:
             self._thread = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._thread.close()
 
     async def __aenter__(self) -> Self:
@@ -144,9 +141,7 @@ class HubServer:
             self._tasks = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         with anyio.CancelScope(shield=True):
             await self._tasks.aclose()
 

@@ -42,7 +42,6 @@ from asyncfetch.testing.faults import Fault, FaultRule, RequestLog, ServedReques
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4", "::1")
 
@@ -316,9 +315,7 @@ class RangeServer:
         await self._open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         with anyio.CancelScope(shield=True):
             await self._close()
 
@@ -331,9 +328,7 @@ class RangeServer:
             self._thread = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._thread.close()
 
     async def _open(self) -> None:
