@@ -259,7 +259,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 
 def _unfit(message: str) -> FormatError:
-    """A feature whose column can't be read as what info.json says."""
+    """Return the error of a feature with a column that isn't what info.json says."""
     return FormatError(message, remedy=LEAVE_OUT_FEATURE)
 
 

@@ -78,8 +78,8 @@ def resolve_windows(windows: Windows | None, *, fps: float, keys: Collection[str
         keys: The keys that may have a window.
 
     Raises:
-        ConfigError: An unknown key, one whose mask is another feature's name, an empty window, or seconds that aren't
-            on the grid of frames within 0.1 ms.
+        ConfigError: An unknown key, one with a mask that is another feature's name, an empty window, or seconds that
+            aren't on the grid of frames within 0.1 ms.
     """
     check_windows(windows)
     check_keys(windows or (), sorted(keys), "windows", "the dataset")
@@ -431,7 +431,7 @@ def _with_16_bits(image: torch.Tensor) -> torch.Tensor:
 
 
 def _own(value: Any) -> Any:  # noqa: ANN401
-    """The same for who may change it: lists and dicts of a table's row are the cache's."""
+    """Return a copy that may be changed: lists and dicts of a table's row are the cache's."""
     return value if isinstance(value, str) else deepcopy(value)
 
 

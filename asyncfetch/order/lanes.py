@@ -138,7 +138,7 @@ class Lanes:
         return np.array(starts, np.int64), np.array(stops, np.int64)
 
     def cursor(self) -> Cursor:
-        """The way through it for who takes some of its samples, in ascending order."""
+        """Return a way through it that takes some of its samples, in ascending order."""
         return Cursor(self)
 
     def apart(self) -> Runs:

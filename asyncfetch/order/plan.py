@@ -147,7 +147,7 @@ class PassPlan:
     def batch_start(self, number: int) -> int:
         """Number of the first sample of the batch that this one opens.
 
-        Those between them were left out, and who goes on from there leaves them out again.
+        The samples between them were left out, and a pass that resumes there leaves them out again.
         """
         return number if self._batch_size is None else number - number % self._batch_size
 

@@ -5,7 +5,7 @@ lane in turn. So a *job*, which a thread does in one call, is made of *runs*: wh
 Jobs are made in the order of their first use; a *micro-batch*, the next few samples in order, takes from several of
 them.
 
-Who decodes whole groups needs no decoder that goes on where it stopped, so all lanes that give a piece share one. But
+Whole groups need no decoder that goes on where it stopped, so all lanes that give a piece share one. But
 two jobs in a row are decoded at a time, and where both read a piece, as nearly all do in an order that isn't shuffled,
 they would wait for each other: so such jobs take its readers in turns, each of which has a decoder of its own.
 """

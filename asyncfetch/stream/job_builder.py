@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.shapes import Shape
 
 PADDING = "is_padding"
-"""Key of what tells of a sample whether it is padding."""
+"""Key of a sample's mark of padding."""
 
 Transform = Callable[["Sample"], "Sample"]
 """Called in a decode thread on every sample; what it returns is delivered."""
@@ -124,13 +124,13 @@ class JobBuilder:
         is_given_up: Callable[[], bool],
         rows: Sequence[BatchRow] | None = None,
     ) -> list[Any]:
-        """Return what each step comes to: a sample, its row in a batch, or ``FailedSample``. Slow: call it in a thread.
+        """Return a sample for each step, its row in a batch, or a ``FailedSample``. Slow: call it in a thread.
 
         Args:
             steps: What to read.
-            episodes: By piece, or why one can't be had.
-            is_given_up: Whether nobody wants it any more. Asked before each sample is transformed, which may take long;
-                empty samples are the answer then.
+            episodes: By piece, or the error of one.
+            is_given_up: Whether the pass was left. Called before each sample is transformed, which may take long; if it
+                was, the samples are empty.
             rows: Where to write them; where one of a member doesn't fit, all of it are samples.
         """
         begun_at = time.perf_counter()
@@ -230,7 +230,7 @@ class TransformTime:
 
 
 def mark_padding(sample: Sample, step: Step) -> None:
-    """Let the sample say whether it is padding. ConfigError where something of it has that name."""
+    """Mark whether a sample is padding. ConfigError where a feature has the mark's name."""
     import torch
 
     if PADDING in sample:

@@ -155,9 +155,9 @@ class Mixture(EpochStream):
     states, shares of ranks and workers, and errors. Each sample has its member's number as ``dataset``, a 0-d int64
     tensor.
 
-    Whose sample comes when is arithmetic on weights and seed: at any point every member has been given its share within
-    a few samples (see ``mixing``), on each rank. A member gives its own epochs, one after the other: who is used up
-    begins its next one, and what a member has left where the mixture's epoch ends comes in the mixture's next. An epoch
+    Which member's sample comes when is arithmetic on weights and seed: at any point every member has been given its
+    share within a few samples (see ``mixing``), on each rank. A member gives its own epochs, one after the other: one
+    that is used up begins its next, and what it has left where the mixture's epoch ends comes in the next. An epoch
     is counted on from the one that was read or loaded last; one that is set and lies before that, from the run's
     beginning, as if all had been read at this number of ranks and batch size.
 
@@ -317,7 +317,7 @@ def _common_config(members: Sequence[Member]) -> StreamConfig:
             if common is not None and config != common:
                 raise ConfigError(
                     f"the configuration of stream {member} differs from that of one before it: give "
-                    "Mixture(config=...), whose bounds, limits and threads are for all streams together"
+                    "Mixture(config=...), with bounds, limits and threads for all streams together"
                 )
             common = config
     return common or default

@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan of what is made of the samples, and for whom."""
+    """A plan of the batches to make, and for which consumer."""
 
     placement: Placement
     max_ahead: int
@@ -118,7 +118,7 @@ class _ServingWorker:
         self._opened: OpenDatasets | BaseException | None = None
         """The datasets, or the error of opening them, which one pass gets; the next one tries again."""
         self._figures: PassFigures | None = None
-        """The figures of the next pass, whose consumer waits until the dataset is open."""
+        """The figures of the next pass; its consumer waits until the dataset is open."""
         self._wanted: Begin | None = None
         self._pass = anyio.CancelScope()
         self._ahead: deque[int] = deque()
@@ -246,7 +246,7 @@ class _ServingWorker:
         return await run_sync(call, limiter=self._one_at_a_time)
 
     def _listen(self) -> None:
-        """Listen, in a thread of its own."""
+        """Receive messages, in a thread of its own."""
         message: object = None
         while not isinstance(message, Close):
             try:
