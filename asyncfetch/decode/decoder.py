@@ -205,11 +205,11 @@ class FrameDecoder(Protocol):
         ...
 
     def each(self, frames: Sequence[int]) -> list[torch.Tensor]:
-        """The same, each (channels, height, width) in memory of its own; duplicates are one tensor."""
+        """Return the frames, each (channels, height, width) in memory of its own; duplicates are one tensor."""
         ...
 
     def give(self, frames: Sequence[int], take: Callable[[int, torch.Tensor], None]) -> None:
-        """The same, one by one: ``take(place in frames, picture)`` is called while the picture is in the caches."""
+        """Give frames one by one: ``take(place in frames, picture)`` is called while the picture is in the caches."""
         ...
 
 
@@ -312,7 +312,7 @@ class ClipDecoder(ABC):
         """Return the frames with these ranks in the clip, at least one. Called under the lock."""
 
     def _decode_together(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
-        """The same as one tensor; for a back end that can write them into one, without a copy."""
+        """Return the frames as one tensor; for a back end that can write them into one, without a copy."""
         return stack_frames(self._of_its_size(self._decode(frames, ranks)))
 
     def _of_its_size(self, pictures: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -52,7 +52,7 @@ class _Waiting(NamedTuple):
 
     turn: int
     came: int
-    """How many came before it: of one turn, the first is the first."""
+    """Number of calls that came before it: of calls with one turn, the first goes first."""
     call: ThreadCall[Any]
     result: Future[Any]
 

@@ -166,7 +166,7 @@ class EpisodeReader:
 
     @property
     def fetches(self) -> bool:
-        """Whether it fetches by itself, as of loader workers that read as one just one does."""
+        """True if it fetches by itself: of loader workers that read as one, one does."""
         return self.engine.rank is None or self.engine.rank.clips is not None
 
     def episode(self, episode: int) -> Episode:
@@ -212,7 +212,7 @@ class EpisodeReader:
         return await self._episodes.load(claimed)
 
     async def hold_common(self, wanted: Stretch | int) -> HeldEpisode | None:
-        """The same in memory that all loader workers of the rank share; None where there is none, or no room in it."""
+        """Return it in memory that all loader workers of the rank share; None where there is none, or no room in it."""
         return await self._episodes.hold_common(self._stretch(wanted))
 
     def raise_priority(self, wanted: Stretch | int) -> None:

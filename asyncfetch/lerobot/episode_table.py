@@ -39,7 +39,7 @@ class VideoSpan:
     start_seconds: float
     """Time at which the episode begins by the metadata, ``from_timestamp``; a row's own time is counted from there."""
     contradiction: str = ""
-    """What can't be true of it, unless its rows are at other times than the rate of frames says."""
+    """The reason why it can't be true, unless its rows are at other times than the rate of frames says."""
 
 
 @dataclass(frozen=True, slots=True)

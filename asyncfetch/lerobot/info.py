@@ -171,7 +171,7 @@ class Feature:
         return is_channels[0] if any(is_channels) else self.shape[0] in _CHANNELS and self.shape[2] not in _CHANNELS
 
     def resized(self, channels: int, height: int, width: int, /) -> Feature:
-        """The same with pictures of these sizes."""
+        """Return the feature with pictures of these sizes."""
         shape: tuple[int, ...] = (height, width, channels)
         if len(self.shape) == 3 and self._begins_with_channels:
             shape = (channels, height, width)

@@ -103,7 +103,7 @@ class Metadata:
         return self.statistics.read() if isinstance(self.statistics, StoredStatistics) else self.statistics
 
     def checked(self) -> Self:
-        """The same; its reader is warned where the totals of info.json aren't those of the tables, which count."""
+        """Return this; warns where the totals of info.json aren't those of the tables, which count."""
         if wrong := self.wrong_totals():
             counts = [f"{said} {what} where there are {found}" for what, (said, found) in wrong.items()]
             self.oddities.note(
@@ -234,7 +234,7 @@ def _parse_small(
 def _parse_all(
     url: str, features: Collection[str] | None, files: Sequence[tuple[ObjectInfo, memoryview]]
 ) -> Metadata | None:
-    """What all files say; None if there are more, or something is wrong, which the long way tells."""
+    """Return the metadata in these files; None if there are more, or something is wrong, which the long way finds."""
     (info_file, data), tasks, (stats_file, stats), first = files
     try:
         info = _parse_unless_v2(data, info_file.url, refuses=False)

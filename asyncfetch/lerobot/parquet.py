@@ -189,7 +189,7 @@ async def fetch_end(reader: RangeReader, url: str, tail_bytes: int = TAIL_BYTES)
 
 
 def whole_end(file: ObjectInfo, data: memoryview) -> TableEnd:
-    """The same of a file that is there; FormatError if it isn't a whole parquet file."""
+    """Return it of a whole file at hand; FormatError if it isn't a parquet file."""
     return TableEnd(file.url, file, data, _footer_bytes(data, file.url, file.size))
 
 

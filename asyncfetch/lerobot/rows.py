@@ -518,7 +518,7 @@ class RowReader:
         return await self._look_in_listing(episode)
 
     async def _look_in_listing(self, episode: Episode) -> IndexedTable | None:
-        """The same among all files that are there."""
+        """Return the file among all that are there."""
         if self._listed is None and self._list_tables is not None:
             self._listed = await self._list_tables(join_url(self.metadata.url, _DIRECTORY))
         listed = self._listed or []

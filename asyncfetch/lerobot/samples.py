@@ -389,7 +389,7 @@ def _write_picture(picture: torch.Tensor, room: NDArray[Any]) -> None:
 
 
 def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same, copies in place of those that came before."""
+    """Return the pictures, copies in place of repeated ones."""
     firsts = {id(picture): place for place, picture in reversed(list(enumerate(pictures)))}
     return [picture if firsts[id(picture)] == place else picture.clone() for place, picture in enumerate(pictures)]
 

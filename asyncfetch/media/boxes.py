@@ -44,7 +44,7 @@ class _Extent(NamedTuple):
     stop: int
 
     def moved(self, by: int) -> _Extent:
-        """The same box, its positions counted from ``by`` bytes further to the front."""
+        """Return the box with positions counted from ``by`` bytes further to the front."""
         return _Extent(self.kind, self.start + by, self.body + by, self.stop + by)
 
 

@@ -307,7 +307,10 @@ class Visits:
         if given is None:
             return None
         member, its_number = given
-        left = [piece for gone in self._walk.members_through for piece in self._leave(gone)]
+        left: list[Piece] = []
+        for through in self._walk.members_through:
+            gone = self._cursors.pop(through, None)
+            left += [] if gone is None else gone.used()
         self._walk.members_through.clear()
         if its_number >= order.real[member]:
             return self._padding(member)._replace(left=left)
@@ -316,10 +319,6 @@ class Visits:
             cursor = self._cursors[member] = order.lanes[member].cursor()
         over, piece, frame = cursor.at(its_number)
         return Visit(left + over, piece, frame)
-
-    def _leave(self, member: int) -> list[Piece]:
-        cursor = self._cursors.pop(member, None)
-        return [] if cursor is None else cursor.used()
 
     def _padding(self, member: int | None) -> Visit:
         """Return the last sample once more: of this member, or of all."""

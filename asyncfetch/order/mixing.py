@@ -6,7 +6,7 @@ members in a drawn order, so that members of equal weight don't all fall due at 
 of M members with a turn in sight, has been given w of all turns within 1 + (M - 2) * w, within 1 where there are two.
 
 Why this and not the earliest deadline first, which keeps every member within 1: how many turns each member had before
-a given one follows here from a search for its time, in O(M log), so a mixture is gone on with at any place without
+a given one follows here from a search for its time, in O(M log), so a mixture resumes at any place without
 going through what is before it; and the weights are met to 1 in 2**32, so nothing drifts in a run of any length.
 
 A turn is a *block* of samples in a row, one or more. Turns are dealt out anew, from the phases on, where an epoch

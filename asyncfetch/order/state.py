@@ -37,7 +37,7 @@ MAX_WORKERS = 1024
 """Loader workers of one rank that are counted."""
 _MAX_RANKS = 2**20
 _MAX_BLOCK = 2**24
-"""Both far beyond what there is: more in a state is damage, and would be counted through."""
+"""Far above real numbers: more in a state is damage, and would be counted through."""
 
 IDENTITY = ("dataset", "order")
 """Keys of a state that say what its order depends on."""
@@ -56,7 +56,7 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """Numbers that one rank was given in a leg."""
+    """The progress of one rank in a leg."""
 
     before: Spans = ()
     """Its numbers, before the pass."""
@@ -92,7 +92,7 @@ class Sharing:
         return self.is_known and not any(edge % self.leg.block_samples for edge in edges)
 
     def taken(self, rank: int) -> Spans:
-        """All numbers that a rank was given."""
+        """Return all numbers that a rank was given."""
         one = self.given[rank]
         counts = {worker: count for worker, count, _ in one.counts}
         return _taken(one.before, Placement(0, 1, 0, self.workers, self.turn_samples), counts)
@@ -109,7 +109,7 @@ class Sharing:
         return {**asdict(self.leg), "pools": list(self.leg.pools), **layout, "given": rows}
 
     def closed(self) -> Sharing:
-        """The same, its workers forgotten."""
+        """Return the leg without its workers."""
         given = {rank: RankProgress(self.taken(rank)) for rank in self.given}
         return Sharing(self.leg, 1, 1, given)
 
@@ -171,7 +171,7 @@ class EpochProgress:
     leg: Leg
     placement: Placement
     nodes: int = 1
-    """That segments were divided among when the epoch began."""
+    """Number of nodes that shared the segments when the epoch began."""
     legs: tuple[Sharing, ...] = ()
     """The legs before, of which all is known."""
     before: Spans = ()
@@ -366,14 +366,12 @@ def is_finished(state: Mapping[str, Any], least_samples: int = 1) -> bool:
             stop - start for leg in _legs_in(state)[:-1] for each in leg.given.values() for start, stop in each.before
         )
         is_even = last.leg.batches == "any" and (last.leg.ends != "uneven" or left % last.leg.world_size == 0)
-        is_even = is_even or (last.leg.batches == "any" and _as_many_batches(left, last.leg.world_size, least_samples))
+        ranks = last.leg.world_size
+        has_equal_batches = left // ranks // least_samples == -(-left // ranks) // least_samples
+        is_even = is_even or (last.leg.batches == "any" and has_equal_batches)
         if not is_even or last.workers > 1:
             return False
     return has_given_all(state, least_samples)
-
-
-def _as_many_batches(left: int, world_size: int, size: int) -> bool:
-    return left // world_size // size == -(-left // world_size) // size
 
 
 def check_state(state: object) -> State:
@@ -385,7 +383,7 @@ def check_state(state: object) -> State:
         following = f", set_epoch({epoch + 1})" if is_whole_number(epoch) else ""
         raise StateMismatch(
             f"the state is of version {state.get('version')}, and this asyncfetch reads version {VERSION}: the rest of "
-            f"its epoch {epoch} can be gone on with by the asyncfetch that wrote it; to go on with the next epoch here "
+            f"its epoch {epoch} can be resumed by the asyncfetch that wrote it; to go on with the next epoch here "
             f"don't load the state{following}"
         )
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:

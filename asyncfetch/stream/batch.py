@@ -130,7 +130,9 @@ class RowBatch:
             shape = self._shape(key)
             columns[key] = room.arrays[number].view(fields[key].dtype).reshape(shape)
             if room.tensors is not None:
-                self._tensors[key] = _typed(room.tensors[number], fields[key].dtype).view(shape)
+                import torch
+
+                self._tensors[key] = room.tensors[number].view(getattr(torch, fields[key].dtype)).view(shape)
         return columns
 
     def _shape(self, key: str) -> tuple[int, ...]:
@@ -150,12 +152,6 @@ class RowBatch:
             return column[rows]
         tensor = self._tensors[key][rows] if key in self._tensors else torch.from_numpy(np.asarray(column[rows]))
         return tensor.movedim(-1, -3) if key in self._layout.pictures else tensor
-
-
-def _typed(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
-    import torch
-
-    return tensor.view(getattr(torch, dtype))
 
 
 class BatchRow:

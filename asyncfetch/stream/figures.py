@@ -41,7 +41,7 @@ _LOST = -1.0
 PAGE_BYTES = 32 * 1024
 _PICKLED_AT = _FIGURES_BYTES + _HEAD_BYTES
 _PICKLED_BYTES = (PAGE_BYTES - _PICKLED_AT) // 2
-"""Of each of the latest two snapshots: while one is written the other stays, and if the writer is killed then."""
+"""Most bytes of each of the latest two snapshots: while one is written, or its writer killed then, the other stays."""
 BOARD_BYTES = PAGES * PAGE_BYTES
 """The size of all pages."""
 

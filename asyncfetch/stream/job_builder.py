@@ -143,8 +143,11 @@ class JobBuilder:
             else:
                 asked.setdefault(step.piece.member, {})[place] = (episode, step.frame, step.reader)
         for member, those in asked.items():
-            into = [] if rows is None else [self._own_row(member, rows[place]) for place in those]
-            made = self._read(self._readings[member].samples, [*those.values()], into)
+            samples, _, shape = self._readings[member]
+            into = [] if rows is None else [rows[place] for place in those]
+            if shape is not None:
+                into = [shape.row(row, self._given[member]) for row in into]
+            made = self._read(samples, [*those.values()], into)
             for place, each in zip(those, made, strict=True):
                 read[place] = each
             del made, each
@@ -162,10 +165,6 @@ class JobBuilder:
             Cause.TRANSFORM: 0.9 * self.weights.get(Cause.TRANSFORM, 0.0) + transforming_seconds,
         }
         return results
-
-    def _own_row(self, member: int, row: BatchRow) -> BatchRow:
-        shape = self._readings[member].shape
-        return row if shape is None else shape.row(row, self._given[member])
 
     def _read(self, samples: SampleBuilder, asked: list[Asked], rows: list[BatchRow]) -> Sequence[Any]:
         try:

@@ -70,12 +70,12 @@ class MixtureSource(SampleSource):
         """The members as they were given: none may have a state of its own."""
 
     def go_on(self, state: State, epoch: int) -> None:
-        """See SampleSource."""
+        """Resume from a checked state; its epoch is counted on from."""
         super().go_on(state, epoch)
         self.known_identity = identity_of(state)
 
     def plan(self, opened: OpenDatasets, placement: Placement, epoch: int) -> PassPlan:
-        """See SampleSource."""
+        """Return what one consumer reads; ConfigError where a member has a state of its own."""
         for member, stream in enumerate(self._streams):
             if stream.has_unused_state:
                 raise ConfigError(
@@ -85,7 +85,7 @@ class MixtureSource(SampleSource):
         return super().plan(opened, placement, epoch)
 
     def leg(self, opened: OpenDatasets, placement: Placement) -> Leg:
-        """See SampleSource."""
+        """Return how ranks share an epoch, in blocks of one member."""
         size, ends = placement.batch_size, self.config.uneven_ends
         if size is None or self._shapes(opened)[1]:
             block = (self.block_samples or 1) // placement.world_size
@@ -93,14 +93,14 @@ class MixtureSource(SampleSource):
         return Leg(placement.world_size, opened.pools, ends, size, "whole" if placement.drop_last else "one")
 
     def readings(self, opened: OpenDatasets) -> list[Reading]:
-        """See SampleSource."""
+        """Return how each member's samples are made and shaped."""
         each = zip(self.members, opened.datasets, self._shapes(opened)[0], strict=True)
         return [Reading(one.builder(dataset), one.transform, shape) for one, dataset, shape in each]
 
     def epoch_of(
         self, opened: OpenDatasets, placement: Placement, number: int, nodes: int
     ) -> tuple[dict[str, Any], Left]:
-        """See SampleSource."""
+        """Return an epoch's identity, and all of it, by the members' weights."""
         lines = opened.lines(nodes)
         orders = [
             [dataset.fingerprint, self.order_identity(opened, member)] for member, dataset in enumerate(opened.datasets)

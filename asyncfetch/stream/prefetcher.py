@@ -42,13 +42,6 @@ EARLY_EPISODES = 64
 fewer; hundreds of members' at once would hold the loop for seconds, and the first sample with it."""
 
 
-class _NoMorePieces:
-    """A mark after the last piece."""
-
-
-_END = _NoMorePieces()
-
-
 class _Slot:
     """An admitted piece, from its weighing to its last use."""
 
@@ -264,13 +257,14 @@ class Prefetcher:
 
     def _admit_next(self) -> bool:
         """Admit a piece, or go a stretch towards it."""
-        piece = next(self._pieces, _END)
-        if piece is None:
-            return False
-        if isinstance(piece, _NoMorePieces):
+        try:
+            piece = next(self._pieces)
+        except StopIteration:
             self._exhausted = True
             self._wake()
             return True
+        if piece is None:
+            return False
         slot = self._slots[piece] = _Slot(piece, self._opened.origin(piece), self._caller)
         self._first = self._first or slot
         self._ahead += 1

@@ -324,11 +324,11 @@ class SampleDelivery:
         """Return what to deliver for a step; nothing where it is left out, or where the pass fails there."""
         replaces = self._on_error == "replace"
         if not isinstance(result, FailedSample):
-            return self._substitutes.good(result, self._origin_of(step).member) if replaces else [result]
+            return self._substitutes.good(result, self._origin(step.piece).member) if replaces else [result]
         if self._on_error == "raise" or result.by_transform or not isinstance(result.error, BAD_DATA):
             self.failure = result.error if result.by_transform else copied(result.error)
             return []
-        origin = self._origin_of(step)
+        origin = self._origin(step.piece)
         self._quarantine.add(origin, result.error)
         self._first_bad = self._first_bad or result.error
         # Another member's sample would not go into this one's batch.
@@ -338,9 +338,6 @@ class SampleDelivery:
         if self._rows is not None:
             self._rows.leave_out()
         return []
-
-    def _origin_of(self, step: Step) -> Origin:
-        return self._origin(step.piece)
 
 
 class RunningPass:

@@ -60,7 +60,7 @@ class Shape:
         return fields | {**self.fill, **fields} | flags | {DATASET: Field("int64")}
 
     def row(self, row: BatchRow, given: Mapping[str, Field]) -> BatchRow:
-        """The same by the member's own keys."""
+        """Return the row by the member's own keys."""
         dropped = {key: like for key, like in given.items() if self.rename.get(key, key) in self.drop}
         return BatchRow(row.batch, row.number, self.rename, dropped)
 

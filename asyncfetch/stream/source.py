@@ -199,7 +199,7 @@ class SampleSource:
         return self.epochs.current()
 
     def set_epoch(self, epoch: int) -> None:
-        """See EpochStream."""
+        """Set the epoch of the next pass; see EpochStream."""
         epoch = check_epoch(epoch)
         if self._passes_over(epoch):
             raise self._passed_over(f"set_epoch({epoch})")
@@ -345,10 +345,6 @@ class SampleSource:
         order = Deal(whole, self.leg(opened, placement), self.seed).rank(placement.rank)
         return placement.count_of(order.total)
 
-    def opened(self) -> OpenDatasets:
-        """Return the open datasets of the synchronous iteration."""
-        return self.session().opened()
-
     def planned(self, placement: Placement, epoch: int) -> PassPlan:
         """Return ``plan`` over the datasets of the synchronous iteration."""
         return self.plan(self.session().opened(), placement, epoch)
@@ -400,7 +396,7 @@ class SampleSource:
         return None if epoch < self.epochs.finished else self._loaded.get(epoch)
 
     def state_dict(self) -> State:
-        """See EpochStream."""
+        """Return what the latest pass has delivered; see EpochStream."""
         if self.epochs.shared() is not None:
             raise ConfigError(
                 "a loader's workers read this stream, and only they know how far they are: use "
@@ -468,16 +464,16 @@ class SampleSource:
         return self.builder(self.session().opened()).sample_bytes
 
     def report(self) -> Report:
-        """See EpochStream."""
+        """Return why the consumer waits; see EpochStream."""
         return Report.of(Waits(), None, self.config) if self.figures is None else self.figures.report()
 
     def statistics(self) -> DatasetStatistics | None:
-        """See EpochStream."""
+        """Return those of the synchronous iteration; see EpochStream."""
         session = self._session
         return session.statistics() if session is not None and session.is_usable else None
 
     def close(self) -> None:
-        """See EpochStream."""
+        """End the loop thread; see EpochStream."""
         self._waiting = None
         if self._session is not None:
             self._session.close()

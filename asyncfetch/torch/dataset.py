@@ -265,7 +265,7 @@ class StreamDataset(IterableDataset[Any]):
         the workers isn't known here: as many samples as that may come again.
 
         Args:
-            batches: Since the epoch began, or since it was gone on with; of this epoch only. Where it is 0 that is the
+            batches: Since the epoch began, or was resumed; of this epoch only. Where it is 0 that is the
                 epoch that the next pass takes, which is the running one's too, unless the workers have read all of that
                 ahead already.
             batch_size: The loader's; None where it has none, or where this dataset makes the batches.

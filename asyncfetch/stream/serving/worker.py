@@ -208,7 +208,9 @@ class _ServingWorker:
         with samples.handing_over():
             batch, nbytes = await self._in_thread(partial(self._batch, taken))
         taken.clear()
-        while self._is_full(nbytes):
+        plan, ahead = self._plan, self._ahead
+        # Where none is ahead, a batch of any size goes.
+        while len(ahead) >= plan.max_ahead or (ahead and sum(ahead) + nbytes > plan.max_ahead_bytes):
             await self._changed.wait()
         self._ahead.append(nbytes)
         try:
@@ -217,11 +219,6 @@ class _ServingWorker:
         except BaseException:
             self._ahead.pop()  # cancelled before it began, or failed: the consumer will never take it
             raise
-
-    def _is_full(self, nbytes: int) -> bool:
-        """Return whether a batch of so many bytes has to wait; where none is ahead, one of any size goes."""
-        plan, ahead = self._plan, self._ahead
-        return len(ahead) >= plan.max_ahead or (bool(ahead) and sum(ahead) + nbytes > plan.max_ahead_bytes)
 
     def _batch(self, taken: list[Any]) -> tuple[HandedOver | PackedBatch, int]:
         """The batch of these samples, in a slot or measured for one, and its size."""
@@ -259,16 +256,13 @@ class _ServingWorker:
 
     async def _heed_all(self) -> None:
         while True:
-            self._heed(await self._messages.get())
-
-    def _heed(self, message: object) -> None:
-        match message:
-            case Begin() | Stop():
-                self._wanted = message if isinstance(message, Begin) else None
-                self._pass.cancel()
-            case Receipt():
-                self._ahead.popleft()
-            case Close():
-                self._everything.cancel()
-        self._changed.set()
-        self._changed = anyio.Event()
+            match message := await self._messages.get():
+                case Begin() | Stop():
+                    self._wanted = message if isinstance(message, Begin) else None
+                    self._pass.cancel()
+                case Receipt():
+                    self._ahead.popleft()
+                case Close():
+                    self._everything.cancel()
+            self._changed.set()
+            self._changed = anyio.Event()
