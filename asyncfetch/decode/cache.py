@@ -1,12 +1,11 @@
 """Open decoders, kept for the next frame of the same video, bounded in number and in bytes.
 
-The cache owns decoders by reference only. It never closes one: it lets go of it, and whoever decodes with it at that
-time keeps it alive; with the last reference the decoder frees its memory and files. So nothing in use can be closed,
-and nothing unused stays open. What this asks of a decoder is that it frees itself when it goes, as ours and
-torchcodec's do.
+The cache owns decoders by reference only. It never closes one: it lets go of it, and a thread that decodes with it then
+keeps it alive; with the last reference the decoder frees its memory and files. So nothing in use can be closed, and
+nothing unused stays open. A decoder must free itself when it goes, as ours and torchcodec's do.
 
 The lock guards dictionaries and numbers only. Opening happens outside it, once for a key, whatever the number of
-threads that ask; so does the freeing of what was evicted. No SharedLRU, whose waiters need a loop.
+threads that ask; so does the freeing of what was evicted. No SharedLRU: its waiters need a loop.
 """
 
 from __future__ import annotations

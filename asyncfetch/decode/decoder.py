@@ -90,7 +90,7 @@ class Clip:
     """
 
     data: memoryview = field(repr=False)
-    """A self-contained MP4, one byte an item, contiguous. Nobody writes to it while the clip lives."""
+    """A self-contained MP4, one byte an item, contiguous. It isn't written to while the clip lives."""
     frame_index: NDArray[np.int32] = field(repr=False)
     """Rank of each frame among the clip's frames in the order of presentation; -1 where the video has none."""
     pts: NDArray[np.int64] = field(repr=False)
@@ -195,7 +195,7 @@ class FrameDecoder(Protocol):
 
         Returns:
             (N, 3, height, width) uint8 RGB, or (N, 1, height, width) float32 distances of a depth camera. Colour lies
-            channels-last in memory, the way decoders write it. Nobody else holds the tensor.
+            channels-last in memory, the way decoders write it. The tensor is the caller's own.
 
         Raises:
             FrameMissing: The video has no such frame, or another one in its place.
@@ -205,11 +205,11 @@ class FrameDecoder(Protocol):
         ...
 
     def each(self, frames: Sequence[int]) -> list[torch.Tensor]:
-        """The same, each (channels, height, width) in memory of its own; duplicates are one tensor."""
+        """Return the frames, each (channels, height, width) in memory of its own; duplicates are one tensor."""
         ...
 
     def give(self, frames: Sequence[int], take: Callable[[int, torch.Tensor], None]) -> None:
-        """The same, one by one: ``take(place in frames, picture)`` is called while the picture is in the caches."""
+        """Give frames one by one: ``take(place in frames, picture)`` is called while the picture is in the caches."""
         ...
 
 
@@ -309,10 +309,10 @@ class ClipDecoder(ABC):
 
     @abstractmethod
     def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
-        """The frames, at least one, whose ranks are in the clip. Called under the lock."""
+        """Return the frames with these ranks in the clip, at least one. Called under the lock."""
 
     def _decode_together(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
-        """The same as one tensor; for a back end that can write them into one, without a copy."""
+        """Return the frames as one tensor; for a back end that can write them into one, without a copy."""
         return stack_frames(self._of_its_size(self._decode(frames, ranks)))
 
     def _of_its_size(self, pictures: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -435,7 +435,7 @@ class PyAVDecoder(ClipDecoder):
             self._seek(key)
         for frame in self._coming:
             if frame.pts is None:
-                raise DecodeError(f"{self.clip.name}: it has a frame without a time, so that none can be told by it")
+                raise DecodeError(f"{self.clip.name}: it has a frame without a time, so frames can't be found by time")
             if frame.pts < self._begin(key):
                 continue  # may lean on frames in front of the clip
             self._check_whole(frame)

@@ -52,7 +52,7 @@ class _Waiting(NamedTuple):
 
     turn: int
     came: int
-    """How many came before it: of one turn, the first is the first."""
+    """Number of calls that came before it: of calls with one turn, the first goes first."""
     call: ThreadCall[Any]
     result: Future[Any]
 
@@ -65,10 +65,10 @@ class DecodePool:
     before what was ready earlier and is needed later, and passes side by side get on alike. Anyio's threads would take
     calls as they came.
 
-    A thread that is done takes the next call by itself. Nobody has to wake it: on busy cores the loop would take its
+    A thread that is done takes the next call by itself. It needn't be woken: on busy cores the loop would take its
     time, and a thread that is woken for each call mostly begins it on its waker's core while another one is idle.
 
-    What waits is bounded by who asks: each caller waits in its own task. The threads end with ``close``, or when the
+    The callers bound the queue: each waits in its own task. The threads end with ``close``, or when the
     pool is collected.
 
     Args:
@@ -126,7 +126,7 @@ class DecodePool:
     async def _in_thread(self, call: ThreadCall[ResultT], turn: int) -> ResultT:
         waiting = _Waiting(turn, next(self._came), call, Future())
         try:
-            with self._lock:  # it waits here for the call, and no other thread takes a call that nobody comes for
+            with self._lock:  # it waits here for the call, and no other thread takes a call that was given up
                 self._executor.submit(self._run_next)
                 heapq.heappush(self._waiting, waiting)
         except RuntimeError as error:
@@ -141,7 +141,7 @@ class DecodePool:
         return await asyncio.wrap_future(waiting.result)
 
     def _run_next(self) -> None:
-        """Run the call whose turn it is, in a thread; one comes here for each call."""
+        """Run the call that has the turn, in a thread; one comes here for each call."""
         with self._lock:
             if not self._waiting:  # it was queued although its thread couldn't start: its call has failed
                 return

@@ -103,7 +103,7 @@ def _tiff_tags(data: bytes | memoryview) -> dict[int, list[int]]:
 
 
 def _floats(data: bytes | memoryview, tags: Mapping[int, list[int]], name: str) -> torch.Tensor:
-    """The picture of a TIFF whose tags say that it is made of floats."""
+    """Return the picture of a TIFF with tags that say it is made of floats."""
     bits, channels, compression = tags.get(BITS, [0]), tags.get(CHANNELS, [1]), tags.get(COMPRESSION, [NOT_COMPRESSED])
     if channels != [1] or compression != [NOT_COMPRESSED] or bits not in ([16], [32], [64]):
         raise DecodeError(

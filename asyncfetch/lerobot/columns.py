@@ -123,7 +123,7 @@ def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Colum
     where = f"feature {feature.key} of {redact_url(url)}"
     objects = to_objects(array, where, remedy=LEAVE_OUT_FEATURE)
     if feature.kind == "language" and is_list(array.type) and pa.types.is_struct(array.type.value_type):
-        _say_as_lerobot(objects, where)
+        _as_lerobot(objects, where)
     return objects
 
 
@@ -139,7 +139,7 @@ def to_array(column: pa.ChunkedArray[Any]) -> Array:
 
 
 def plain(array: Array) -> Array:
-    """The same values in the form that all readers know, at any depth.
+    """Return the values in the form that all readers know, at any depth.
 
     That is without dictionaries and extension types (the datasets library registers some), and without views, which
     polars writes: their texts and bytes become large ones, and their lists, in any order in memory, large lists.
@@ -229,8 +229,8 @@ def to_objects(array: Array, where: str, *, remedy: str) -> list[Any]:
     return objects
 
 
-def _say_as_lerobot(rows: Sequence[Any], where: str) -> None:
-    """Annotations as LeRobot gives them, however they are stored: times as float32, calls of tools out of JSON."""
+def _as_lerobot(rows: Sequence[Any], where: str) -> None:
+    """Change annotations to what LeRobot gives: times as float32, calls of tools out of JSON."""
     for said in itertools.chain.from_iterable(row or () for row in rows):
         if said and said.get("timestamp") is not None:
             said["timestamp"] = float(np.float32(said["timestamp"]))
@@ -259,7 +259,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 
 def _unfit(message: str) -> FormatError:
-    """A feature whose column can't be read as what info.json says."""
+    """Return the error of a feature with a column that isn't what info.json says."""
     return FormatError(message, remedy=LEAVE_OUT_FEATURE)
 
 
@@ -295,7 +295,7 @@ def _as_declared(
     feature: Feature,
     where: str,
 ) -> NDArray[Any]:
-    """The same values as the feature's dtype, in memory of their own."""
+    """Return the values as the feature's dtype, in memory of their own."""
     with np.errstate(invalid="ignore", over="ignore"):
         declared = values.astype(feature.dtype)
     if values.dtype.kind == declared.dtype.kind == "f":

@@ -198,10 +198,10 @@ class LeRobotDataset(AsyncOnly):
     def prefetch(self, episode: int) -> None:
         """Start fetching an episode, all cameras and rows at once, and return at once.
 
-        It is fetched in the order of these calls, after what somebody waits for: an episode that ``ready`` or
+        It is fetched in the order of these calls, after what is waited for: an episode that ``ready`` or
         ``sample`` is called for overtakes the others.
 
-        Who waits for the same fetch gets its error; afterwards none is kept, and ``ready`` and ``sample`` ask anew.
+        All waiters for the same fetch get its error; afterwards none is kept, and ``ready`` and ``sample`` ask anew.
         What arrives stays as long as the byte cache has room for it; without room nothing is fetched.
 
         Raises:
@@ -212,7 +212,7 @@ class LeRobotDataset(AsyncOnly):
         reader_of(self).prefetch(episode)
 
     async def ready(self, episode: int) -> None:
-        """Wait until an episode is in memory, fetching it where nobody did.
+        """Wait until an episode is in memory; fetches it if needed.
 
         Raises:
             EpisodeNotFound: The dataset has no such episode.
@@ -236,8 +236,8 @@ class LeRobotDataset(AsyncOnly):
             EpisodeNotFound, FrameMissing: There is no such episode or frame.
             ConfigError: ``frame`` isn't a whole number, or ``windows`` don't fit the dataset.
             FetchError, FormatError, DatasetError, DecodeError: It could not be read.
-            CacheError: The episode's clips don't fit in their cache, beside what passes over this dataset hold: who
-                iterates such a pass and awaits this call in between can't wait for it to give room back.
+            CacheError: The episode's clips don't fit in their cache, beside what passes over this dataset hold: a
+                caller that iterates such a pass itself can't wait for it to give room back.
         """
         reader = reader_of(self)
         found = reader.episode(episode)

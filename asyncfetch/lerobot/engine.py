@@ -27,7 +27,7 @@ network for the processor."""
 
 
 class DatasetEngine(Engine):
-    """See Engine."""
+    """Engine of LeRobot datasets."""
 
     def __init__(self, config: StreamConfig) -> None:
         super().__init__(config)

@@ -8,7 +8,7 @@ Which frames are the episode's, its rows say by their times. They mostly are at 
 plan goes by until they have come. Where that turns out to be wrong, the stretch is planned again by its rows; those
 that come after it are planned by theirs at once, a request later.
 
-A stretch is *held* while somebody reads it: its clips are leased in the byte cache, which then can't evict them. Idle,
+A stretch is *held* while it is read: its clips are leased in the byte cache, which then can't evict them. Idle,
 the plan of its clips and the rows of its episode are kept for a while, and the bytes of its clips as long as the byte
 cache has room: the next read is then a hit without a request, whether the decoders are still there or not.
 
@@ -16,8 +16,8 @@ Four things could go wrong where many ask at once, and don't:
 
 - Stretches that each hold one camera's clip could wait for ever for the room of the other one. So room for all clips of
   a stretch is taken before the first is asked for: see ``resources/room.py``.
-- What somebody waits for could come after all that was prefetched. So a stretch has one caller at all limiters, however
-  many want it, whose priority is raised as soon as one of them doesn't only read ahead.
+- A stretch that is waited for could come after all that was prefetched. So a stretch has one caller at all limiters,
+  however many want it, and its priority is raised as soon as one of them doesn't only read ahead.
 - Plans and rows, which are small but for pictures, could come after clips. So they are urgent at the host, even
   where they are read ahead, and clips never take all requests.
 - A video may be replaced. A plan made from the index of the old one cuts the new one at the wrong places. So once
@@ -81,9 +81,9 @@ class EpisodeCacheStatistics(Figures):
     hits: int
     """Reads that found every byte of an episode, or of a stretch of it, in memory."""
     misses: int
-    """Reads that had to fetch some of it, or to wait for somebody else's fetch."""
+    """Reads that had to fetch some of it, or to wait for another caller's fetch."""
     held: int
-    """Episodes, or stretches of one, that somebody is reading or waiting for."""
+    """Episodes, or stretches of one, that are read or waited for."""
     kept: int
     """Episodes whose rows are kept, held ones included, and stretches with pictures in theirs; plans are bounded
     likewise, but kept apart."""
@@ -113,7 +113,7 @@ class EpisodeCache:
     """Fetches stretches of a dataset's episodes, one request per (stretch, camera), over a byte cache. Loop-bound.
 
     Args:
-        engine: What it reads with, and keeps what it read in. Leaving it ends the fetches, and those who wait get
+        engine: What it reads with, and keeps what it read in. Leaving it ends the fetches, and waiters get
             ClosedError.
         number: Of the dataset in the engine.
         metadata: Of the dataset.
@@ -195,13 +195,13 @@ class EpisodeCache:
                 await self._watch(self.rows.locate(self._episodes[stretch.episode]))
 
     def raise_priority(self, stretch: Stretch) -> None:
-        """Somebody waits for the stretch now, if it is on its way: what it still has to ask for goes first."""
+        """Let the rest of a stretch that is on its way go first: it is waited for now."""
         caller = self._callers.get(stretch)
         if caller is not None:
             caller.raise_priority()
 
     def is_held(self, stretch: Stretch) -> bool:
-        """Return whether the stretch is in use, or on its way to who is going to use it."""
+        """Return whether the stretch is in use, or on its way to a user."""
         return stretch in self._held
 
     def hold_nowait(self, stretch: Stretch) -> HeldEpisode | None:
@@ -217,7 +217,7 @@ class EpisodeCache:
     def claim(self, stretch: Stretch, size_bytes: int) -> HeldEpisode | None:
         """Take room for a stretch, for a pass; None where there is none. ``load`` it, and release it in any case.
 
-        A stretch that is in use has its room, whoever took it.
+        A stretch that is in use has its room already.
         """
         entry = self._held.get(stretch)
         if entry is not None and entry.is_common and entry.rows is not None:
@@ -240,7 +240,7 @@ class EpisodeCache:
     async def load(self, held: HeldEpisode) -> HeldEpisode:
         """Fetch what isn't in memory of a stretch that has its room: all cameras and the rows at once, nothing twice.
 
-        Failed, or cancelled, it is for who claimed it to release. It is as urgent as the caller that asks.
+        Failed, or cancelled, its claimer still has to release it. It is as urgent as the caller that asks.
 
         Raises:
             FetchError, FormatError, DatasetError: Its files can't be read.
@@ -309,7 +309,7 @@ class EpisodeCache:
 
     async def _loaded(self, held: HeldEpisode, *, is_common: bool) -> HeldEpisode:
         """The stretch when it is loaded; where ``is_common`` it may lack its rows still."""
-        # Held while it is being fetched, so that it can't be evicted before those who wait run again.
+        # Held while it is being fetched, so that it can't be evicted before its waiters run again.
         entry = held.entry
         if entry.rows is not None:
             self._hits += 1
@@ -349,7 +349,7 @@ class EpisodeCache:
             self._room.change(brief_bytes=-size_bytes)
 
     def _caller(self, stretch: Stretch) -> Caller:
-        """Return who asks for the stretch at all limiters: the first who did, as long as that one is about."""
+        """Return the stretch's one caller at all limiters: the first that asked, as long as it lives."""
         asking = current_caller()
         caller = self._callers.setdefault(stretch, asking)
         if asking.urgent:
@@ -406,7 +406,7 @@ class EpisodeCache:
             _release(leases)
 
     async def _fetch(self, entry: EpisodeEntry) -> _EpisodeParts:
-        """Return where everything lies, and then all of it at once. PlanChange where it needs more room than it has."""
+        """Plan the stretch, then fetch all of it at once. PlanChange where it needs more room than it has."""
         meter = running_meter()
 
         async def lease(clip: PlannedClip) -> Lease:
@@ -517,7 +517,7 @@ class EpisodeCache:
         return stretch if self.rows.picture_keys else stretch.episode
 
     def _kept_rows(self, key: Stretch | int) -> EpisodeRows | None:
-        """Rows that are kept, or that somebody holds."""
+        """Return rows that are kept or held."""
         kept = self._tables.get_nowait(key)
         return self._held_rows.get(key) if kept is None else kept.value
 
@@ -561,7 +561,7 @@ class EpisodeCache:
             raise
 
     def _forget(self) -> None:
-        """Plan everything anew. Those who read a stretch now go on with the bytes they hold."""
+        """Plan everything anew. Readers of a held stretch go on with its bytes."""
         self._clip_decoders.replace_all()
         self._indexes.clear()
         self.rows.clear()

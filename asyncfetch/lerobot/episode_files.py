@@ -79,7 +79,7 @@ def episodes_url(root: str, number: int, chunks_size: int) -> str:
 
 
 def read_episodes(root: str, info: DatasetInfo, cameras: Sequence[str], end: TableEnd) -> EpisodeTable | None:
-    """Return what ``load_episodes`` does, of a dataset whose file 0 is whole; None if more files may have episodes.
+    """Return what ``load_episodes`` does, of a dataset with a whole file 0; None if more files may have episodes.
 
     Blocks: call it in a thread.
     """
@@ -391,8 +391,8 @@ def _video_places(
         )
     lacking = [name for name in _FILE_NUMBERS if path is not None and not path.has(name)]
     note = f"; video_path of info.json has no {' and no '.join(lacking)}" if lacking else ""
-    told = placed & ~wrong_length & (lengths > 0) & (files.chunk != ABSENT) & (files.file != ABSENT)
-    for row, other in _overlaps(files, first_frames, lengths, np.flatnonzero(told)):
+    known = placed & ~wrong_length & (lengths > 0) & (files.chunk != ABSENT) & (files.file != ABSENT)
+    for row, other in _overlaps(files, first_frames, lengths, np.flatnonzero(known)):
         never = lacking or first_frames[row] == first_frames[other]  # at whatever times their rows are
         for one, two in ((row, other), (other, row)):
             (refusals if never else contradictions)[one] = (
@@ -406,7 +406,7 @@ def _video_places(
 def _overlaps(
     files: FilePlaces, first_frames: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> Iterator[tuple[int, int]]:
-    """Each of the rows whose frames begin before those of an earlier one in the file end, with that one."""
+    """Yield each row with frames that begin before those of an earlier one in the file end, and that one."""
     rows = rows[np.lexsort((first_frames[rows], files.file[rows], files.chunk[rows]))]
     chunk, file = files.chunk[rows], files.file[rows]
     new_file = np.append(True, (chunk[1:] != chunk[:-1]) | (file[1:] != file[:-1]))[: len(rows)]

@@ -1,4 +1,4 @@
-"""The episodes of an open dataset, for who reads them: passes, mixtures, and the dataset's own verbs."""
+"""The episodes of an open dataset, for their readers: passes, mixtures, and the dataset's own verbs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MAX_PREFETCHES = 1024
 class Prefetches:
     """Prefetches of one dataset. Loop-bound, as that is.
 
-    What one fails by is met by those who wait for the same fetches, and kept for nobody: a later call asks anew.
+    All waiters for the same fetch get its error. It isn't kept: a later call asks anew.
 
     Args:
         fetch: Brings a stretch into memory.
@@ -85,7 +85,7 @@ class Prefetches:
             with calling(Caller(urgent=False, behind=self._ahead)):
                 await self._fetch(stretch)
         except AsyncFetchError:
-            pass  # whoever reads this stretch asks for it anew
+            pass  # a reader of this stretch asks for it anew
         finally:
             self._under_way.discard(stretch)
 
@@ -166,7 +166,7 @@ class EpisodeReader:
 
     @property
     def fetches(self) -> bool:
-        """Whether it fetches by itself, as of loader workers that read as one just one does."""
+        """True if it fetches by itself: of loader workers that read as one, one does."""
         return self.engine.rank is None or self.engine.rank.clips is not None
 
     def episode(self, episode: int) -> Episode:
@@ -212,11 +212,11 @@ class EpisodeReader:
         return await self._episodes.load(claimed)
 
     async def hold_common(self, wanted: Stretch | int) -> HeldEpisode | None:
-        """The same in memory that all loader workers of the rank share; None where there is none, or no room in it."""
+        """Return it in memory that all loader workers of the rank share; None where there is none, or no room in it."""
         return await self._episodes.hold_common(self._stretch(wanted))
 
     def raise_priority(self, wanted: Stretch | int) -> None:
-        """Somebody waits now for a stretch that was read ahead; for a pass."""
+        """Make a stretch that was read ahead urgent; for a pass."""
         self._episodes.raise_priority(self._stretch(wanted))
 
     async def clip_bytes(self, wanted: Stretch | int) -> int:
@@ -240,7 +240,7 @@ class EpisodeReader:
         self.check()
         try:
             return (await self.engine.reader.stat(url)).size
-        except (AccessDenied, NotFound):  # S3 denies access to what isn't there to those who may not list
+        except (AccessDenied, NotFound):  # S3 denies access to a missing object where listing isn't allowed
             return None
 
     def rows(self, keys: Sequence[str], positions: NDArray[np.int64]) -> AsyncGenerator[pa.RecordBatch, None]:

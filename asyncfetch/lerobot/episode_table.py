@@ -39,12 +39,12 @@ class VideoSpan:
     start_seconds: float
     """Time at which the episode begins by the metadata, ``from_timestamp``; a row's own time is counted from there."""
     contradiction: str = ""
-    """What can't be true of it, unless its rows are at other times than the rate of frames says."""
+    """The reason why it can't be true, unless its rows are at other times than the rate of frames says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode: its rows are those whose ``index`` is in [from_index, to_index)."""
+    """One episode: its rows are those with an ``index`` in [from_index, to_index)."""
 
     index: int
     length: int
@@ -77,7 +77,7 @@ class VideoPlaces:
     start_seconds: NDArray[np.float64]
     """Time at which its frame 0 is shown in the file per position, or NaN."""
     contradictions: Mapping[int, str] = field(default_factory=dict)
-    """See VideoSpan, by position, of those few where there is one."""
+    """Contradictions, as of VideoSpan, by position of the few episodes that have one."""
     refusals: Mapping[int, str] = field(default_factory=dict)
     """Statements of the table on an episode's frames that can't be true at all, by position."""
 
@@ -101,7 +101,7 @@ class TaskLists:
 
 
 MAX_MADE = 1024
-"""Episodes whose urls and times are kept, about 1 KiB each; their samples ask for them again and again."""
+"""Episodes of which urls and times are kept, about 1 KiB each; their samples need them again and again."""
 
 
 class EpisodeTable:

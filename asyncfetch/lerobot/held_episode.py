@@ -157,7 +157,7 @@ class HeldEpisode:
             camera: Its feature.
             frames: Of those that the stretch's samples need, in any order.
             reader: Each of the first few (``READERS``) has a decoder of its own, which goes on where it
-                stopped; so two who go through different groups of pictures in turns don't begin theirs anew each time.
+                stopped; so two that go through different groups of pictures in turns don't begin theirs anew each time.
 
         Raises:
             FrameMissing: The video has no such frame.

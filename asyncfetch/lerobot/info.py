@@ -171,12 +171,12 @@ class Feature:
         return is_channels[0] if any(is_channels) else self.shape[0] in _CHANNELS and self.shape[2] not in _CHANNELS
 
     def resized(self, channels: int, height: int, width: int, /) -> Feature:
-        """The same with pictures of these sizes."""
+        """Return the feature with pictures of these sizes."""
         shape: tuple[int, ...] = (height, width, channels)
         if len(self.shape) == 3 and self._begins_with_channels:
             shape = (channels, height, width)
-        told = {key: size for key, size in (("video.height", height), ("video.width", width)) if key in self.info}
-        return replace(self, shape=shape, info={**self.info, **told})
+        sizes = {key: size for key, size in (("video.height", height), ("video.width", width)) if key in self.info}
+        return replace(self, shape=shape, info={**self.info, **sizes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +365,7 @@ def _template(value: object, key: str, url: str) -> PathTemplate:
 
 
 DepthUnit = Literal["m", "mm"]
-"""Unit of delivered depth; LeRobot's reader gives millimetres unless told otherwise."""
+"""Unit of delivered depth; LeRobot's reader gives millimetres by default."""
 MILLIMETRES = 1000.0
 """A metre."""
 

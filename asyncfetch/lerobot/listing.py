@@ -1,4 +1,4 @@
-"""Tables whose names on record don't hold: by a listing, as LeRobot finds them, or by the names that may come next."""
+"""Tables that aren't where the record says: found by a listing, as LeRobot does, or by the next likely names."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _TASK_COLUMNS = ("task", "__index_level_0__")
 
 
 class StoredStatistics:
-    """stats.json as it is stored, parsed when somebody asks: of most members of a mixture nobody does."""
+    """stats.json as it is stored, parsed when it is asked for: of most members of a mixture it never is."""
 
     def __init__(self, data: memoryview, url: str) -> None:
         self._data, self._url = bytes(data), url
@@ -75,7 +75,7 @@ class Metadata:
     features: dict[str, Feature]
     """The chosen features and the default ones, in the order of info.json; of pictures as they were found to be."""
     cameras: tuple[str, ...]
-    """The chosen features whose frames are in MP4 files, in the order of info.json. Kind "depth" marks depth maps."""
+    """The chosen features with frames in MP4 files, in the order of info.json. Kind "depth" marks depth maps."""
     tasks: Mapping[int, str]
     """Task strings by task_index."""
     statistics: StoredStatistics | Mapping[str, Any] | None
@@ -103,12 +103,12 @@ class Metadata:
         return self.statistics.read() if isinstance(self.statistics, StoredStatistics) else self.statistics
 
     def checked(self) -> Self:
-        """The same; its reader is warned where the totals of info.json aren't those of the tables, which count."""
+        """Return this; warns where the totals of info.json aren't those of the tables, which count."""
         if wrong := self.wrong_totals():
-            told = [f"{said} {what} where there are {found}" for what, (said, found) in wrong.items()]
+            counts = [f"{said} {what} where there are {found}" for what, (said, found) in wrong.items()]
             self.oddities.note(
                 "totals",
-                f"info.json of {redact_url(self.url)} counts {' and '.join(told)} in the tables. Those count: write "
+                f"info.json of {redact_url(self.url)} counts {' and '.join(counts)} in the tables. Those count: write "
                 "their numbers there, or copy the files of the tables anew if one of them is missing",
             )
         return self
@@ -161,7 +161,7 @@ async def load_metadata(
         list_tables: Lists the files of a directory, where their names don't hold. None: they can't be listed.
         version2: Loads it where it turns out to be of v2; None: that is refused.
 
-    A damaged stats.json is no matter before somebody asks for ``stats``.
+    A damaged stats.json is no matter until ``stats`` is asked for.
 
     Raises:
         ConfigError: ``features`` has a key that the dataset hasn't.
@@ -234,7 +234,7 @@ def _parse_small(
 def _parse_all(
     url: str, features: Collection[str] | None, files: Sequence[tuple[ObjectInfo, memoryview]]
 ) -> Metadata | None:
-    """What all files say; None if there are more, or something is wrong, which the long way tells."""
+    """Return the metadata in these files; None if there are more, or something is wrong, which the long way finds."""
     (info_file, data), tasks, (stats_file, stats), first = files
     try:
         info = _parse_unless_v2(data, info_file.url, refuses=False)
@@ -272,7 +272,7 @@ async def _root_file(info_file: SharedCall[memoryview], url: str) -> memoryview:
 
 
 def _hint(url: str, error: NotFound) -> str:
-    """Return what was meant, most likely; empty where nobody knows."""
+    """Return what was most likely meant; empty where that isn't clear."""
     if url.startswith("hf://"):
         return str(error).partition(" [")[0]
     if url.endswith(f"/{_INFO}"):
@@ -314,7 +314,7 @@ async def _load_stats(reader: RangeReader, url: str) -> StoredStatistics | None:
     try:
         return StoredStatistics(await reader.fetch(url), url)
     except (AccessDenied, NotFound):
-        return None  # S3 denies access to what isn't there to those who may not list.
+        return None  # S3 denies access to a missing object where listing isn't allowed.
 
 
 def fingerprint_of(

@@ -200,7 +200,7 @@ async def read_pages(
 
 
 def _footer(levels: int, codec: int, rows: int, dictionary_bytes: int, size: int) -> bytes:
-    """The end of a file of one chunk of so many bytes, whose values lie in so many optional columns in each other."""
+    """Return the end of a file of one chunk of so many bytes, with values in so many nested optional columns."""
     start = len(MAGIC)
     schema: list[dict[int, Any]] = [{4: b"rows", 5: 1}, *({3: OPTIONAL, 4: b"rows", 5: 1} for _ in range(levels - 1))]
     schema.append({1: BYTE_ARRAY, 3: min(levels, OPTIONAL), 4: b"rows"})

@@ -1,8 +1,8 @@
 """Parquet by byte ranges: the footer first, then only the column chunks that are wanted.
 
 A file is opened with one request for its last bytes. That holds the footer of most files and the whole of
-small ones, whose columns then cost nothing more. A longer footer costs a second round of requests: for just what is
-missing of it, or for all the rest of a short file, whose columns would cost a third one. The chunks go to pyarrow
+small ones, and their columns then cost nothing more. A longer footer costs a second round of requests: for just what is
+missing of it, or for all the rest of a short file, so its columns don't cost a third one. The chunks go to pyarrow
 through a file object that knows only the fetched bytes, so what we did not plan to read can't be read. pyarrow works in
 a thread, and no exception of its gets out.
 
@@ -62,7 +62,7 @@ _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
 """Length of the footer (4 bytes, little-endian) and the magic."""
 _MAX_FOOTER_BYTES = 256 * 1024 * 1024
-"""Three times what LeRobot's fattest file, a 100 MB episode table with statistics, has. More is a lie."""
+"""Three times that of LeRobot's fattest file, a 100 MB episode table with statistics. One of more is damaged."""
 _MAX_GROUP_ROWS = 64 * 1024 * 1024
 """Arrow writes no larger row group. pyarrow allocates by this number before it has read a value."""
 _FOOTER_WEIGHT = 8
@@ -189,7 +189,7 @@ async def fetch_end(reader: RangeReader, url: str, tail_bytes: int = TAIL_BYTES)
 
 
 def whole_end(file: ObjectInfo, data: memoryview) -> TableEnd:
-    """The same of a file that is there; FormatError if it isn't a whole parquet file."""
+    """Return it of a whole file at hand; FormatError if it isn't a parquet file."""
     return TableEnd(file.url, file, data, _footer_bytes(data, file.url, file.size))
 
 
@@ -210,7 +210,7 @@ async def open_table(reader: RangeReader, url: str, *, run: RunSync, tail_bytes:
 
 
 async def open_end(reader: RangeReader, end: TableEnd, *, run: RunSync) -> TableFile:
-    """Return what ``open_table`` gives, of a file whose end is there."""
+    """Return what ``open_table`` gives, of a file with its end at hand."""
     url, size, tail = end.url, end.file.size, end.tail
     data_stop = size - _TRAILER_BYTES - end.footer_bytes
     start, pieces = size - len(tail), [tail]
@@ -327,7 +327,7 @@ async def fetch_groups(
         groups: The row groups.
         columns: Columns of them.
         together: Look at the first and the last group alone, and take the others to lie between them. Where that is
-            wrong, as in a file whose groups were mixed up, decoding is a FormatError.
+            wrong, as in a file with mixed-up groups, decoding is a FormatError.
 
     Raises:
         FetchError: A range could not be fetched.

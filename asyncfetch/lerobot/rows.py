@@ -170,7 +170,7 @@ def _index_spans(table: TableFile, key: str) -> tuple[NDArray[np.int64], NDArray
 
 
 def _bounds(statistics: pq.Statistics | None) -> tuple[int, int] | None:
-    """The least and the greatest value, where they are told and are numbers that an ``index`` may be."""
+    """The least and the greatest value, where they are given and are numbers that an ``index`` may be."""
     try:
         low, high = (statistics.min, statistics.max) if statistics is not None else (None, None)
     except (ValueError, ArithmeticError):
@@ -193,7 +193,7 @@ def _fill_spans(
 
 _Key = str | tuple[str, int] | tuple[str, int, int]
 """Key of what is kept: a file's url; that and the number of a row group, of which all is kept; or these and
-``_NUMBERS``, or the physical column whose pages are meant."""
+``_NUMBERS``, or the physical column that has the pages."""
 _NUMBERS = -1
 """Stands for all columns but those of pictures."""
 _FOOTER_BYTES = 16 * 1024
@@ -212,7 +212,7 @@ _LIST_ITEM_BYTES = 64
 class EpisodeRows(Mapping[str, "Column"]):
     """The rows of one episode by feature, in frame order; row k of each column is frame k.
 
-    A column is an NDArray of the feature's dtype, (length, *shape) or (length,) for shape (1,), that nobody else holds;
+    A column is an NDArray of the feature's dtype, (length, *shape) or (length,) for shape (1,), the caller's own;
     or a list: str, pictures as the bytes of their file, anything else as Python objects. ``index``, ``frame_index``,
     ``episode_index`` and ``task_index`` are int64, however they are stored. Of pictures there may be a part.
     """
@@ -351,7 +351,7 @@ class RowReader:
         self.metadata = metadata
         self._run = run
         self._kept: LRUPart[_Key, Any] = LRUPart(kept.kept, number)
-        self._moved: dict[int, str] = {}  # where episodes are whose file the metadata doesn't name
+        self._moved: dict[int, str] = {}  # files of episodes that the metadata places elsewhere
         self._by_episode: set[str] = set()  # files in which ``index`` begins anew
         self._list_tables = list_tables
         self._listed: list[str] | None = None
@@ -422,7 +422,7 @@ class RowReader:
             episode = file.beginning(episode)
         try:
             yield file, replace(episode, data_url=url)
-        except DatasetError:  # who asks next is told what the file is then
+        except DatasetError:  # the next caller reads the file as it is then
             self._kept.clear(lambda key: key == url or key[0] == url)
             raise
 
@@ -518,7 +518,7 @@ class RowReader:
         return await self._look_in_listing(episode)
 
     async def _look_in_listing(self, episode: Episode) -> IndexedTable | None:
-        """The same among all files that are there."""
+        """Return the file among all that are there."""
         if self._listed is None and self._list_tables is not None:
             self._listed = await self._list_tables(join_url(self.metadata.url, _DIRECTORY))
         listed = self._listed or []
@@ -529,7 +529,7 @@ class RowReader:
             if file is not None and file.may_have(episode):
                 return self._found(episode, file)
             first, stop = (middle + 1, stop) if file is None or _side(file, episode) > 0 else (first, middle)
-        self._listed = None  # the file may come: who asks next is told what is there then
+        self._listed = None  # the file may come: the next caller lists anew
         return None
 
     def _found(self, episode: Episode, file: IndexedTable) -> IndexedTable:

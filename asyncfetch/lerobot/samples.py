@@ -78,8 +78,8 @@ def resolve_windows(windows: Windows | None, *, fps: float, keys: Collection[str
         keys: The keys that may have a window.
 
     Raises:
-        ConfigError: An unknown key, one whose mask is another feature's name, an empty window, or seconds that aren't
-            on the grid of frames within 0.1 ms.
+        ConfigError: An unknown key, one with a mask that is another feature's name, an empty window, or seconds that
+            aren't on the grid of frames within 0.1 ms.
     """
     check_windows(windows)
     check_keys(windows or (), sorted(keys), "windows", "the dataset")
@@ -389,7 +389,7 @@ def _write_picture(picture: torch.Tensor, room: NDArray[Any]) -> None:
 
 
 def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same, copies in place of those that came before."""
+    """Return the pictures, copies in place of repeated ones."""
     firsts = {id(picture): place for place, picture in reversed(list(enumerate(pictures)))}
     return [picture if firsts[id(picture)] == place else picture.clone() for place, picture in enumerate(pictures)]
 
@@ -431,7 +431,7 @@ def _with_16_bits(image: torch.Tensor) -> torch.Tensor:
 
 
 def _own(value: Any) -> Any:  # noqa: ANN401
-    """The same for who may change it: lists and dicts of a table's row are the cache's."""
+    """Return a copy that may be changed: lists and dicts of a table's row are the cache's."""
     return value if isinstance(value, str) else deepcopy(value)
 
 

@@ -35,7 +35,7 @@ UNIT_BYTES = 16 * 1024 * 1024
 FULL_UNITS_AT_ONCE = 4
 """Units fetched and decoded side by side, and held until they are taken."""
 FILES_AT_ONCE = 32
-"""Files whose footers are fetched side by side."""
+"""Footers that are fetched side by side."""
 
 
 @dataclass(frozen=True, slots=True)

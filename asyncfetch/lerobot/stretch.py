@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Reach: TypeAlias = "tuple[tuple[str, int, int], ...]"
-"""(camera, least offset, greatest offset) of each whose window reaches further than a sample's own frame."""
+"""(camera, least offset, greatest offset) of each camera with a window beyond a sample's own frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Stretch:
         return _inside(self.start + least, length), _inside(self.stop - 1 + greatest, length) + 1
 
     def name(self, length: int) -> str:
-        """Return its name in messages: that of the episode, whose length this is, where it is all of that."""
+        """Return its name in messages: the episode's, of this length, where it is all of that."""
         frames = "" if (self.start, self.stop) == (0, length) else f", frames [{self.start}, {self.stop})"
         return f"episode {self.episode}{frames}"
 

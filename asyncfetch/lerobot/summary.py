@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import Feature
 
 WEIGHED_FILES = 1024
-"""Files of a kind whose sizes are asked for, spread over the dataset; those of the others go by their frames."""
+"""Files of a kind that are asked for their sizes, spread over the dataset; those of the others go by their frames."""
 ASKED_AT_ONCE = 64
 
 

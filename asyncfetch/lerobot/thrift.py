@@ -12,7 +12,7 @@ MAX_VARINT_BYTES = 10
 
 
 class Long(int):
-    """A whole number whose field has 64 bits; that of others has 32."""
+    """A whole number in a field of 64 bits; other fields have 32."""
 
 
 def read_struct(data: memoryview, at: int = 0) -> tuple[dict[int, Any], int]:

@@ -1,6 +1,6 @@
 """LeRobot v2.0 and v2.1: a parquet file and, for each camera, an MP4 for every episode; metadata in lines of JSON.
 
-In the terms of v3 such a dataset is one whose files hold an episode each.
+In the terms of v3 each file of such a dataset holds one episode.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def _fetch_if_there(reader: RangeReader, url: str) -> memoryview:
     try:
         return await reader.fetch(url)
     except (AccessDenied, NotFound):
-        return memoryview(b"")  # S3 denies access to what isn't there to those who may not list.
+        return memoryview(b"")  # S3 denies access to a missing object where listing isn't allowed.
 
 
 def _parse_lines(data: memoryview, url: str) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ class PlannedClip:
         return plan.header_bytes + plan.frame_index.nbytes + plan.pts.nbytes + key_bytes + misplaced_bytes
 
     def over(self, buffer: memoryview, *, name: str, depth: DepthScale | None) -> Clip:
-        """The clip whose bytes, header and range, are in ``buffer``."""
+        """Return the clip with its bytes, header and range, in ``buffer``."""
         plan = self.plan
         return Clip(
             data=buffer,
@@ -157,7 +157,7 @@ class VideoIndexes:
         run: Runs the parser off the loop.
         tolerance_seconds: See ``find_frames``.
         sharing: How many episodes, and frames, of a camera are in the file that has this episode, 0 where unknown: an
-            index is asked for in one go where its length can be told.
+            index is asked for in one go where its length is known.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class VideoIndexes:
             raise
 
     def forget(self, url: str) -> None:
-        """Forget one that didn't hold what it should: who asks for it next is told what the file is then."""
+        """Forget an index that was wrong: the next caller reads the file as it is then."""
         self._kept.clear(lambda kept: kept == url)
 
     def clear(self) -> None:

@@ -44,7 +44,7 @@ class _Extent(NamedTuple):
     stop: int
 
     def moved(self, by: int) -> _Extent:
-        """The same box, its positions counted from ``by`` bytes further to the front."""
+        """Return the box with positions counted from ``by`` bytes further to the front."""
         return _Extent(self.kind, self.start + by, self.body + by, self.stop + by)
 
 
@@ -174,7 +174,7 @@ def locate_moov(piece: Buffer, *, size: int, url: str, start: int = 0) -> tuple[
 
     Behind media data comes the index, and hardly anything else: a tail of up to TAIL_BYTES is read in one go, so a file
     with moov at the tail costs two requests. Behind any other box (free space as long as an index that was to be put
-    there, a uuid box of somebody's) may lie all of the media data, and only a probe tells.
+    there, a vendor's uuid box) may lie all of the media data, and only a probe tells.
 
     Args:
         piece: Bytes of the file from ``start`` on: its first 16 at least or all of it, usually some 10-100 kB; then

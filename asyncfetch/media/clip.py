@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from asyncfetch.media.samples import ByteRuns
 
 H264 = frozenset({"avc1", "avc3"})
-"""Sample entries whose open GOPs can't be entered near the end of a clip."""
+"""Sample entries of codecs with open GOPs that can't be entered near the end of a clip."""
 HEVC = frozenset({"hev1", "hvc1", "dvhe", "dvh1"})
 SLICES = range(32)
 """Types of NAL units that hold a part of a picture (ITU-T H.265, table 7-1)."""
@@ -100,8 +100,8 @@ class Refresh:
     """The samples of a clip of H.264 that starts at a recovery point, in decode order.
 
     With intra refresh an encoder writes no picture that leans on none, but refreshes a part of each, and says so in its
-    file as of key frames. Who starts there has whole pictures only when all parts were refreshed: FFmpeg gives out none
-    before that.
+    file as of key frames. A decoder that starts there has whole pictures only when all parts were refreshed: FFmpeg
+    gives out none before that.
     """
 
     extents: NDArray[np.int64] = field(repr=False)

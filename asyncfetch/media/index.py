@@ -249,7 +249,7 @@ class Mp4Index:
 
 
 def _key_frames(track: TrackFormat, tables: ClipTables, rank: NDArray[np.int32], shift: int) -> KeyFrames:
-    """Return a clip's key frames, whose samples have these ranks and bytes ``shift`` after their place in the file."""
+    """Return a clip's key frames: their samples have these ranks, and bytes ``shift`` after their place in the file."""
     # Where the first one is none, a decoder starts there all the same for what is in front of the first.
     samples = np.arange(len(rank)) if tables.sync is None else np.union1d(tables.sync, [0])
     samples = samples[np.argsort(rank[samples], kind="stable")]

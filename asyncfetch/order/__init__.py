@@ -1,4 +1,4 @@
-"""Order of samples, and who gets which when: arithmetic on lengths, seeds and ranks, without I/O or waits.
+"""Order of samples, and which rank gets which when: arithmetic on lengths, seeds and ranks, without I/O or waits.
 
 line.py      segments in a drawn order, end to end: an epoch's line, and the pieces that it is cut into
 runs.py      what is left of it, and cutting it

@@ -1,11 +1,11 @@
 """The rest of an epoch, dealt to ranks: each gets as many samples of each member, and an order of its own.
 
-An epoch goes in *legs*. A leg is a way of sharing: so many ranks, pools of so many segments. While that stays as it is
-each rank goes on in its order, whoever was stopped in between. With other ranks, or other pools, a new leg begins: what
-the leg before has left (runs, by member) lies end to end, and is cut anew. So a run may be moved any number of times,
-and each sample comes once.
+An epoch goes in *legs*. A leg is a way of sharing: so many ranks, pools of so many segments. While that stays as it is,
+each rank goes on in its order, also after a stop. With other ranks, or other pools, a new leg begins: the rest of the
+leg before (runs, by member) is laid end to end, and cut anew. So a run may be moved any number of times, and each
+sample comes once.
 
-In a leg, a rank's samples are numbered. What a plain stream's rank gives is the order of its share, number by number.
+In a leg, a rank's samples are numbered. A plain stream's rank gives its share in order, number by number.
 A mixture's rank has an order of each member's share, and takes its samples from them by turns, so weights hold for each
 rank. Where only samples of one member can be batched, a turn is a batch: what a member has left beyond whole batches
 comes after all of those, in shorter ones, each with *empty* numbers behind it, up to the length of a batch.
@@ -80,7 +80,7 @@ class Visit(NamedTuple):
 
 
 class Deal:
-    """The rest, and who takes which part of it; ``seed`` is that of members' turns."""
+    """The rest of an epoch, and the part of it that each rank takes; ``seed`` is that of members' turns."""
 
     def __init__(self, left: Left, leg: Leg, seed: int = 0) -> None:
         self.left, self.leg, self.seed = left, leg, seed
@@ -239,7 +239,7 @@ class RankOrder:
         return counts
 
     def visits(self) -> Visits:
-        """The way through it for who takes some of its samples."""
+        """Return a way through it that takes some of its samples, in ascending order."""
         return Visits(self)
 
 
@@ -254,7 +254,7 @@ class _Walk:
         """Members that have given all they have, since this was last looked at."""
 
     def at(self, number: int) -> tuple[int, int] | None:
-        """The member whose turn it is, and which of its samples comes; None where the number is empty."""
+        """Return the member that has the turn, and its sample's number; None where the number is empty."""
         order, size = self._order, self._order.block_samples
         if len(order.real) == 1:
             return 0, number
@@ -307,7 +307,10 @@ class Visits:
         if given is None:
             return None
         member, its_number = given
-        left = [piece for gone in self._walk.members_through for piece in self._leave(gone)]
+        left: list[Piece] = []
+        for through in self._walk.members_through:
+            gone = self._cursors.pop(through, None)
+            left += [] if gone is None else gone.used()
         self._walk.members_through.clear()
         if its_number >= order.real[member]:
             return self._padding(member)._replace(left=left)
@@ -317,12 +320,8 @@ class Visits:
         over, piece, frame = cursor.at(its_number)
         return Visit(left + over, piece, frame)
 
-    def _leave(self, member: int) -> list[Piece]:
-        cursor = self._cursors.pop(member, None)
-        return [] if cursor is None else cursor.used()
-
     def _padding(self, member: int | None) -> Visit:
-        """The last sample once more: of this member, or of all."""
+        """Return the last sample once more: of this member, or of all."""
         order = self._order
         if member is None:
             # The last with samples of this rank, or where there are none with others'.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.order.runs import Runs
 
 _SEGMENTS_A_LANE = 6 / 5
-"""Fewest. By lengths of 90 to 210 frames, 40 segments and a lane for each, two of 32 samples come of one segment that
+"""Fewest. With lengths of 90 to 210 frames, 40 segments and a lane for each, two of 32 samples come of one segment that
 two lanes give at a time; with 1.2 it is half a sample."""
 _FIRST_LANES = 16
 """Lanes that begin at once: a first batch has samples of so many segments."""
@@ -155,7 +155,7 @@ class Lanes:
         return np.array(starts, np.int64), np.array(stops, np.int64)
 
     def cursor(self) -> Cursor:
-        """The way through it for who takes some of its samples, in ascending order."""
+        """Return a way through it that takes some of its samples, in ascending order."""
         return Cursor(self)
 
     def apart(self) -> Runs:
@@ -188,7 +188,9 @@ class Cursor:
         visited = of._visited[self._level]
         turn, place = divmod(number - of._firsts[self._level], len(visited))
         cycle, lane = turn + of._levels[self._level], int(visited[place])
-        left = self._left_before(cycle) if self._ends and self._ends[0][0] <= cycle else []
+        left = []
+        while self._ends and self._ends[0][0] <= cycle:
+            left.append(heapq.heappop(self._ends)[1])
         begin = int(of.begins[lane])
         at = self._lanes[lane]
         if at is None:
@@ -200,12 +202,6 @@ class Cursor:
     def used(self) -> list[Piece]:
         """The pieces that were used and not yet left."""
         return [piece for _, piece in sorted(self._ends)]
-
-    def _left_before(self, cycle: int) -> list[Piece]:
-        left = []
-        while self._ends and self._ends[0][0] <= cycle:
-            left.append(heapq.heappop(self._ends)[1])
-        return left
 
 
 class _Lane:

@@ -136,7 +136,7 @@ class Line:
         return self.segments > _DRAWN_AT_ONCE
 
     def since(self, epoch: int) -> Line:
-        """The same, its places counted from the beginning of an epoch: of late ones they would outgrow 64 bits."""
+        """Return the line with places counted from an epoch on: those of late epochs would outgrow 64 bits."""
         line = copy.copy(self)
         line._first_epoch = self._first_epoch + epoch
         return line

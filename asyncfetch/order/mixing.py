@@ -1,4 +1,4 @@
-"""The proportions of a mixture's members: how many samples of each an epoch has, and whose turn it is. Pure arithmetic.
+"""The proportions of a mixture's members: how many samples of each an epoch has, and the order of their turns. Pure.
 
 Each member has an ideal time for each of its turns, evenly spaced by its weight: its k-th turn is due at
 ``(k + phase) / weight``, and turns come in the order in which they are due. The phases are spread evenly over the
@@ -6,16 +6,16 @@ members in a drawn order, so that members of equal weight don't all fall due at 
 of M members with a turn in sight, has been given w of all turns within 1 + (M - 2) * w, within 1 where there are two.
 
 Why this and not the earliest deadline first, which keeps every member within 1: how many turns each member had before
-a given one follows here from a search for its time, in O(M log), so a mixture is gone on with at any place without
+a given one follows here from a search for its time, in O(M log), so a mixture resumes at any place without
 going through what is before it; and the weights are met to 1 in 2**32, so nothing drifts in a run of any length.
 
 A turn is a *block* of samples in a row, one or more. Turns are dealt out anew, from the phases on, where an epoch
 begins and where the schedule changes the weights, which is at the first block that begins at or after the stated step.
 Steps of the schedule are counted over the whole run, over all epochs and ranks.
 
-So an epoch has for each of its *stages*, of one set of weights each, a number of samples of each member, whoever reads
-it. What a member gives goes on from epoch to epoch of the mixture: its k-th sample of the run is the k-th of its own
-epochs, one after the other. So where one member ends the mixture's epoch, what the others had left comes in the next.
+So an epoch has for each of its *stages*, of one set of weights each, a number of samples of each member, however it is
+shared. A member goes on from epoch to epoch of the mixture: its k-th sample of the run is the k-th of its own epochs,
+one after the other. So where one member ends the mixture's epoch, the rest of the others comes in the next.
 That holds for epochs of different blocks, too: an epoch is counted on from the place of one before it, which is all
 that a saved state says of the run.
 """
@@ -239,7 +239,7 @@ class Mixing:
             return sys.maxsize
         if len(epoch.stages) > 1:
             return 1
-        # Those whose last block begins in front of the step at which the weights change.
+        # Epochs with a last block that begins before the step at which the weights change.
         last_block = (epoch.total - 1) // self.block_samples * self.block_samples
         return max(1, -(-(step - epoch.start - last_block) // epoch.total))
 

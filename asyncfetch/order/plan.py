@@ -11,7 +11,7 @@ from asyncfetch.order.state import spans_left
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from asyncfetch.order.deal import Left, Visit, Visits
+    from asyncfetch.order.deal import Left
     from asyncfetch.order.line import Piece
     from asyncfetch.order.state import EpochProgress
 
@@ -123,7 +123,7 @@ class PassPlan:
         latest: Step | None = None
         counted = self.begun
         for number in range(self.begun, self.end):
-            visit = self._visit(visits, number)
+            visit = visits.at(spans_left(self.progress.before, self.progress.placement.of_rank(number)))
             if visit is None:
                 continue
             if latest is not None:
@@ -137,9 +137,6 @@ class PassPlan:
         if latest is not None:
             yield latest._replace(empty=self.end - counted - 1)
 
-    def _visit(self, visits: Visits, number: int) -> Visit | None:
-        return visits.at(spans_left(self.progress.before, self.progress.placement.of_rank(number)))
-
     def batch_of(self, number: int) -> int:
         """Return which batch the consumer's ``number``-th sample is in; 0 for all where any samples make a batch."""
         return 0 if self._batch_size is None else number // self._batch_size
@@ -147,7 +144,7 @@ class PassPlan:
     def batch_start(self, number: int) -> int:
         """Number of the first sample of the batch that this one opens.
 
-        Those between them were left out, and who goes on from there leaves them out again.
+        The samples between them were left out, and a pass that resumes there leaves them out again.
         """
         return number if self._batch_size is None else number - number % self._batch_size
 

@@ -1,4 +1,4 @@
-"""Stretches of lines that are left of an epoch, end to end: to be cut among those who share them, and what they leave.
+"""Stretches of lines that are left of an epoch, end to end: to be cut among ranks, and what these leave.
 
 A run is a row of four numbers: it lies on the line from ``first`` to ``stop`` and, of what lies there, the frames from
 ``begin`` to ``end`` are left, in the order in which they are given. Of a whole run that is everything, and it may hold

@@ -37,7 +37,7 @@ MAX_WORKERS = 1024
 """Loader workers of one rank that are counted."""
 _MAX_RANKS = 2**20
 _MAX_BLOCK = 2**24
-"""Both far beyond what there is: more in a state is damage, and would be counted through."""
+"""Far above real numbers: more in a state is damage, and would be counted through."""
 
 IDENTITY = ("dataset", "order")
 """Keys of a state that say what its order depends on."""
@@ -56,7 +56,7 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """Numbers that one rank was given in a leg."""
+    """The progress of one rank in a leg."""
 
     before: Spans = ()
     """Its numbers, before the pass."""
@@ -66,7 +66,7 @@ class RankProgress:
 
 @dataclass(frozen=True)
 class Sharing:
-    """A leg as far as it is known: who shared it, and what of it was given."""
+    """A leg as far as it is known: the ranks that shared it, and what they were given."""
 
     leg: Leg
     workers: int
@@ -92,7 +92,7 @@ class Sharing:
         return self.is_known and not any(edge % self.leg.block_samples for edge in edges)
 
     def taken(self, rank: int) -> Spans:
-        """All numbers that a rank was given."""
+        """Return all numbers that a rank was given."""
         one = self.given[rank]
         counts = {worker: count for worker, count, _ in one.counts}
         return _taken(one.before, Placement(0, 1, 0, self.workers, self.turn_samples), counts)
@@ -100,16 +100,16 @@ class Sharing:
     @cached_property
     def json(self) -> dict[str, Any]:
         """The leg in a state: neighbouring ranks that were given the same, as mostly, take no more room than one."""
-        told = [(rank, self.given[rank]) for rank in sorted(self.given)]
+        known = [(rank, self.given[rank]) for rank in sorted(self.given)]
         rows = []
-        for (_, one), alike in groupby(enumerate(told), key=lambda each: (each[1][0] - each[0], each[1][1])):
+        for (_, one), alike in groupby(enumerate(known), key=lambda each: (each[1][0] - each[0], each[1][1])):
             ranks = [rank for _, (rank, _) in alike]
             rows.append([ranks[0], len(ranks), [edge for span in one.before for edge in span], *map(list, one.counts)])
         layout = {"workers": self.workers, "turn_samples": self.turn_samples}
         return {**asdict(self.leg), "pools": list(self.leg.pools), **layout, "given": rows}
 
     def closed(self) -> Sharing:
-        """The same, its workers forgotten."""
+        """Return the leg without its workers."""
         given = {rank: RankProgress(self.taken(rank)) for rank in self.given}
         return Sharing(self.leg, 1, 1, given)
 
@@ -171,7 +171,7 @@ class EpochProgress:
     leg: Leg
     placement: Placement
     nodes: int = 1
-    """That segments were divided among when the epoch began."""
+    """Number of nodes that shared the segments when the epoch began."""
     legs: tuple[Sharing, ...] = ()
     """The legs before, of which all is known."""
     before: Spans = ()
@@ -277,10 +277,10 @@ def _sharing_in(leg: Mapping[str, Any], total: int) -> Sharing:
     given: dict[int, RankProgress] = {}
     for first, ranks, edges, *counts in leg["given"]:
         before = tuple(zip(map(_whole, edges[::2]), map(_whole, edges[1::2]), strict=True))
-        told = tuple(sorted((_whole(worker), _whole(count), _whole(share)) for worker, count, share in counts))
+        progress = tuple(sorted((_whole(worker), _whole(count), _whole(share)) for worker, count, share in counts))
         is_ascending = list(edges) == sorted(set(edges)) and (not edges or edges[0] >= 0)
-        workers = [worker for worker, _, _ in told]
-        are_counts = all(0 <= worker < leg["workers"] and count >= 0 for worker, count, _ in told)
+        workers = [worker for worker, _, _ in progress]
+        are_counts = all(0 <= worker < leg["workers"] and count >= 0 for worker, count, _ in progress)
         if not is_ascending or not are_counts or len(set(workers)) < len(workers):
             raise ValueError(edges, counts)
         if not 0 <= _whole(first) < _whole(first) + _whole(ranks) <= leg["world_size"]:
@@ -290,12 +290,12 @@ def _sharing_in(leg: Mapping[str, Any], total: int) -> Sharing:
             raise StateMismatch(
                 f"the state's legs can't be: rank {first} was given {before} of an epoch of {total} samples"
             )
-        for worker, count, share in told:
+        for worker, count, share in progress:
             if not count <= share <= most:
                 raise StateMismatch(
-                    f"the state's legs can't be: {count} samples of rank {first}, worker {worker}, who takes {share}"
+                    f"the state's legs can't be: {count} samples of rank {first}, worker {worker}, which takes {share}"
                 )
-        alike = dict.fromkeys(range(first, first + ranks), RankProgress(before, told))
+        alike = dict.fromkeys(range(first, first + ranks), RankProgress(before, progress))
         if not given.keys().isdisjoint(alike):
             raise ValueError(first, ranks)
         given |= alike
@@ -347,7 +347,7 @@ def is_beginning(state: Mapping[str, Any]) -> bool:
 
 
 def has_given_all(state: Mapping[str, Any], least_samples: int) -> bool:
-    """Return whether those consumers that it tells of are given nothing more of its epoch."""
+    """Return whether its known consumers are given nothing more of its epoch."""
     last = _legs_in(state)[-1]
     return all(share - count < least_samples for one in last.given.values() for _, count, share in one.counts)
 
@@ -355,8 +355,8 @@ def has_given_all(state: Mapping[str, Any], least_samples: int) -> bool:
 def is_finished(state: Mapping[str, Any], least_samples: int = 1) -> bool:
     """Return whether none of its consumers is given anything more of its epoch, as far as the state tells of them all.
 
-    One rank's own state tells it of the others where all are given equally many. Fewer than ``least_samples`` are given
-    to nobody.
+    One rank's own state tells it of the others where all are given equally many. Fewer than ``least_samples`` aren't
+    given.
     """
     if is_beginning(state):
         return False
@@ -366,14 +366,12 @@ def is_finished(state: Mapping[str, Any], least_samples: int = 1) -> bool:
             stop - start for leg in _legs_in(state)[:-1] for each in leg.given.values() for start, stop in each.before
         )
         is_even = last.leg.batches == "any" and (last.leg.ends != "uneven" or left % last.leg.world_size == 0)
-        is_even = is_even or (last.leg.batches == "any" and _as_many_batches(left, last.leg.world_size, least_samples))
+        ranks = last.leg.world_size
+        has_equal_batches = left // ranks // least_samples == -(-left // ranks) // least_samples
+        is_even = is_even or (last.leg.batches == "any" and has_equal_batches)
         if not is_even or last.workers > 1:
             return False
     return has_given_all(state, least_samples)
-
-
-def _as_many_batches(left: int, world_size: int, size: int) -> bool:
-    return left // world_size // size == -(-left // world_size) // size
 
 
 def check_state(state: object) -> State:
@@ -385,7 +383,7 @@ def check_state(state: object) -> State:
         following = f", set_epoch({epoch + 1})" if is_whole_number(epoch) else ""
         raise StateMismatch(
             f"the state is of version {state.get('version')}, and this asyncfetch reads version {VERSION}: the rest of "
-            f"its epoch {epoch} can be gone on with by the asyncfetch that wrote it; to go on with the next epoch here "
+            f"its epoch {epoch} can be resumed by the asyncfetch that wrote it; to go on with the next epoch here "
             f"don't load the state{following}"
         )
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
@@ -441,11 +439,11 @@ def merge_states(states: Sequence[Any]) -> State:
             together by ``uneven_ends="drop"`` or ``"pad"``.
     """
     given = states if isinstance(states, Iterable) else ()  # type: ignore[redundant-expr]
-    ranks = [_told_by(each) for each in given]
-    without = sum(not told for told in ranks)
+    ranks = [_states_of_rank(each) for each in given]
+    without = sum(not states for states in ranks)
     if without or not ranks:
         raise StateMismatch(f"give one state of each rank in a list: of these {len(ranks)} {without} hold no state")
-    found = [state for told in ranks for state in told]
+    found = [state for states in ranks for state in states]
     begun = [state for state in found if not is_beginning(state)]
     epochs = sorted({state["epoch"] for state in found})
     # A rank whose part of an epoch has ended is at the next one's beginning, others may have a sample left.
@@ -464,20 +462,20 @@ def merge_states(states: Sequence[Any]) -> State:
     if not begun:
         return beginning(epochs[0], known[0] if known else None)
     merged, last = _merged(begun)
-    told_ranks = sorted(last.given)
-    unnamed = sum(is_beginning(told[0]) for told in ranks)
-    if len(told_ranks) + unnamed != last.leg.world_size:
+    known_ranks = sorted(last.given)
+    unnamed = sum(is_beginning(states[0]) for states in ranks)
+    if len(known_ranks) + unnamed != last.leg.world_size:
         raise StateMismatch(
             f"{last.leg.world_size} ranks shared the epoch, and of these {len(ranks)} states {len(ranks) - unnamed} "
-            f"tell of ranks {told_ranks}, {unnamed} of an epoch's beginning: give one state of each rank"
+            f"tell of ranks {known_ranks}, {unnamed} of an epoch's beginning: give one state of each rank"
         )
-    others = sorted(set(range(last.leg.world_size)) - set(told_ranks))
+    others = sorted(set(range(last.leg.world_size)) - set(known_ranks))
     if ended and sum(is_beginning(state) for state in found) > len(ended):
         raise StateMismatch(
             f"{len(ended)} of the states are of the beginning of epoch {epochs[1]} and others of that of {epochs[0]}, "
             f"and which ranks' they are isn't known: take them where each was given something"
         )
-    # Who was given nothing, or all, doesn't say which rank it is. Spans that are longer than a share are cut to it.
+    # A rank that was given nothing, or all, doesn't say which it is. Spans that are longer than a share are cut to it.
     whole: Spans = ((0, merged["total"]),) if ended else ()
     lacking = [
         f"rank {rank}, worker {worker} of {last.workers}"
@@ -521,8 +519,8 @@ def _merged(states: Sequence[State]) -> tuple[State, Sharing]:
     return first, replace(last, given=given)
 
 
-def _told_by(value: Any) -> list[State]:  # noqa: ANN401
-    """The states that a rank gave: of those of its consumers that had a share in an epoch, or of where they begin."""
+def _states_of_rank(value: Any) -> list[State]:  # noqa: ANN401
+    """Return a rank's states: of its consumers that had a share in an epoch, or else of the beginning."""
     found = [check_state(state) for state in _states_in(value)]
     return [state for state in found if not is_beginning(state)] or found
 

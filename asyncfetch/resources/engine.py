@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 PARSER_THREADS = 2
 """Threads that parse tables and MP4 indexes beside those that decode: short work, which mustn't queue behind them."""
 SMALL_SHARE = 8
-"""An eighth of the requests to a host is left to plans and rows: the clips that somebody waits for are urgent too, and
-of no use before their rows."""
+"""An eighth of the requests to a host is left to plans and rows: clips that are waited for are urgent too, and useless
+before their rows."""
 
 
 class Engine:
@@ -120,7 +120,7 @@ class Engine:
         await self._stack.__aexit__(kind, error, at)
 
     def drop_decoders(self, clip: CacheKey) -> None:
-        """Forget the decoders of a clip whose bytes are gone."""
+        """Forget the decoders of a clip that lost its bytes."""
         for key in self.decoder_keys.pop(clip, ()):
             self.decoders.discard(key)
 

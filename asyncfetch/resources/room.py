@@ -3,7 +3,7 @@
 Passes hold many stretches for long, and need more while they hold those. If they waited for each other here, each could
 wait for what the other holds. So a pass takes what fits, is called when something came back, and finds out by itself
 that it is stuck. All others, such as single samples, hold one stretch for a moment. They wait in turn, behind passes,
-and fail once what passes hold leaves too little: whoever waits may be iterating such a pass, which then gives nothing
+and fail once what passes hold leaves too little: the waiter may be iterating such a pass, which then gives nothing
 back.
 
 What a pass takes fits beside all that is taken, so a fetch waits in the byte cache only for stretches that were found
@@ -84,7 +84,7 @@ class ClipRoom:
         return self.pass_bytes + self.brief_bytes + size_bytes <= self.max_bytes
 
     def fits_beside_passes(self, size_bytes: int) -> bool:
-        """Return whether so much can be taken once all who hold a stretch for a moment have given it back."""
+        """Return whether so much can be taken once all stretches that are held for a moment were given back."""
         return self.pass_bytes + size_bytes <= self.max_bytes
 
     def change(self, *, pass_bytes: int = 0, brief_bytes: int = 0) -> None:
@@ -94,7 +94,7 @@ class ClipRoom:
         self.serve()
 
     async def take_briefly(self, size_bytes: int) -> bool:
-        """Take so much for a moment, after those who asked before; False as soon as it doesn't fit beside passes."""
+        """Take so much for a moment, after earlier callers; False as soon as it doesn't fit beside passes."""
         waiter = _BriefWaiter(size_bytes)
         self._waiters.append(waiter)
         self.serve()
@@ -110,7 +110,7 @@ class ClipRoom:
         return waiter.is_granted
 
     def serve(self) -> None:
-        """Let all who wait look again: passes first, that with least before the others, so that none is starved."""
+        """Let all waiters look again: passes first, that with least before the others, so that none is starved."""
         self._is_changed = True
         if self._is_serving:
             return  # called back by one of those below; the loop looks again

@@ -2,7 +2,7 @@
 
 datasets.py     what a pass reads: one dataset or a mixture's, open over one engine; pool.py: a pool that fits the bound
 ranks.py        which rank of how many this process is
-traffic.py      what an epoch fetches over all ranks, told before it is read
+traffic.py      what an epoch will fetch over all ranks
 epochs.py       which epoch comes next
 decode_jobs.py  what is decoded together
 prefetcher.py   pieces held and fetched ahead, within a bound
@@ -11,7 +11,7 @@ decode_ahead.py what is decoded ahead of it; job_builder.py: what its threads do
 figures.py      what a pass counts, also for another process
 quarantine.py   bad data
 passes.py       opening a pass, on a loop of the caller's or in a thread, with datasets that stay open there
-source.py       what a stream or a mixture reads, and where it is gone on with; epoch_stream.py: the face of both
+source.py       what a stream or a mixture reads, and where it resumes; epoch_stream.py: the face of both
 stream.py       Stream, of one dataset
 mixture.py      Mixture, of several streams; shapes.py: their samples made to go together
 handing_over.py batches on their way from another process

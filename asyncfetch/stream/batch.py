@@ -2,8 +2,8 @@
 
 A pass knows which samples make a batch long before it has them. So a batch's tensors are made first, and each picture
 is written to its row by the thread that has just decoded it, while it is in the processor's caches: a sample is then
-its row. Who puts samples together finds that they are the rows of one batch, and has it; where they aren't, because a
-sample between them was left out or replaced, they are copied together as any others.
+its row. Samples that are the rows of one batch needn't be put together: there it is. Where they aren't, because one of
+them was left out or replaced, they are copied together as any others.
 
 Pictures lie channels-last in memory, as decoders write them and as a single sample has them.
 """
@@ -37,18 +37,18 @@ WORKER_MIB = 250
 
 
 class Layout(NamedTuple):
-    """The values of a batch whose samples are all alike."""
+    """The values of a batch of samples that are all alike."""
 
     fields: Mapping[str, Field]
     pictures: frozenset[str]
-    """Keys whose last three axes are a picture's."""
+    """Keys of pictures, which have the last three axes."""
 
 
 class Room(NamedTuple):
     """Memory for a batch."""
 
     arrays: list[NDArray[np.uint8]]
-    """Writable, aligned, and nobody else refers to them."""
+    """Writable and aligned; nothing else refers to them."""
     slot: Any = None
     """The slot of shared memory that they lie in."""
     tensors: list[torch.Tensor] | None = None
@@ -70,7 +70,7 @@ class PooledMemory:
         self._pool = pool
 
     def take(self, nbytes: Sequence[int]) -> Room:
-        """See BatchMemory: a block for each, so that who keeps actions keeps no pictures."""
+        """See BatchMemory: a block for each, so that actions that are kept keep no pictures."""
         return Room([self._pool.take(each) for each in nbytes])
 
 
@@ -109,7 +109,7 @@ class RowBatch:
         self._lock = threading.Lock()
         self._columns: dict[str, Any] | None = None
         self._tensors: dict[str, torch.Tensor] = {}
-        """Tensors of the columns whose memory is a library's."""
+        """Tensors of columns in a library's memory."""
         self.slot: Any = None
         """The slot of shared memory that it lies in, if it does."""
 
@@ -130,7 +130,9 @@ class RowBatch:
             shape = self._shape(key)
             columns[key] = room.arrays[number].view(fields[key].dtype).reshape(shape)
             if room.tensors is not None:
-                self._tensors[key] = _typed(room.tensors[number], fields[key].dtype).view(shape)
+                import torch
+
+                self._tensors[key] = room.tensors[number].view(getattr(torch, fields[key].dtype)).view(shape)
         return columns
 
     def _shape(self, key: str) -> tuple[int, ...]:
@@ -150,12 +152,6 @@ class RowBatch:
             return column[rows]
         tensor = self._tensors[key][rows] if key in self._tensors else torch.from_numpy(np.asarray(column[rows]))
         return tensor.movedim(-1, -3) if key in self._layout.pictures else tensor
-
-
-def _typed(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
-    import torch
-
-    return tensor.view(getattr(torch, dtype))
 
 
 class BatchRow:
@@ -315,9 +311,9 @@ class Rows:
         return rows
 
     def stop(self) -> None:
-        """A picture doesn't fit, as no other one may: from now on samples are made by themselves."""
+        """Make samples by themselves from now on: a picture doesn't fit, and others may not either."""
         self._is_stopped = True
 
     def leave_out(self) -> None:
-        """A sample won't come: those behind it move up by one, unless batches are parted."""
+        """Note that a sample won't come: those behind it move up by one, unless batches are parted."""
         self._left_out += not self._plan.parts_batches

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from asyncfetch.stream.job_builder import JobBuilder
 
 COMING_PIECES = 64
-"""Episodes on their way at a time, for jobs that are started ahead; the pool's own may be more. A job of short ones
-takes dozens. Where a thousand are asked for at once, the first of them is as late as the last."""
+"""Most episodes on their way at a time, for jobs that are started ahead, unless the pool has more. A job of short ones
+takes dozens. Of a thousand that are requested at once, the first would be as late as the last."""
 
 
 class _Decoding:
@@ -50,9 +50,9 @@ class _Decoding:
         self.rows = rows
         """Rows that it goes to, with batches in memory of ours."""
         self.is_ready = False
-        """Asked for each sample of a micro-batch, for which an Event's two calls are too many."""
+        """Read for each sample of a micro-batch; an Event's two calls would be too many."""
         self.ready = anyio.Event()
-        """Set then, and when nobody wants it any more."""
+        """Set then, and when the pass is left."""
         self.ready_at = 0.0
         self.results: list[Any] = []
         """One result for each step; empty ones once they were delivered."""
@@ -62,7 +62,7 @@ class _Decoding:
         """The steps that it waited for."""
 
     def end(self, results: list[Any], weights: Mapping[Cause, float] | None = None) -> None:
-        """Called once or, where it was given up before, twice. ``weights`` say what its thread's time was."""
+        """Note its results, unless it was given up before. ``weights`` divide its thread's time by cause."""
         if not self.is_ready:
             self.results, self.rows = results, None
             self.ready_at = time.perf_counter()
@@ -149,7 +149,7 @@ class DecodeAhead:
         group.start_soon(self._produce, name="produce samples")
 
     def leave(self) -> None:
-        """Let calls in decode threads end early, and whoever waits find out; it may be called twice."""
+        """End calls in decode threads early, and all waits. Idempotent."""
         self._left.set()
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class DecodeAhead:
         return tuple(steps)
 
     def forget_path(self) -> None:
-        """The consumer waits no more."""
+        """Forget what the consumer waited for."""
         self._awaited = None
 
     async def _produce(self) -> None:
@@ -294,7 +294,7 @@ class DecodeAhead:
         self._fail_if_stuck()
 
     async def _gather(self, decoding: _Decoding) -> dict[Piece, HeldEpisode | Exception]:
-        """The pieces that the job reads, or why one can't be had."""
+        """Return the pieces that the job reads, or the error of one."""
         pieces: dict[Piece, HeldEpisode | Exception] = {}
         try:
             for piece in dict.fromkeys(step.piece for step in decoding.steps):
@@ -312,7 +312,7 @@ class DecodeAhead:
         return pieces
 
     def _fail_if_stuck(self) -> None:
-        """Fail the pass where it would wait for ever: the consumer for an episode, and that for room nobody returns.
+        """Fail the pass where it would wait for ever: the consumer for an episode, and that for room.
 
         Room comes back when decoding ends, and decoding goes on while a job can start or the consumer takes a
         micro-batch.

@@ -1,11 +1,11 @@
-"""Jobs and micro-batches: samples that are decoded by one call, and such as are delivered together. Pure.
+"""Jobs and micro-batches: samples that are decoded by one call, and samples that are delivered together. Pure.
 
 Frames of one group of pictures are decoded together, by one pass over it, and delivered as the order says: one of each
 lane in turn. So a *job*, which a thread does in one call, is made of *runs*: what the next steps take of one group.
 Jobs are made in the order of their first use; a *micro-batch*, the next few samples in order, takes from several of
 them.
 
-Who decodes whole groups needs no decoder that goes on where it stopped, so all lanes that give a piece share one. But
+Whole groups need no decoder that goes on where it stopped, so all lanes that give a piece share one. But
 two jobs in a row are decoded at a time, and where both read a piece, as nearly all do in an order that isn't shuffled,
 they would wait for each other: so such jobs take its readers in turns, each of which has a decoder of its own.
 """
@@ -34,7 +34,7 @@ class Sizes:
     job_samples: int
     """Decoded by one call; it takes whole runs, so it may be a few more. And delivered together."""
     open_pieces: int
-    """That the order goes round: as many steps lie between two frames of a run."""
+    """Pieces that the order goes round: as many steps lie between two frames of a run."""
     readers: int = 1
     """Readers of an episode that jobs in a row take in turns, where they decode whole groups."""
 

@@ -72,7 +72,7 @@ class EpochStream:
         """One pass, on the running loop: ``async with stream.samples() as samples: async for sample in samples``.
 
         Args:
-            epoch: None counts: 0 or what ``set_epoch`` said, and one more after each pass that was finished: whose
+            epoch: None counts: 0 or what ``set_epoch`` said, and one more after each pass that was finished: its
                 iterator has ended, or has given its last sample. After an earlier ``break`` the next pass takes the
                 same epoch again.
             rank: This process among ``world_size``; None finds both, from torch.distributed or torchrun's variables.

@@ -3,9 +3,9 @@
 A loader's pass has no head in the process that counts: each worker starts it at a moment of its own, when others may
 have come to its end already, and after an early ``break`` some have finished their share and some have not. All must
 take the same epoch. So each keeps a note in memory that they share: which pass it reads, at which epoch, and whether it
-came to the end. Who begins a pass looks for a note of the same pass and takes its epoch. Who finds none is the first:
-then no worker is at the pass before any more, its notes won't change, and what they say is what everybody else who
-comes as early reads in them.
+came to the end. A worker that begins a pass looks for a note of the same pass and takes its epoch. One that finds none
+is the first: no worker is at the pass before any more, so its notes won't change, and all workers that come as early
+read the same in them.
 
 Several loaders may read one dataset at a time. A note names its loader, and each process writes in a place of its own:
 children of one process have different numbers, so places need no lock. Only where another loader's pass comes to its
@@ -35,7 +35,7 @@ _PLACES = 4 * MAX_WORKERS
 """Places for notes; 492 kB. A place is used again by the process that was started so many later."""
 _FIELDS = ("loader", "worker", "turn", "workers", "settings", "epoch", "finished")
 _NOTE = np.dtype([(name, np.int64) for name in _FIELDS])
-"""A worker's word on a pass: the turn-th, from 1, of this loader with so many workers. ``settings`` counts the calls of
+"""A worker's note on a pass: the turn-th, from 1, of this loader with so many workers. ``settings`` counts the calls of
 ``set`` before it: those after it make it void."""
 COUNTER_BYTES = 8 * (_SETTINGS + _PLACES * (1 + 2 * len(_FIELDS)))
 """The size of all that is counted."""
@@ -49,7 +49,7 @@ class Turn:
     finish: Callable[[], bool]
     """A function to call where the worker came to its share's end; True if no epoch was set or loaded meanwhile."""
     is_share: bool = False
-    """True if it is a loader's worker's, who doesn't know how far the pass is where its share has ended."""
+    """True if it is a loader's worker's, which doesn't know how far the pass is when its share has ended."""
     check: Callable[[], None] = lambda: None
     """A function to call before a sample is given: raises ConfigError where a state was loaded meanwhile."""
 
@@ -67,7 +67,7 @@ class EpochCounter:
 
     @property
     def memory(self) -> NDArray[np.int64]:
-        """All that is counted here, for other processes to share a copy of it: see ``share``."""
+        """The memory of all counts, for ``share`` in other processes."""
         if self._memory is None:
             self._memory = np.zeros(COUNTER_BYTES // 8, dtype=np.int64)
         return self._memory
@@ -123,18 +123,18 @@ class EpochCounter:
 
     @property
     def loads(self) -> int:
-        """The number of states that were loaded for all who count here: see ``note_load``."""
+        """The number of states that were loaded for all that count here: see ``note_load``."""
         return int(self._set[4])
 
     def note_load(self) -> None:
-        """Have those know who count here and weren't given the state that was loaded: passes that have begun, copies.
+        """Announce a loaded state to those that count here and weren't given it: passes that have begun, copies.
 
         A ``StatefulDataLoader`` gives it to each of its workers, so those don't call this.
         """
         self._set[4] += 1
 
     def check_loads(self, known: int) -> None:
-        """Raises ConfigError where a state was loaded that who knows of so many hasn't got."""
+        """Raise ConfigError where more states were loaded than are known."""
         if self._set[4] != known:
             raise ConfigError(
                 "a state was loaded after this pass, or the loader's workers that read it, had begun, and these can't "
@@ -143,12 +143,12 @@ class EpochCounter:
             )
 
     def load(self, epoch: int, state_epoch: int) -> None:
-        """``set`` where a state of this epoch, or of the one before it, was loaded."""
+        """Set the epoch by a loaded state, of this epoch or of the one before it."""
         self._set[2:4] = state_epoch, epoch
         self._note_set(epoch)
 
     def set(self, epoch: int) -> None:
-        """All passes begun from now on take this epoch, until one of them is finished."""
+        """Set the epoch of all passes begun from now on, until one of them is finished."""
         self._set_to(check_epoch(epoch))
 
     def _set_to(self, epoch: int) -> None:
@@ -183,7 +183,7 @@ class EpochCounter:
             raise ConfigError(f"a rank can have 1 to {MAX_WORKERS} workers, not {workers}")
         notes = self._newest_notes()
         ours = (notes["loader"] == loader) & (notes["workers"] == workers)
-        # Who missed a pass, killed before it began, comes level with the others here.
+        # A worker that missed a pass, killed before it began, comes level with the others here.
         own = ours & (notes["worker"] == worker)
         turn = max(int(notes["turn"][own].max(initial=0)) + 1, int(notes["turn"][ours].max(initial=0)))
         begun = notes[ours & (notes["turn"] == turn)]
@@ -230,7 +230,7 @@ class EpochCounter:
 
 
 def check_epoch(epoch: Any) -> int:  # noqa: ANN401 - what a user gave
-    """It as Python's; ConfigError where it is none."""
+    """Return an epoch as Python's int; ConfigError where it is none."""
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
         raise ConfigError(f"epoch must be a whole number from 0, below 2**63 - 1, not {epoch!r}")
     return int(epoch)
@@ -243,7 +243,7 @@ def child_number() -> int | None:
     """
     from multiprocessing.process import current_process  # loaded where it has a number
 
-    identity = current_process()._identity  # private, but its public form is a name that whoever starts it may choose
+    identity = current_process()._identity  # private, but its public form is a name that its starter may choose
     return identity[-1] if identity else None
 
 

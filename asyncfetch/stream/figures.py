@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics
 
 PAGES = 128
-"""The pages of a rank, one for each process that reads for it; what those beyond them do isn't known elsewhere."""
+"""The pages of a rank, one for each process that reads for it; further processes aren't counted elsewhere."""
 _STEPS = (0, PAGES // 2, PAGES // 4, 3 * PAGES // 4)
 """The step from a process's own page to those that it takes while that one belongs to a process that still lives."""
 PUBLISH_SECONDS = 0.5
@@ -41,14 +41,14 @@ _LOST = -1.0
 PAGE_BYTES = 32 * 1024
 _PICKLED_AT = _FIGURES_BYTES + _HEAD_BYTES
 _PICKLED_BYTES = (PAGE_BYTES - _PICKLED_AT) // 2
-"""Of each of the latest two snapshots: while one is written the other stays, and if the writer is killed then."""
+"""Most bytes of each of the latest two snapshots: while one is written, or its writer killed then, the other stays."""
 BOARD_BYTES = PAGES * PAGE_BYTES
 """The size of all pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedFigures:
-    """The latest word of a worker on its page, beside the numbers of its account."""
+    """The latest snapshot on a worker's page, beside the numbers of its account."""
 
     statistics: DatasetStatistics | None = None
     """Statistics of the pass alone; None until it has begun."""
@@ -108,7 +108,7 @@ class FiguresPage:
         self._write(replace(self.published(), failure=failure))
 
     def _write(self, published: PublishedFigures) -> None:
-        """One that is too long goes without what is known of each host."""
+        """Write them; without each host's figures where they are too long."""
         pickled = zlib.compress(pickle.dumps(published, pickle.HIGHEST_PROTOCOL), 1)
         if len(pickled) > _PICKLED_BYTES:
             pickled = zlib.compress(pickle.dumps(published.without_hosts(), pickle.HIGHEST_PROTOCOL), 1)
@@ -243,7 +243,7 @@ class FiguresBoard:
         return [page for place in range(PAGES) if (page := self._page(place)).num_workers]
 
     def latest(self) -> Sequence[FiguresPage]:
-        """Return the pages of the workers of that loader whose pass began last; none where no worker has begun.
+        """Return the pages of the loader that began a pass last, one for each worker; none where no worker has begun.
 
         An earlier loader with the same seed and as many workers has pages of the same numbers, which began earlier.
         """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ALIGNMENT_BYTES = 64
 """The alignment of each tensor: a cache line, and what vector instructions of any processor ask for."""
 MAX_COPIED_BYTES = 64 * 1024
-"""Tensors up to this size are copied out, so that who keeps actions keeps no pictures."""
+"""Tensors up to this size are copied out, so that actions that are kept keep no pictures."""
 
 
 class TensorPlace(NamedTuple):
@@ -208,7 +208,7 @@ class WrittenBatch(NamedTuple):
 
 
 class _Pickler(ForkingPickler):
-    """Pickles what stands around the tensors in ``memory``; without it around all of them, and finds each a place."""
+    """Pickles a batch without its tensors in ``memory``; without memory, finds a place for each tensor."""
 
     def __init__(self, file: io.BytesIO, memory: NDArray[np.uint8] | None) -> None:
         import torch

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.shapes import Shape
 
 PADDING = "is_padding"
-"""Key of what tells of a sample whether it is padding."""
+"""Key of a sample's mark of padding."""
 
 Transform = Callable[["Sample"], "Sample"]
 """Called in a decode thread on every sample; what it returns is delivered."""
@@ -124,13 +124,13 @@ class JobBuilder:
         is_given_up: Callable[[], bool],
         rows: Sequence[BatchRow] | None = None,
     ) -> list[Any]:
-        """Return what each step comes to: a sample, its row in a batch, or ``FailedSample``. Slow: call it in a thread.
+        """Return a sample for each step, its row in a batch, or a ``FailedSample``. Slow: call it in a thread.
 
         Args:
             steps: What to read.
-            episodes: By piece, or why one can't be had.
-            is_given_up: Whether nobody wants it any more. Asked before each sample is transformed, which may take long;
-                empty samples are the answer then.
+            episodes: By piece, or the error of one.
+            is_given_up: Whether the pass was left. Called before each sample is transformed, which may take long; if it
+                was, the samples are empty.
             rows: Where to write them; where one of a member doesn't fit, all of it are samples.
         """
         begun_at = time.perf_counter()
@@ -143,8 +143,11 @@ class JobBuilder:
             else:
                 asked.setdefault(step.piece.member, {})[place] = (episode, step.frame, step.reader)
         for member, those in asked.items():
-            into = [] if rows is None else [self._own_row(member, rows[place]) for place in those]
-            made = self._read(self._readings[member].samples, [*those.values()], into)
+            samples, _, shape = self._readings[member]
+            into = [] if rows is None else [rows[place] for place in those]
+            if shape is not None:
+                into = [shape.row(row, self._given[member]) for row in into]
+            made = self._read(samples, [*those.values()], into)
             for place, each in zip(those, made, strict=True):
                 read[place] = each
             del made, each
@@ -162,10 +165,6 @@ class JobBuilder:
             Cause.TRANSFORM: 0.9 * self.weights.get(Cause.TRANSFORM, 0.0) + transforming_seconds,
         }
         return results
-
-    def _own_row(self, member: int, row: BatchRow) -> BatchRow:
-        shape = self._readings[member].shape
-        return row if shape is None else shape.row(row, self._given[member])
 
     def _read(self, samples: SampleBuilder, asked: list[Asked], rows: list[BatchRow]) -> Sequence[Any]:
         try:
@@ -230,7 +229,7 @@ class TransformTime:
 
 
 def mark_padding(sample: Sample, step: Step) -> None:
-    """Let the sample say whether it is padding. ConfigError where something of it has that name."""
+    """Mark whether a sample is padding. ConfigError where a feature has the mark's name."""
     import torch
 
     if PADDING in sample:

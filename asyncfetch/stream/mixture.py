@@ -70,12 +70,12 @@ class MixtureSource(SampleSource):
         """The members as they were given: none may have a state of its own."""
 
     def go_on(self, state: State, epoch: int) -> None:
-        """See SampleSource."""
+        """Resume from a checked state; its epoch is counted on from."""
         super().go_on(state, epoch)
         self.known_identity = identity_of(state)
 
     def plan(self, opened: OpenDatasets, placement: Placement, epoch: int) -> PassPlan:
-        """See SampleSource."""
+        """Return what one consumer reads; ConfigError where a member has a state of its own."""
         for member, stream in enumerate(self._streams):
             if stream.has_unused_state:
                 raise ConfigError(
@@ -85,7 +85,7 @@ class MixtureSource(SampleSource):
         return super().plan(opened, placement, epoch)
 
     def leg(self, opened: OpenDatasets, placement: Placement) -> Leg:
-        """See SampleSource."""
+        """Return how ranks share an epoch, in blocks of one member."""
         size, ends = placement.batch_size, self.config.uneven_ends
         if size is None or self._shapes(opened)[1]:
             block = (self.block_samples or 1) // placement.world_size
@@ -93,14 +93,14 @@ class MixtureSource(SampleSource):
         return Leg(placement.world_size, opened.pools, ends, size, "whole" if placement.drop_last else "one")
 
     def readings(self, opened: OpenDatasets) -> list[Reading]:
-        """See SampleSource."""
+        """Return how each member's samples are made and shaped."""
         each = zip(self.members, opened.datasets, self._shapes(opened)[0], strict=True)
         return [Reading(one.builder(dataset), one.transform, shape) for one, dataset, shape in each]
 
     def epoch_of(
         self, opened: OpenDatasets, placement: Placement, number: int, nodes: int
     ) -> tuple[dict[str, Any], Left]:
-        """See SampleSource."""
+        """Return an epoch's identity, and all of it, by the members' weights."""
         lines = opened.lines(nodes)
         orders = [
             [dataset.fingerprint, self.order_identity(opened, member)] for member, dataset in enumerate(opened.datasets)
@@ -155,9 +155,9 @@ class Mixture(EpochStream):
     states, shares of ranks and workers, and errors. Each sample has its member's number as ``dataset``, a 0-d int64
     tensor.
 
-    Whose sample comes when is arithmetic on weights and seed: at any point every member has been given its share within
-    a few samples (see ``mixing``), on each rank. A member gives its own epochs, one after the other: who is used up
-    begins its next one, and what a member has left where the mixture's epoch ends comes in the mixture's next. An epoch
+    Which member's sample comes when is arithmetic on weights and seed: at any point every member has been given its
+    share within a few samples (see ``mixing``), on each rank. A member gives its own epochs, one after the other: one
+    that is used up begins its next, and what it has left where the mixture's epoch ends comes in the next. An epoch
     is counted on from the one that was read or loaded last; one that is set and lies before that, from the run's
     beginning, as if all had been read at this number of ranks and batch size.
 
@@ -317,7 +317,7 @@ def _common_config(members: Sequence[Member]) -> StreamConfig:
             if common is not None and config != common:
                 raise ConfigError(
                     f"the configuration of stream {member} differs from that of one before it: give "
-                    "Mixture(config=...), whose bounds, limits and threads are for all streams together"
+                    "Mixture(config=...), with bounds, limits and threads for all streams together"
                 )
             common = config
     return common or default

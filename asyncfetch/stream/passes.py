@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from functools import partial
 from math import lcm
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from asyncfetch.errors import NotFound, UsageError
 from asyncfetch.observe import Histogram
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import DatasetStatistics, Sample
     from asyncfetch.observe.report import Report
-    from asyncfetch.order.placement import Placement
     from asyncfetch.order.plan import PassPlan
     from asyncfetch.order.state import State
     from asyncfetch.stream.batch import BatchMemory
@@ -125,67 +124,42 @@ room for two turns of the pool: with five micro-batches threads were idle for a 
 hundredth. One of pictures takes 40 ms to decode, so one wake-up for each is no matter."""
 
 
-class EpochSource(Protocol):
-    """A stream or mixture, as a pass over it sees it; see SampleSource for all of it."""
+class BegunPass(NamedTuple):
+    """A pass that has taken its epoch, for one consumer."""
 
+    plan: PassPlan
+    turn: Turn
+    builder: JobBuilder
+    """Makes its samples."""
     quarantine: Quarantine
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next pass that isn't told another one."""
-        ...
-
-    def plan(self, opened: OpenDatasets, placement: Placement, epoch: int) -> PassPlan:
-        """Part of the epoch that one consumer reads."""
-        ...
-
-    def builder(self, opened: OpenDatasets) -> JobBuilder:
-        """Maker of samples, in decode threads."""
-        ...
-
-    def take_turn(self, epoch: int | None = None) -> Turn:
-        """Return the epoch that a pass begins now."""
-        ...
-
-    def begin(self, opened: OpenDatasets, placement: Placement, turn: Turn) -> PassPlan:
-        """Return what the pass that has this turn reads."""
-        ...
-
-    def finish(self, turn: Turn, plan: PassPlan) -> None:
-        """Count a pass that was read to its end."""
-        ...
-
-    def new_figures(self) -> PassFigures:
-        """Return the account of a pass that begins."""
-        ...
+    """Gets what ``on_error`` leaves out or replaces."""
+    beyond: PassPlan | None
+    """Plan of the pass that will follow and find what this one leaves in memory, if one will."""
+    finish: Callable[[], None]
+    """Counts the pass, when it was read to its end."""
 
 
 class Samples(AsyncOnly):
-    """A pass that isn't open yet; entering it gives the ``SamplePass``."""
+    """A pass that isn't open yet; entering it gives the ``SamplePass``.
+
+    Args:
+        opener: Gives what is read, to be entered.
+        begin: Begins the pass over it.
+        new_figures: Gives the account of the pass.
+        memory: For batches of the placement's size, of which samples are then rows where they can be.
+    """
 
     def __init__(
         self,
-        stream: EpochSource,
         opener: Callable[[], AbstractAsyncContextManager[OpenDatasets]],
-        *,
-        epoch: int | None,
-        placement: Placement,
-        is_followed: bool,
+        begin: Callable[[OpenDatasets], BegunPass],
+        new_figures: Callable[[], PassFigures],
         memory: BatchMemory | None = None,
-        figures: PassFigures | None = None,
     ) -> None:
-        """``is_followed`` says that a pass of the next epoch will find what this one leaves in memory.
-
-        With ``memory`` for batches of the placement's size, samples are rows of them where they can be. ``figures`` are
-        those of the pass where they were begun before.
-        """
-        self._stream = stream
         self._opener = opener
-        self._epoch = epoch
-        self._placement = placement
-        self._is_followed = is_followed
+        self._begin = begin
+        self._new_figures = new_figures
         self._memory = memory
-        self._begun_figures = figures
         self._stack = AsyncExitStack()
 
     def __iter__(self) -> Never:
@@ -196,13 +170,17 @@ class Samples(AsyncOnly):
 
     async def __aenter__(self) -> SamplePass:
         running_loop("a pass over a stream")
-        self._figures = self._begun_figures or self._stream.new_figures()
+        self._figures = self._new_figures()
         self._figures.account.wait(time.perf_counter())
         async with AsyncExitStack() as stack:
             stack.callback(self._end)
             try:
                 opened = await stack.enter_async_context(self._opener())
-                running = await stack.enter_async_context(self._start(opened))
+                begun = self._begin(opened)
+                make = _pass_maker(opened, begun, self._memory)
+                running = await stack.enter_async_context(
+                    make(check=begun.turn.check, on_end=begun.finish, figures=self._figures)
+                )
             except BaseException as error:
                 self._figures.fail(error)
                 raise
@@ -219,25 +197,15 @@ class Samples(AsyncOnly):
         self._figures.account.end(now, [WaitStep(now, {Cause.OPENING: 1.0})])
         self._figures.close()
 
-    def _start(self, opened: OpenDatasets) -> RunningPass:
-        stream = self._stream
-        turn = stream.take_turn(self._epoch)
-        plan = stream.begin(opened, self._placement, turn)
-        make = _pass_maker(stream, opened, plan, is_followed=self._is_followed, memory=self._memory)
-        return make(check=turn.check, on_end=partial(stream.finish, turn, plan), figures=self._figures)
 
-
-def _pass_maker(
-    stream: EpochSource, opened: OpenDatasets, plan: PassPlan, *, is_followed: bool, memory: BatchMemory | None
-) -> Callable[..., RunningPass]:
-    """Return what makes the pass, on its loop.
+def _pass_maker(opened: OpenDatasets, begun: BegunPass, memory: BatchMemory | None) -> Callable[..., RunningPass]:
+    """Return a function that makes the pass, on its loop.
 
     It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
     """
-    config = opened.config
+    config, plan, builder = opened.config, begun.plan, begun.builder
     _warn_of_parted_groups(plan, is_shuffled=opened.members[0].shuffle)
     _warn_of_few_segments(plan, opened)
-    placement, builder = plan.progress.placement, stream.builder(opened)
     decoded_samples = config.decoded_max_bytes // builder.sample_bytes
     open_pieces = plan.own_pieces
     handed_over = _handed_over(builder, memory)
@@ -271,10 +239,10 @@ def _pass_maker(
         plan,
         decode_ahead=decode_ahead,
         delivery=SampleDelivery(
-            plan, rows=rows, on_error=config.on_error, quarantine=stream.quarantine, origin=opened.origin
+            plan, rows=rows, on_error=config.on_error, quarantine=begun.quarantine, origin=opened.origin
         ),
         max_pieces=max_pieces,
-        beyond=stream.plan(opened, placement, plan.progress.epoch + 1) if is_followed else None,
+        beyond=begun.beyond,
     )
 
 
@@ -332,25 +300,21 @@ class StreamIterator:
 
     def __init__(
         self,
-        stream: EpochSource,
         session: DatasetSession[OpenDatasets],
         opened: OpenDatasets,
-        placement: Placement,
-        begin: Callable[[], Turn],
+        begin: Callable[[], BegunPass],
+        state_before: Callable[[], State],
         figures: PassFigures,
-        *,
-        is_followed: bool,
         memory: BatchMemory | None = None,
     ) -> None:
-        self._stream, self._opened, self._placement = stream, opened, placement
+        """``begin`` is called when the first sample is asked for; until then ``state_before`` gives the state."""
+        self._state_before = state_before
         self.figures = figures
         self._plans: list[PassPlan] = []  # one, from the first sample on
         self._latest = DeliveredSample(0, 0, {})
         self._back: DeliveredSample | None = None
-        # No method of this object: it must be collected, and the pass with it, as soon as nobody iterates it any more.
-        self._deliveries = _deliver(
-            stream, session, opened, placement, begin, self._plans, figures, is_followed=is_followed, memory=memory
-        )
+        # No method of this object: it must be collected, and the pass with it, once it isn't iterated any more.
+        self._deliveries = _deliver(session, opened, begin, self._plans, figures, memory)
 
     def __iter__(self) -> Self:
         return self
@@ -392,8 +356,7 @@ class StreamIterator:
 
     def state_dict(self) -> State:
         """Return what this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
-        plan = self._plans[0] if self._plans else self._stream.plan(self._opened, self._placement, self._stream.epoch)
-        return plan.progress.state()
+        return self._plans[0].progress.state() if self._plans else self._state_before()
 
     def close(self) -> None:
         """Stop, as an early ``break`` does."""
@@ -401,68 +364,55 @@ class StreamIterator:
 
 
 def _deliver(
-    stream: EpochSource,
     session: DatasetSession[OpenDatasets],
     opened: OpenDatasets,
-    placement: Placement,
-    begin: Callable[[], Turn],
+    begin: Callable[[], BegunPass],
     plans: list[PassPlan],
     figures: PassFigures,
-    *,
-    is_followed: bool,
     memory: BatchMemory | None,
 ) -> Generator[DeliveredSample, None, None]:
-    consumer = _Consumer(figures)
+    hand_over = _HandOver(figures)
     try:
-        consumer.ask()
-        turn = begin()
-        plan = stream.begin(opened, placement, turn)
-        plans.append(plan)
-        make = _pass_maker(stream, opened, plan, is_followed=is_followed, memory=memory)
+        hand_over.ask()
+        begun = begin()
+        plans.append(begun.plan)
+        # The pass itself is ahead of the consumer, so it doesn't count the epoch, nor know what it was given.
+        make = partial(_pass_maker(opened, begun, memory), check=lambda: None, on_end=lambda: None, figures=figures)
         deliveries = iterate(
             session.thread,
-            # The pass itself is ahead of the consumer, so it doesn't count the epoch, nor know what it was given.
-            partial(
-                _MicroBatches,
-                partial(make, check=lambda: None, on_end=lambda: None, figures=figures, hands_over=True),
-                consumer.micro_batches,
-            ),
-            max_batches=_handed_over(stream.builder(opened), memory) - 1,
+            partial(_MicroBatches, partial(make, hands_over=True), hand_over.micro_batches),
+            max_batches=_handed_over(begun.builder, memory) - 1,
             times=session.hand_over,
-            on_ask=consumer.ask,
-            on_given=consumer.give,
+            on_ask=hand_over.ask,
+            on_given=hand_over.give,
         )
         with closing(deliveries):
             for delivery in deliveries:
-                turn.check()
+                begun.turn.check()
                 yield delivery
     finally:
         figures.close()
-        consumer.close()
-    stream.finish(turn, plan)
+        hand_over.clock.close()
+    begun.finish()
 
 
-class _Consumer:
-    """Counts a synchronous consumer's time. ``ask`` and ``give`` are called in its thread."""
+class _HandOver:
+    """The account of a synchronous consumer's time. ``ask`` and ``give`` are called in its thread."""
 
     def __init__(self, figures: PassFigures) -> None:
         self._figures = figures
         self.micro_batches: deque[tuple[int, tuple[WaitStep, ...]]] = deque()
-        """Samples of each micro-batch on its way, and what that was waited for."""
+        """Samples of each micro-batch on its way, and the steps that it was waited for."""
         self._asked_at = 0.0
-        self._clock = figures.clock = ThreadClock()
-
-    def close(self) -> None:
-        """Its thread's work is counted no more."""
-        self._clock.close()
+        self.clock = figures.clock = ThreadClock()
 
     def ask(self) -> None:
-        """It has nothing left."""
+        """Count a wait from now on."""
         self._asked_at = time.perf_counter()
         self._figures.wait(self._asked_at)
 
     def give(self) -> None:
-        """It has a micro-batch, or came to the end."""
+        """Count a wait that ends with a micro-batch, or with the end."""
         samples, path = self.micro_batches.popleft() if self.micro_batches else (0, ())
         now = time.perf_counter()
         self._figures.give(now, path, samples)

@@ -167,12 +167,14 @@ def _check_one_of_each(drawn: Sequence[PoolSegments], weighed: Sequence[_Segment
     if needed_bytes <= most_bytes:
         return
     if len(drawn) == 1:
-        whose = f"the clips of a segment of episode {weighed[0].largest} of {redact_url(drawn[0].dataset.url)} take"
+        subject = f"the clips of a segment of episode {weighed[0].largest} of {redact_url(drawn[0].dataset.url)} take"
     else:
-        whose = f"a mixture draws from each of its {len(drawn)} datasets, and the clips of their largest segments take"
+        subject = (
+            f"a mixture draws from each of its {len(drawn)} datasets, and the clips of their largest segments take"
+        )
     enough = min(memory.max_bytes_for_clips(needed_bytes), memory.max_bytes_for_pool(needed_bytes))
     raise CacheError(
-        f"{whose} {needed_bytes} bytes, but max_bytes={memory.max_bytes} leaves {most_bytes} for clips: set "
+        f"{subject} {needed_bytes} bytes, but max_bytes={memory.max_bytes} leaves {most_bytes} for clips: set "
         f"StreamConfig(max_bytes=...) to at least {enough}"
     )
 

@@ -33,20 +33,13 @@ if TYPE_CHECKING:
     from asyncfetch.stream.datasets import OpenDatasets, Origin
 
 HEAD_START_SECONDS = 0.1
-"""That the first piece, and decoding what is first of it, has alone, at most: where the pieces of a pool fill the
-link or the processor together, the first sample would wait for the last of them. Where each stream is slow that is a
+"""The longest time that the first piece, and decoding its first samples, has for itself: if all pieces of a pool filled
+the link or the processor together, the first sample would wait for the last of them. With slow streams it is a
 hundredth of the first ten seconds."""
 
 EARLY_EPISODES = 64
-"""That are loaded after that time, beside the first, until that is decoded. One dataset's epoch begins with fewer;
-hundreds of members' at once would hold the loop for seconds, and the first sample with it."""
-
-
-class _NoMorePieces:
-    """A mark after the last piece."""
-
-
-_END = _NoMorePieces()
+"""Episodes that are loaded after that time, beside the first, until that is decoded. One dataset's epoch begins with
+fewer; hundreds of members' at once would hold the loop for seconds, and the first sample with it."""
 
 
 class _Slot:
@@ -77,7 +70,7 @@ class _Slot:
         self.finished = False
 
     def step(self, now: float) -> WaitStep:
-        """Return what its life was, or is so far."""
+        """Return its time so far, by cause."""
         end = now if self.done_at is None else self.done_at
         room_seconds = 0.0
         if self.is_short_of_room and self.weighed_at is not None:
@@ -146,7 +139,7 @@ class Prefetcher:
         return len(self._slots)
 
     def end_head_start(self) -> None:
-        """What is first of the first piece is decoded: the others may have the link and the processor, too."""
+        """Give the link and the processor to the other pieces, too: the first samples of the first one are decoded."""
         self._head_start_over.set()
 
     def use(self, piece: Piece) -> None:
@@ -161,7 +154,7 @@ class Prefetcher:
             self._wake()
 
     async def get(self, piece: Piece) -> HeldEpisode:
-        """The piece that ``use`` announced, as soon as it is in memory; or the error that its fetch ended with."""
+        """Return the piece that ``use`` announced, as soon as it is in memory. Raises the error of its fetch."""
         slot = self._slots[piece]
         if not slot.done.is_set():  # else it would still give the loop a turn, for each piece of a job
             await slot.done.wait()
@@ -180,32 +173,32 @@ class Prefetcher:
         return self._slots[piece].done.is_set()
 
     def steps(self, piece: Piece, now: float) -> list[WaitStep]:
-        """Return what who waits for a piece waited for, or waits for. It may be called in any thread."""
+        """Return the steps that a waiter for a piece waited for, or waits for. It may be called in any thread."""
         slot = self._slots.get(piece)
         return [] if slot is None else [slot.step(now)]
 
     def raise_priority(self, piece: Piece) -> None:
-        """Somebody waits for the piece, which ``use`` announced: it is fetched before those that are read ahead."""
+        """Fetch a piece, which ``use`` announced, before those that are read ahead."""
         slot = self._slots.get(piece)
         if slot is not None and not slot.done.is_set():
             slot.caller.raise_priority()
             slot.origin.reader.raise_priority(slot.origin.stretch)
 
     def done(self, piece: Piece) -> None:
-        """The use announced by ``use`` is over."""
+        """End a use that ``use`` announced."""
         slot = self._slots[piece]
         slot.users -= 1
         self._let_go(slot)
 
     def finish(self, piece: Piece) -> None:
-        """The order has no use for the piece after those announced."""
+        """Note that the order has no use for the piece after those announced."""
         slot = self._slots.get(piece)
         if slot is not None:
             slot.finished = True
             self._let_go(slot)
 
     def finish_all(self) -> None:
-        """The order is through: it has no use for any piece after those announced."""
+        """Note that the order has no use for any piece after those announced."""
         self._exhausted = True
         self._wake()
         for piece in tuple(self._slots):
@@ -217,7 +210,7 @@ class Prefetcher:
             await self._freed.wait()
 
     def lacks_room_for(self, piece: Piece) -> CacheError | None:
-        """Return why the piece waits, if it waits for room: an error to raise where nothing will give any back."""
+        """Return the error to raise if the piece waits for room and none will come back; None if it doesn't."""
         slot = self._slots[piece]
         if slot.granted.is_set() or slot.error is not None or not self._unclaimed:
             return None
@@ -264,13 +257,14 @@ class Prefetcher:
 
     def _admit_next(self) -> bool:
         """Admit a piece, or go a stretch towards it."""
-        piece = next(self._pieces, _END)
-        if piece is None:
-            return False
-        if isinstance(piece, _NoMorePieces):
+        try:
+            piece = next(self._pieces)
+        except StopIteration:
             self._exhausted = True
             self._wake()
             return True
+        if piece is None:
+            return False
         slot = self._slots[piece] = _Slot(piece, self._opened.origin(piece), self._caller)
         self._first = self._first or slot
         self._ahead += 1

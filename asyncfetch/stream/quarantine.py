@@ -1,4 +1,4 @@
-"""Bad data: what a pass does about it, and the list of what was bad."""
+"""Bad data: how a pass handles it, and the list of it."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Quarantined:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The key that tells it from others."""
+        """Member and episode."""
         return self.member, self.episode
 
 
 class Board:
     """A board to which a loader's workers write what they find bad, for the process that has them to read.
 
-    Memory that all of them share, with a part for each worker, which nobody else writes to. A worker that finds no room
+    Memory that all of them share, with a part for each worker to write to. A worker that finds no room
     there counts on without a name; what those beyond ``BOARD_WORKERS`` find is neither listed nor counted. An entry is
     there for readers when its samples are counted, which is last.
 
@@ -150,13 +150,13 @@ class Quarantine:
             _log.warning("samples of episode %d can't be read, because of %s: %s", episode, found.file, found.cause)
 
     def extend(self, found: Iterable[Quarantined]) -> None:
-        """Note what another process has found, which has logged it."""
+        """Note finds of another process, which has logged them."""
         with self._lock:
             for each in found:
                 self._note(each)
 
     def take_news(self) -> tuple[Quarantined, ...]:
-        """Return what was noted since the last call, to be told to another process."""
+        """Return what was noted since the last call, to send it to another process."""
         with self._lock:
             news, self._news = self._news, {}
         return tuple(news.values())
@@ -196,10 +196,10 @@ def _file(dataset: LeRobotDataset, episode: int, error: Exception) -> str:
 
 
 def raise_where_none_is_good(first_bad: Exception, placement: Placement, on_error: OnError) -> None:
-    """Called where a consumer's part of a whole epoch has ended without a good sample.
+    """Raise an error where a consumer's part of a whole epoch has ended without a good sample.
 
-    That everything is bad is no matter of leaving some out. But of several consumers each knows its own part alone:
-    the others' may be good, and then this one gets nothing, unless it was promised as many samples as there are.
+    A single consumer raises the first error. One of several knows its own part alone, and the others' may be good: it
+    gets nothing, unless "replace" promised it as many samples as there are.
     """
     if placement.world_size * placement.workers == 1:
         raise copied(first_bad)
@@ -247,14 +247,14 @@ class Substitutes:
         return [last if isinstance(last, FailedSample) else _copied(last)]
 
     def keep(self) -> None:
-        """Keep what was given out: it goes to the consumer now, who may change it."""
+        """Copy what was delivered, since its consumer may change it."""
         for member in self._fresh:
             self._last[member] = _copied(self._last[member])
         self._fresh.clear()
 
 
 def _copied(sample: Any) -> Any | FailedSample:  # noqa: ANN401
-    """Nobody may ever need it: that there is none is an error only where somebody does."""
+    """Return a copy, or a ``FailedSample`` that says why there is none: an error only if the copy is needed."""
     try:
         return copy.deepcopy(sample)
     except Exception as error:  # noqa: BLE001  what a transform returns may raise any

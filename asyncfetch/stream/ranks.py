@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENVIRONMENTS = (
-    ("RANK", "WORLD_SIZE"),  # torchrun, and all who imitate it
+    ("RANK", "WORLD_SIZE"),  # torchrun, and launchers like it
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun. SLURM_NTASKS is the job's, set where its script runs alone, too
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
     ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
@@ -42,7 +42,7 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     Raises:
         ConfigError: What the environment says is no rank of a world size.
     """
-    torch = sys.modules.get("torch")  # not imported for this: who uses torch.distributed has imported it
+    torch = sys.modules.get("torch")  # not imported for this: a user of torch.distributed has imported it
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

@@ -93,8 +93,8 @@ class PassFigures:
     Args:
         config: Of the pass.
         page: Where they are written for another process; None where this one's consumer is the trainer.
-        before: The passes before, as ``handed_on`` tells them; a page knows those that were counted on it.
-        is_open: Whether what it reads was open before: what that has done until the pass begins isn't the pass's.
+        before: The passes before, from ``handed_on``; a page knows those that were counted on it.
+        is_open: Whether its datasets were open before it: what they did until then isn't counted.
         begun_at: The time when its consumer began to wait, if that was before now.
     """
 
@@ -116,7 +116,7 @@ class PassFigures:
         self.account = WaitAccount(None if page is None else page.numbers)
         """Counts the consumer's time."""
         self.path: Callable[[], Iterable[WaitStep]] = _opening
-        """Gives what a consumer that waits is waiting for."""
+        """Gives the steps that a waiting consumer waits for."""
         self._seen: Callable[[], DatasetStatistics | None] = lambda: None
         self._seen_before: DatasetStatistics | None = None
         self.clock: ThreadClock | None = None
@@ -129,7 +129,7 @@ class PassFigures:
         self.account.note_cause(_opening())
 
     def opened(self) -> None:
-        """Note that what it reads is open, or can't be opened; in the consumer's thread."""
+        """Note that its datasets are open, or can't be opened; in the consumer's thread."""
         since, now = self.account.waiting_since, time.perf_counter()
         if since is not None:
             self.account.end(now, _opening())
@@ -137,13 +137,13 @@ class PassFigures:
 
     def fail(self, error: BaseException) -> None:
         """Keep the error that ended the pass, for reports."""
-        told = f"{type(error).__name__}: {error}".removesuffix(": ")
-        self._failure = shorten(told, FAILURE_COLUMNS, placeholder="...")
+        words = f"{type(error).__name__}: {error}".removesuffix(": ")
+        self._failure = shorten(words, FAILURE_COLUMNS, placeholder="...")
         if self._page is not None:
             self._page.fail(self._failure)
 
     def begin(self, statistics: Callable[[], DatasetStatistics], path: Callable[[], Iterable[WaitStep]]) -> None:
-        """Count what is read from now on, by the statistics of what it is read from; on the loop."""
+        """Count reads from now on, by the statistics of the open datasets; on the loop."""
         self._seen_before = statistics() if self._is_open else None
         self.path, self._seen = path, statistics
 
@@ -153,18 +153,18 @@ class PassFigures:
         self._publish()
 
     def close(self) -> None:
-        """The consumer won't ask any more; in its thread."""
+        """Note that the consumer won't ask any more; in its thread."""
         self.account.end(time.perf_counter())
         self._is_over = True
         self.leave_lane()
         self._publish()
 
     def wait(self, now: float) -> None:
-        """See WaitAccount; in the consumer's thread."""
+        """Count a wait from now on; in the consumer's thread."""
         self.account.wait(now, self._worked())
 
     def give(self, now: float, path: Iterable[WaitStep] = (), samples: int = 0) -> None:
-        """See WaitAccount; in the consumer's thread."""
+        """Count a wait that ends, by what it was for, and the samples that came; in the consumer's thread."""
         self.account.give(now, path, samples)
         self._worked_before = 0.0 if self.clock is None else self.clock.seconds()
 
@@ -174,7 +174,7 @@ class PassFigures:
 
     @contextmanager
     def handing_over(self) -> Iterator[None]:
-        """Count a block in which a batch is made of what the pass gave, or handed over: the consumer waits for it."""
+        """Count a block that makes a batch, or hands it over: the consumer waits for it."""
         since = time.perf_counter()
         self.wait(since)
         try:
@@ -199,7 +199,7 @@ class PassFigures:
             page.publish(self._of_pass(seen), self.all_waits(), seen)
 
     def leave_page(self) -> None:
-        """Another pass is written there from now on, whether this one is over or not."""
+        """Stop writing to the page, which another pass takes, even if this one goes on."""
         if self._page is not None:
             self._publish()
             self._page, self.account.figures = None, array("d", self.account.figures)
@@ -212,7 +212,7 @@ class PassFigures:
         return self.account.snapshot(time.perf_counter(), self.path())
 
     def all_waits(self) -> Waits:
-        """Return where its time went in this pass and in those before; what it waits for now will be known then."""
+        """Return where its time went in this pass and in those before, without the wait that goes on now."""
         now = time.perf_counter()
         waits = counts_of(self._waits_before)
         for other in self._others:
@@ -316,7 +316,7 @@ class SampleDelivery:
         return samples
 
     def end(self) -> None:
-        """All was delivered. Raises the first error where nothing was good: see ``raise_where_none_is_good``."""
+        """Note that all was delivered. Where nothing was good it raises: see ``raise_where_none_is_good``."""
         if self._first_bad is not None and not (self.samples or self._plan.is_resumed):
             raise_where_none_is_good(self._first_bad, self._plan.progress.placement, self._on_error)
 
@@ -324,11 +324,11 @@ class SampleDelivery:
         """Return what to deliver for a step; nothing where it is left out, or where the pass fails there."""
         replaces = self._on_error == "replace"
         if not isinstance(result, FailedSample):
-            return self._substitutes.good(result, self._origin_of(step).member) if replaces else [result]
+            return self._substitutes.good(result, self._origin(step.piece).member) if replaces else [result]
         if self._on_error == "raise" or result.by_transform or not isinstance(result.error, BAD_DATA):
             self.failure = result.error if result.by_transform else copied(result.error)
             return []
-        origin = self._origin_of(step)
+        origin = self._origin(step.piece)
         self._quarantine.add(origin, result.error)
         self._first_bad = self._first_bad or result.error
         # Another member's sample would not go into this one's batch.
@@ -339,12 +339,9 @@ class SampleDelivery:
             self._rows.leave_out()
         return []
 
-    def _origin_of(self, step: Step) -> Origin:
-        return self._origin(step.piece)
-
 
 class RunningPass:
-    """A pass at work: what a ``SamplePass`` gives, and what only those ask for who make batches of it.
+    """A pass at work: all that a ``SamplePass`` gives, and what the makers of batches need besides.
 
     Args:
         opened: What to read from.
@@ -354,7 +351,7 @@ class RunningPass:
         max_pieces: That the order draws from at a time, and that are fetched ahead.
         beyond: Of the pass that will follow on the same dataset, if one will: its first pieces are prefetched while
             the last ones of this pass are used.
-        check: Called before a sample is given to who iterates this itself; what it raises comes in its place.
+        check: Called before ``__anext__`` gives a sample; an error that it raises comes in the sample's place.
         on_end: Called when the consumer has come to the end.
         figures: Of its consumer's time.
         hands_over: Whether that consumer is in another thread, which counts there.
@@ -389,7 +386,8 @@ class RunningPass:
         self._waits, self._hand_overs = Histogram(), Histogram()
         self._first_sample_seconds: float | None = None
         self._figures = figures
-        self._account = WaitAccount() if hands_over else figures.account
+        self._account = None if hands_over else figures.account
+        """The account to count in; None where another thread counts."""
         self._asked_at: float | None = None  # while the consumer waits
         self.latest_path: tuple[WaitStep, ...] = ()
         """The steps that it waited for when it had its latest samples."""
@@ -398,7 +396,8 @@ class RunningPass:
         self._started_at = time.perf_counter()
         self._clock = ThreadClock()
         self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
-        self._account.wait(self._started_at)
+        if self._account is not None:
+            self._account.wait(self._started_at)
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         try:
@@ -410,22 +409,23 @@ class RunningPass:
                 self._group.start_soon(self._look_beyond, self._beyond, name="prefetch the next epoch")
         except BaseException as error:
             await self._group.__aexit__(type(error), error, error.__traceback__)
-            self._account.end(time.perf_counter())
+            if self._account is not None:
+                self._account.end(time.perf_counter())
             self._clock.close()
             raise
         self._figures.begin(self._opened.statistics, self.path)
         self._opened.pass_report = self._figures.report
-        if self._account is self._figures.account:
+        if self._account is not None:
             self._figures.opened()
-        self._account.give(time.perf_counter(), _opening())
+            self._account.give(time.perf_counter(), _opening())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._ahead.leave()
-        self._account.end(time.perf_counter(), self.path())
-        if self._account is self._figures.account:
+        if self._account is not None:
+            self._account.end(time.perf_counter(), self.path())
             self._figures.leave_lane()
         self._figures.end(self._opened.statistics())
         try:
@@ -450,7 +450,7 @@ class RunningPass:
         return sample
 
     def put_back(self) -> None:
-        """The sample that came last comes once more, as if it hadn't."""
+        """Put the latest sample back: it comes once more."""
         self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
         self._current.appendleft(self._latest)
 
@@ -482,7 +482,8 @@ class RunningPass:
             finally:
                 del failure  # else error -> traceback -> this frame -> error is a cycle
         before, waiting_since = self._delivery.samples, time.perf_counter()
-        self._account.wait(waiting_since)
+        if self._account is not None:
+            self._account.wait(waiting_since)
         self._asked_at = waiting_since
         try:
             return await self._wait_for_micro_batch(waiting_since)
@@ -497,9 +498,9 @@ class RunningPass:
                 self._ahead.prefetcher.sizes,
                 self._ahead.transform_seconds,
             )
-            now = time.perf_counter()
-            self._account.give(now, self.latest_path, self._delivery.samples - before)
-            if self._account is self._figures.account:
+            if self._account is not None:
+                now = time.perf_counter()
+                self._account.give(now, self.latest_path, self._delivery.samples - before)
                 self._figures.trace(waiting_since, now, self.latest_path)
 
     async def _wait_for_micro_batch(self, waiting_since: float) -> list[DeliveredSample]:
@@ -567,7 +568,7 @@ class RunningPass:
             hand_over=self._hand_overs.snapshot(),
             first_sample_seconds=self._first_sample_seconds,
             open_segments=self._ahead.prefetcher.open_pieces,
-            waits=self._account.snapshot(time.perf_counter(), self.path()),
+            waits=self._figures.account.snapshot(time.perf_counter(), self.path()),
         )
 
 
@@ -603,5 +604,5 @@ class SamplePass:
 
 
 def running_pass(samples: SamplePass) -> RunningPass:
-    """What is behind a user's pass, for who makes batches of it."""
+    """Return the pass behind a user's, for makers of batches."""
     return samples._running

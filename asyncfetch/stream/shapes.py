@@ -1,4 +1,4 @@
-"""The samples of a mixture's members, changed so that they go together, and say whose they are."""
+"""The samples of a mixture's members, changed so that they go together, and marked with their member."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Shape:
         return fields | {**self.fill, **fields} | flags | {DATASET: Field("int64")}
 
     def row(self, row: BatchRow, given: Mapping[str, Field]) -> BatchRow:
-        """The same by the member's own keys."""
+        """Return the row by the member's own keys."""
         dropped = {key: like for key, like in given.items() if self.rename.get(key, key) in self.drop}
         return BatchRow(row.batch, row.number, self.rename, dropped)
 
@@ -85,7 +85,7 @@ def _nothing(like: Field) -> Any:  # noqa: ANN401
 def shapes(
     layouts: Sequence[Mapping[str, Field]], renames: Sequence[Mapping[str, str]], missing: Missing
 ) -> tuple[list[Shape], bool]:
-    """Return what is done to each member's samples, and whether they are then alike in keys, dtypes and shapes. Pure.
+    """Return the changes to each member's samples, and whether they are then alike in keys, dtypes and shapes. Pure.
 
     Raises:
         ConfigError: Two keys of a member get one name, a key isn't there, or ``missing`` can't be done.

@@ -36,7 +36,7 @@ from asyncfetch.runtime.liveness import beat
 from asyncfetch.stream.datasets import Member, OpenDatasets
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
 from asyncfetch.stream.job_builder import JobBuilder, Reading
-from asyncfetch.stream.passes import DatasetSession, Samples, StreamIterator
+from asyncfetch.stream.passes import BegunPass, DatasetSession, Samples, StreamIterator
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.samples import PassFigures
 
@@ -57,7 +57,7 @@ from one pool of episodes."""
 
 
 class SampleSource:
-    """Epochs of samples of one dataset or several, in a seeded order, and where they are gone on with.
+    """Epochs of samples of one dataset or several, in a seeded order, and where they resume.
 
     Pickles, as what to read; connections and caches stay behind. Not thread-safe: one thread at a time.
     """
@@ -76,7 +76,7 @@ class SampleSource:
         """The source, if it is open already; else each pass, or the session of all synchronous ones, opens it."""
         self._session: DatasetSession[OpenDatasets] | None = None
         self._loaded: dict[int, State] = {}
-        """The state that was loaded, by epoch: it tells where it was taken, and of which dataset it is."""
+        """The state that was loaded, by epoch."""
         self._loads: int = 0
         """The number of that load among those counted in ``epochs``."""
         self.has_unused_state: bool = False
@@ -105,14 +105,14 @@ class SampleSource:
     # What is read. A mixture says more of it.
 
     def opener(self) -> Callable[[], AbstractAsyncContextManager[OpenDatasets]]:
-        """Return what gives what is read, to be entered. It doesn't refer to this, which would never be collected."""
+        """Return a function that gives the datasets, to be entered. It holds no reference to this."""
         opened = self._opened
         if opened is not None:
             return lambda: nullcontext(opened)
         return partial(OpenDatasets, self.members, self.config)
 
     def plan(self, opened: OpenDatasets, placement: Placement, epoch: int) -> PassPlan:
-        """Return what one consumer reads in this epoch; the rest of it, where a state of it was loaded.
+        """Return what one consumer reads in this epoch: the rest of it, if a state of it was loaded.
 
         Raises:
             EpisodeNotFound: ``episodes`` names one that isn't there.
@@ -127,7 +127,7 @@ class SampleSource:
         return PassPlan(whole, progress if loaded is None else progress.resumed(loaded), self.seed)
 
     def _nodes(self, placement: Placement) -> int:
-        """Return among how many machines segments are divided in the same way in each epoch."""
+        """Return the number of machines that keep their segments from epoch to epoch; 1 if none does."""
         if not self._keeps_shares(has_disk_cache=self.config.disk_cache_dir is not None):
             return 1
         if not placement.nodes:
@@ -166,20 +166,20 @@ class SampleSource:
         return order
 
     def builder(self, opened: OpenDatasets) -> JobBuilder:
-        """Return what makes its samples, in decode threads."""
+        """Return the maker of its samples, in decode threads."""
         return JobBuilder(self.readings(opened), self.transform, marks_padding=self.config.uneven_ends == "pad")
 
     def readings(self, opened: OpenDatasets) -> list[Reading]:
-        """Return how those of each member are made."""
+        """Return how each member's samples are made."""
         return [Reading(self.members[0].builder(opened.datasets[0]))]
 
     @property
     def is_open(self) -> bool:
-        """True if it reads what is open on a user's loop already, and so can't follow into another process."""
+        """True if it reads a dataset that is open on a user's loop, and so can't follow into another process."""
         return self._opened is not None or any(isinstance(one.source, LeRobotDataset) for one in self.members)
 
     def over(self, opened: OpenDatasets) -> Self:
-        """The same, of what is open already; it counts the same epochs."""
+        """Return a source that reads these open datasets, and counts the same epochs."""
         twin = self._unread()
         twin._opened = opened
         return twin
@@ -199,14 +199,14 @@ class SampleSource:
         return self.epochs.current()
 
     def set_epoch(self, epoch: int) -> None:
-        """See EpochStream."""
+        """Set the epoch of the next pass; see EpochStream."""
         epoch = check_epoch(epoch)
         if self._passes_over(epoch):
             raise self._passed_over(f"set_epoch({epoch})")
         if self.epochs.shared() is not None:
             self.has_unused_state = False
         if epoch < self.epochs.loaded:
-            self._loaded = {}  # who begins in front of a rest comes to the whole of its epoch
+            self._loaded = {}  # a pass that begins before a rest reaches the whole of its epoch
         self.epochs.set(epoch)
         self._latest = self._progress = self.latest_plan = None
 
@@ -234,14 +234,12 @@ class SampleSource:
             memory: For batches.
             figures: Those of the pass, if they were begun when its dataset was opened.
         """
+        is_followed = self.is_open and epoch is None
         return Samples(
-            self,
             self.opener(),
-            epoch=epoch,
-            placement=placement,
-            is_followed=self.is_open and epoch is None,
-            memory=memory,
-            figures=figures,
+            lambda opened: self._begun(opened, placement, self.take_turn(epoch), is_followed=is_followed),
+            self.new_figures if figures is None else lambda: figures,
+            memory,
         )
 
     def iterate(
@@ -276,19 +274,24 @@ class SampleSource:
         figures.opened()
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
         is_followed = epoch is None and (loader is None or self._passes > 0)
-        iterator = partial(
-            StreamIterator, self, session, opened, placement, figures=figures, is_followed=is_followed, memory=memory
-        )
         self._progress, self._waiting = None, (opened, placement) if epoch is None else None
+        begin: Callable[[], Turn] = partial(self._take_turn, placement, epoch, loader)
         loaded = self._loads == self.epochs.loads and self._loaded_of(self.epoch)  # else the first sample is an error
         if loader is not None and loaded and not self.plan(opened, placement, self.epoch):
             # A StatefulDataLoader that was loaded at an epoch's end makes workers for it, and at once those of the next
             # epoch, which must find it finished: so this isn't left to the first sample that is asked for.
-            turn = self._take_turn(placement, epoch, loader)
+            turn = begin()
             self.begin(opened, placement, turn)
             turn.finish()
-            return iterator(lambda: turn)
-        return iterator(partial(self._take_turn, placement, epoch, loader))
+            begin = lambda: turn  # noqa: E731
+        return StreamIterator(
+            session,
+            opened,
+            lambda: self._begun(opened, placement, begin(), is_followed=is_followed),
+            lambda: self.plan(opened, placement, self.epoch).progress.state(),
+            figures,
+            memory,
+        )
 
     def _take_turn(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
         if epoch is not None:
@@ -299,12 +302,12 @@ class SampleSource:
         return self.epochs.begin_share(placement.worker, placement.workers, loader or 0, process)
 
     def take_turn(self, epoch: int | None = None) -> Turn:
-        """The turn of a pass of one consumer: see ``EpochCounter.begin``."""
+        """Return the turn of a pass of one consumer: see ``EpochCounter.begin``."""
         self._count_latest()
         return self.epochs.begin(epoch)
 
     def begin(self, opened: OpenDatasets, placement: Placement, turn: Turn) -> PassPlan:
-        """``plan`` of the pass that ``state_dict`` speaks of from now on."""
+        """Return ``plan`` of a pass that begins; ``state_dict`` is of it from now on."""
         self.epochs.check_loads(self._loads)
         self._note_use(turn.epoch)
         if turn.is_share and turn.epoch < self.epochs.loaded:
@@ -319,10 +322,16 @@ class SampleSource:
         self._passes += 1
         return plan
 
-    def _count_latest(self) -> None:
-        """The latest pass is finished, too, where it has given all it had and its consumer didn't ask for more.
+    def _begun(self, opened: OpenDatasets, placement: Placement, turn: Turn, *, is_followed: bool) -> BegunPass:
+        """Begin a pass; ``is_followed`` says that one of the next epoch will find what this one leaves in memory."""
+        plan = self.begin(opened, placement, turn)
+        beyond = self.plan(opened, placement, turn.epoch + 1) if is_followed else None
+        return BegunPass(plan, turn, self.builder(opened), self.quarantine, beyond, partial(self.finish, turn, plan))
 
-        Who counts batches doesn't ask, as Lightning does with what has a length.
+    def _count_latest(self) -> None:
+        """Finish the latest pass if it has given all it had, though its consumer didn't ask for more.
+
+        A consumer that counts batches doesn't ask: Lightning, for one, where there is a length.
         """
         if self._latest is not None:
             turn, plan = self._latest
@@ -330,22 +339,18 @@ class SampleSource:
                 self.finish(turn, plan)
 
     def count(self, placement: Placement) -> int:
-        """Return how many samples a consumer takes of the whole next epoch. Opens what is read where no pass has."""
+        """Return how many samples a consumer takes of the whole next epoch. Opens the datasets if no pass has."""
         opened = self.session().opened()
         _, whole = self.epoch_of(opened, placement, self.epoch, 1)
         order = Deal(whole, self.leg(opened, placement), self.seed).rank(placement.rank)
         return placement.count_of(order.total)
 
-    def opened(self) -> OpenDatasets:
-        """Return what the synchronous iteration reads, to ask for what its metadata says."""
-        return self.session().opened()
-
     def planned(self, placement: Placement, epoch: int) -> PassPlan:
-        """``plan`` of what the synchronous iteration reads."""
+        """Return ``plan`` over the datasets of the synchronous iteration."""
         return self.plan(self.session().opened(), placement, epoch)
 
     def finish(self, turn: Turn, plan: PassPlan) -> None:
-        """A pass came to its end."""
+        """Count a pass that came to its end."""
         plan.progress.delivered = plan.end  # with what is left out, or empty, behind the last sample
         if turn.is_share:  # where others have something left of theirs, all read the epoch again from where it began
             turn.finish()
@@ -357,7 +362,7 @@ class SampleSource:
             self._progress = None
 
     def end_epoch(self, turn: Turn) -> None:
-        """An epoch was finished by its one consumer, here or in another process."""
+        """Count an epoch that its one consumer finished, here or in another process."""
         if turn.finish():
             self._loaded = {epoch: state for epoch, state in self._loaded.items() if epoch != turn.epoch}
 
@@ -372,7 +377,7 @@ class SampleSource:
             self.has_unused_state = False
 
     def _passes_over(self, epoch: int) -> bool:
-        """Return whether a pass of this epoch leaves out what was loaded, and no pass has gone on from that yet."""
+        """Return whether a pass of this epoch leaves out a loaded state that no pass has resumed yet."""
         if not self.has_unused_state or self.epochs.shared() is not None:  # by a loader's workers
             return False
         loaded = self.epochs.loaded
@@ -391,7 +396,7 @@ class SampleSource:
         return None if epoch < self.epochs.finished else self._loaded.get(epoch)
 
     def state_dict(self) -> State:
-        """See EpochStream."""
+        """Return what the latest pass has delivered; see EpochStream."""
         if self.epochs.shared() is not None:
             raise ConfigError(
                 "a loader's workers read this stream, and only they know how far they are: use "
@@ -409,7 +414,7 @@ class SampleSource:
         return self._loaded_of(self.epoch) or beginning(self.epoch, self.known_identity)
 
     def load(self, state: Mapping[str, Any], least_samples: int = 1) -> None:
-        """``load_state_dict`` where fewer samples aren't given: see ``Placement.least_samples``."""
+        """Load a state; fewer than ``least_samples`` aren't given: see ``Placement``."""
         state = check_state(state)
         self.go_on(state, state["epoch"] + is_finished(state, least_samples))
         # What workers of earlier loaders are still doing doesn't count any more.
@@ -418,7 +423,7 @@ class SampleSource:
         self._loads, self.has_unused_state = self.epochs.loads, True
 
     def go_on(self, state: State, epoch: int) -> None:
-        """Go on from a state that was checked, and with this epoch, which may be the one after the state's."""
+        """Resume from a checked state with this epoch, which may be the one after the state's."""
         if self.epochs.current() != epoch or self.epochs.finished > state["epoch"]:  # a loader's workers load it each
             self.epochs.load(epoch, state["epoch"])
         identity = identity_of(state)
@@ -426,7 +431,7 @@ class SampleSource:
         self._progress = self._waiting = self._latest = self.latest_plan = None
 
     def session(self) -> DatasetSession[OpenDatasets]:
-        """Return the thread of the synchronous iteration, with what it reads opening on it."""
+        """Return the loop thread of the synchronous iteration, on which its datasets open."""
         if self.is_open:
             raise ConfigError("an open dataset lives on its own loop: `async with stream.samples()` there")
         if self._session is None or not self._session.is_usable:
@@ -455,27 +460,27 @@ class SampleSource:
         return self.figures
 
     def sample_bytes(self) -> int:
-        """Return what a decoded sample takes. Opens what is read where no pass has."""
+        """Return the bytes of a decoded sample. Opens the datasets if no pass has."""
         return self.builder(self.session().opened()).sample_bytes
 
     def report(self) -> Report:
-        """See EpochStream."""
+        """Return why the consumer waits; see EpochStream."""
         return Report.of(Waits(), None, self.config) if self.figures is None else self.figures.report()
 
     def statistics(self) -> DatasetStatistics | None:
-        """See EpochStream."""
+        """Return those of the synchronous iteration; see EpochStream."""
         session = self._session
         return session.statistics() if session is not None and session.is_usable else None
 
     def close(self) -> None:
-        """See EpochStream."""
+        """End the loop thread; see EpochStream."""
         self._waiting = None
         if self._session is not None:
             self._session.close()
             self._session = None
 
     def shared_by(self, workers: int, readers_name: str | None = None) -> Self:
-        """This for one of a rank's loader workers: bounds, host limits and threads divided among them.
+        """Return the source of one of a rank's loader workers: bounds, host limits and threads are divided among them.
 
         With a name that only those of one loader have, they read as one: see ``RankReader``.
         """
@@ -519,7 +524,7 @@ def checked_transform(transform: Transform | None) -> Transform | None:
 
 
 def _check_goes_along(transform: Transform) -> None:
-    """UsageError where a process that starts by spawn can't get it. Elsewhere another pickler may know how."""
+    """Raise UsageError if a spawned process can't get a transform. Elsewhere another pickler may know how."""
     try:
         ForkingPickler.dumps(transform)
     except (AttributeError, PicklingError, TypeError) as error:  # which of them depends on Python's version

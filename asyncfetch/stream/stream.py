@@ -97,7 +97,7 @@ class Stream(EpochStream):
     def _dataset(self) -> LeRobotDataset:
         """The dataset, for what its metadata says; opens it where nothing has."""
         source = self._member.source
-        return source if isinstance(source, LeRobotDataset) else self._source.opened().datasets[0]
+        return source if isinstance(source, LeRobotDataset) else self._source.session().opened().datasets[0]
 
     @property
     def fps(self) -> float:

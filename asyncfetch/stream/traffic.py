@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.datasets import OpenDatasets
 
 _WEIGHED = 1024
-"""Episodes whose bytes are asked for, spread over the dataset, and pieces of these; the others go by their frames."""
+"""Episodes that are weighed, spread over the dataset, and pieces of them; the others count by their frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class PiecesRead(NamedTuple):
 
 
 def frames_fetched(deal: Deal, member: int) -> PiecesRead:
-    """Return who reads what of a member."""
+    """Return the pieces of a member that each rank reads."""
     line, found = deal.left.members[member].line, [np.zeros((5, 0), np.int64)]
     size = line.coded_frames
     for rank in np.flatnonzero(deal.real[:, member]).tolist():
@@ -105,7 +105,7 @@ async def _weigh(opened: OpenDatasets, member: int, read: PiecesRead) -> tuple[N
 
 
 async def traffic(opened: OpenDatasets, deal: Deal, layout: Placement, readers: int) -> TrafficPlan:
-    """Return what an epoch fetches, told from lengths and indexes alone. ``readers`` are those of a byte in a run."""
+    """Return what an epoch fetches, by lengths and indexes alone; ``readers`` fetch each byte once in a run."""
     by_rank = np.zeros(layout.world_size)
     least = all_members = requests = 0.0
     for number, (member, dataset) in enumerate(zip(opened.members, opened.datasets, strict=True)):

@@ -5,7 +5,7 @@ memory.py     what a rank's workers share
 watching.py   workers that are killed, stopped or hang
 bridge.py     AsyncIterableDataset: any async iterator of your own
 
-States, and putting those of several ranks together, are the stream's: ``merge_states`` is here for who looks for it.
+States, and putting those of several ranks together, are the stream's; ``merge_states`` is in this room, too.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class _Batches(Generic[T]):
                 made = await stack.enter_async_context(made)
             if not isinstance(made, AsyncIterable):
                 if isinstance(made, Coroutine):
-                    made.close()  # of an async function without a yield; else Python warns that nobody has awaited it
+                    made.close()  # of an async function without a yield; else Python warns that it was never awaited
                 message = f"the factory must return an async iterator, or a context manager of one, not {made!r}"
                 raise ConfigError(message)
             self._iterator = aiter(made)

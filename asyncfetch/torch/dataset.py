@@ -106,14 +106,14 @@ class StreamDataset(IterableDataset[Any]):
             samples, for the loader to put into batches: then each worker makes batches of its own share. Frames of a
             group of pictures come ``pool_segments`` samples apart: unless that is a multiple of the batch size times
             the workers, several of them decode the same groups, and a warning says so.
-        drop_last: Whether smaller batches are left out: a last one, and of a mixture whose members disagree those at
+        drop_last: Whether smaller batches are left out: a last one, and in a mixture of members that disagree those at
             the end of a rest that was dealt out anew, one of each member at most, and those that lack what ``on_error``
             left out.
         pin_memory: Whether batches made in the training process are in page-locked memory, where there is CUDA:
             ``.to("cuda", non_blocking=True)`` then needs no copy before it, nor does a loader's ``pin_memory=True``
             make one. It is torch's, which locks it once and hands it out again when no tensor and no copy to a device
             needs it any more. Samples that are copied together get there by one copy more. Batches of workers are
-            pinned by the loader, and those of a ``collate_fn`` by whoever makes them.
+            pinned by the loader, and those of a ``collate_fn`` where they are made.
         collate_fn: Makes a batch of a list of samples, instead of ``collate``, and may return anything. Reports count
             its time as hand-over, with and without workers; without, that of a loader's own is the trainer's to them.
 
@@ -265,7 +265,7 @@ class StreamDataset(IterableDataset[Any]):
         the workers isn't known here: as many samples as that may come again.
 
         Args:
-            batches: Since the epoch began, or since it was gone on with; of this epoch only. Where it is 0 that is the
+            batches: Since the epoch began, or was resumed; of this epoch only. Where it is 0 that is the
                 epoch that the next pass takes, which is the running one's too, unless the workers have read all of that
                 ahead already.
             batch_size: The loader's; None where it has none, or where this dataset makes the batches.
@@ -286,7 +286,7 @@ class StreamDataset(IterableDataset[Any]):
                 f"batches={batches} don't tell which of {num_workers} workers gave them where the loader has "
                 "in_order=False: leave it out, as loaders keep their batches in order by default"
             )
-        # Batches made here are those of the rank, whoever makes them.
+        # Batches made here are the rank's, whichever process makes them.
         workers = max(1, num_workers) if self.batch_size is None else 1
         placements = [self._placement(worker, workers) for worker in range(workers)]
         begun = self._source.epochs.shared() if batches else None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 END_SECONDS = 1.0
-"""Seconds in which a process whose connection was reset has ended."""
+"""Seconds in which a process with a reset connection has ended."""
 _REMEDY = "Iterate the loader anew; state_after() or a saved state tells where it stopped"
 
 
@@ -45,7 +45,7 @@ class Care(NamedTuple):
     """The way to look after the workers that read a dataset."""
 
     silent_seconds: float
-    """See ``TimeoutConfig.silent_process_seconds``."""
+    """The bound ``TimeoutConfig.silent_process_seconds``."""
     pages: Callable[[], Sequence[FiguresPage]]
     """Gives the pages of the workers, as far as they have some."""
 
@@ -92,7 +92,7 @@ class _Workers:
 
     def why(self, error: BaseException) -> WorkerError | None:
         """Return the error of a worker that is lost; None where none is, and ``error`` has another reason."""
-        if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):  # by who is about to end
+        if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):  # by a process that is about to end
             ending = wait([process.sentinel for process in self._processes], END_SECONDS)
             for process in self._processes:
                 if process.sentinel in ending:
@@ -114,7 +114,7 @@ class _Workers:
 
 
 class _WatchedIterator:
-    """A loader's iterator, whose workers are looked after while it waits."""
+    """A loader's iterator that watches its workers while it waits."""
 
     def __init__(self, iterator: Iterator[Any], workers: _Workers) -> None:
         self._iterator = iterator

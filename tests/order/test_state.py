@@ -277,7 +277,7 @@ def test_a_state_of_another_dataset_or_order_is_refused() -> None:
         ({"leg": {"world_size": 10**9}}, "can't be read"),
         ({"leg": {"workers": 10**9}}, "can't be read"),
         ({"leg": {"ends": "somewhere"}}, "can't be read"),
-        ({"leg": {"given": [[0, 1, [], [0, 10**18, 45]]]}}, f"{10**18} samples of rank 0, worker 0, who takes 45"),
+        ({"leg": {"given": [[0, 1, [], [0, 10**18, 45]]]}}, f"{10**18} samples of rank 0, worker 0, which takes 45"),
         ({"leg": {"given": [[0, 1, [], [0, 1.5, 45]]]}}, "can't be read"),
         ({"leg": {"given": [[0, 1, [], [0, 1, 45]], [0, 1, [], [0, 2, 45]]]}}, "can't be read"),
         ({"leg": {"given": [[0, 10**12, [], [0, 1, 45]]]}}, "can't be read"),

@@ -201,7 +201,7 @@ def test_states_that_are_not_one_of_each_rank_are_refused(
         ({"leg": {"world_size": 3}}, "1 of the 3 consumers"),
         ({"leg": {"pools": []}}, "legs"),
         ({"leg": {"pools": [2, 2]}}, "legs are of .* datasets"),
-        ({"leg": {"given": [[0, 1, [], [0, 10**18, 45]]]}}, f"{10**18} samples of rank 0, worker 0, who takes 45"),
+        ({"leg": {"given": [[0, 1, [], [0, 10**18, 45]]]}}, f"{10**18} samples of rank 0, worker 0, which takes 45"),
         ({"leg": {"given": [[0, 1, [0, 10**12], [0, 1, 45]]]}}, f"rank 0 was given .*{10**12}.* of 45 samples"),
     ],
     ids=str,

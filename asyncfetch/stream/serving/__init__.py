@@ -2,7 +2,7 @@
 
 batches.py      serve_samples: the consumer's iterator, and the worker's process as the consumer sees it
 worker.py       what runs in it
-messages.py     what they say to each other, and noticing that one has ended
+messages.py     their messages, and noticing that one has ended
 """
 
 from __future__ import annotations

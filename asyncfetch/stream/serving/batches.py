@@ -1,4 +1,4 @@
-"""The consumer's side: the worker's process as it sees that, and an iterator over what is handed over."""
+"""The consumer's side: the worker's process, and an iterator over its batches."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class WorkerProcess:
         self._channel.send(message)
 
     def receive(self, number: int) -> Answer:
-        """Return what the worker says next about the pass of this number. What is about others is thrown away.
+        """Return the worker's next message about the pass of this number. Messages about others are thrown away.
 
         Raises:
             WorkerError: It has ended.
@@ -171,7 +171,7 @@ class WorkerProcess:
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Processes started in here never get a SIGINT or SIGTERM; this one gets them a little later."""
+    """Start processes in here that never get a SIGINT or SIGTERM; this one gets them a little later."""
     resource_tracker.ensure_running()  # else it would be started within, and unblock them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_US)
     try:
@@ -181,7 +181,7 @@ def _deaf_children() -> Iterator[None]:
 
 
 def _start_error(error: BaseException) -> AsyncFetchError | None:
-    """Ours for what starting a process raises; None where there is none."""
+    """Return our error for one that starting a process raises; None where there is none."""
     if isinstance(error, OSError):
         return WorkerError(f"the system refuses another process: {error}")
     if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
@@ -204,15 +204,15 @@ def serve_samples(
 
     ``with serve_samples(stream) as batches: for batch in batches: ...`` goes through one epoch.
 
-    For trainers whose Python is busy: fetching, decoding and batching take none of this process's time, and no thread
-    of this process. Order, epochs and state are the stream's own.
+    For trainers with a busy Python: fetching, decoding and batching take none of this process's time, and no thread of
+    it. Order, epochs and state are the stream's own.
 
     A batch is what ``asyncfetch.torch.dataset`` makes of the samples: tensors of one shape and dtype stacked along a
     new first dimension, other values in lists. Its large tensors are views of shared memory, so that nothing is copied
     here: taking 56 MiB took 2 ms where copying them took 52 (``bench.serving``, two cores).
     That memory is used again when the last of them is gone: one that is kept keeps its batch. Of a ninth batch that is
     held the consumer gets a copy, and one that is held while this process forks stays in the child's memory as long as
-    that lives or holds it. Tensors of up to 64 KiB are copies, so that who keeps actions keeps no pictures.
+    that lives or holds it. Tensors of up to 64 KiB are copies, so that actions that are kept keep no pictures.
 
     The process is started by spawn, so a program that isn't a module of its own needs ``if __name__ == "__main__":``
     around this, and a transform must be a function at the top of a module. It ends with the ``with`` block, with this
@@ -344,7 +344,7 @@ class ServedBatches:
         return worker.receive(number)
 
     def _given(self) -> State | None:
-        """Return what was given of the epoch that the next pass takes; None if nothing was, or one was set since."""
+        """Return the state of the next pass's epoch; None if nothing of it was given, or an epoch was set since."""
         if self._latest is None or self._latest[1] != self._stream.epochs.settings:
             return None
         return self._latest[2]

@@ -31,7 +31,7 @@ class Begin:
     state: State
     """The state to go on from: an epoch, and how far into it."""
     known_identity: Mapping[str, Any]
-    """See SampleSource."""
+    """The identity that the consumer's source knows."""
 
 
 @dataclass(frozen=True, slots=True)

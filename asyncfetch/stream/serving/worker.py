@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan of what is made of the samples, and for whom."""
+    """A plan of the batches to make, and for which consumer."""
 
     placement: Placement
     max_ahead: int
@@ -118,7 +118,7 @@ class _ServingWorker:
         self._opened: OpenDatasets | BaseException | None = None
         """The datasets, or the error of opening them, which one pass gets; the next one tries again."""
         self._figures: PassFigures | None = None
-        """The figures of the next pass, whose consumer waits until the dataset is open."""
+        """The figures of the next pass; its consumer waits until the dataset is open."""
         self._wanted: Begin | None = None
         self._pass = anyio.CancelScope()
         self._ahead: deque[int] = deque()
@@ -208,7 +208,9 @@ class _ServingWorker:
         with samples.handing_over():
             batch, nbytes = await self._in_thread(partial(self._batch, taken))
         taken.clear()
-        while self._is_full(nbytes):
+        plan, ahead = self._plan, self._ahead
+        # Where none is ahead, a batch of any size goes.
+        while len(ahead) >= plan.max_ahead or (ahead and sum(ahead) + nbytes > plan.max_ahead_bytes):
             await self._changed.wait()
         self._ahead.append(nbytes)
         try:
@@ -217,11 +219,6 @@ class _ServingWorker:
         except BaseException:
             self._ahead.pop()  # cancelled before it began, or failed: the consumer will never take it
             raise
-
-    def _is_full(self, nbytes: int) -> bool:
-        """Return whether a batch of so many bytes has to wait; where none is ahead, one of any size goes."""
-        plan, ahead = self._plan, self._ahead
-        return len(ahead) >= plan.max_ahead or (bool(ahead) and sum(ahead) + nbytes > plan.max_ahead_bytes)
 
     def _batch(self, taken: list[Any]) -> tuple[HandedOver | PackedBatch, int]:
         """The batch of these samples, in a slot or measured for one, and its size."""
@@ -246,7 +243,7 @@ class _ServingWorker:
         return await run_sync(call, limiter=self._one_at_a_time)
 
     def _listen(self) -> None:
-        """Listen, in a thread of its own."""
+        """Receive messages, in a thread of its own."""
         message: object = None
         while not isinstance(message, Close):
             try:
@@ -259,16 +256,13 @@ class _ServingWorker:
 
     async def _heed_all(self) -> None:
         while True:
-            self._heed(await self._messages.get())
-
-    def _heed(self, message: object) -> None:
-        match message:
-            case Begin() | Stop():
-                self._wanted = message if isinstance(message, Begin) else None
-                self._pass.cancel()
-            case Receipt():
-                self._ahead.popleft()
-            case Close():
-                self._everything.cancel()
-        self._changed.set()
-        self._changed = anyio.Event()
+            match message := await self._messages.get():
+                case Begin() | Stop():
+                    self._wanted = message if isinstance(message, Begin) else None
+                    self._pass.cancel()
+                case Receipt():
+                    self._ahead.popleft()
+                case Close():
+                    self._everything.cancel()
+            self._changed.set()
+            self._changed = anyio.Event()
