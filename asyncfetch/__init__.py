@@ -3,9 +3,9 @@
     errors          every error, one tree
     config          every default, with its source
     ranges          half-open byte ranges
-    observe         quantiles of how long things take
+    observe         statistics, reports and traces
     fetch           the range engine: Fetcher
-    cache           which bytes are kept: ByteCache, DiskTier; staged between asking and consuming: CachePool
+    cache           bytes kept in memory and on disk: ByteCache, DiskTier; staged files: CachePool
     decode          bytes to tensors: DecoderCache
     lerobot         LeRobot v3 datasets: open_dataset
     prometheus      statistics for Prometheus: Collector
@@ -13,8 +13,8 @@
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
     merge           LeRobot datasets joined to one, and parts of them: merge_datasets, select_episodes, split_dataset,
                     convert_dataset
-    tensors         tensors that many processes read and few hold: TensorServer, TensorClient
-    distributed     that on a cluster: RayExecutor, merge_steps
+    tensors         tensors on servers for many processes: TensorServer, TensorClient
+    distributed     merges on a cluster: RayExecutor, merge_steps
     cli             the command asyncfetch
     testing         a range server with faults on demand, datasets whose frames carry their identity
 

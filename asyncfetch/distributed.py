@@ -3,10 +3,9 @@
 Both ways, Ray's tasks and steps of datatrove's pipelines, need a destination on S3 or on a file system that all nodes
 share, and sources that all nodes can read.
 
-datatrove gives each task a rank and starts tasks where and when it likes, so no process can hand out pieces. The plan
-is made beforehand and travels with the steps. Task r of n writes files r, r + n, r + 2n ... and notes each in the
-journal; a task behind all of them finds the files there, as a merge does that goes on after an interruption. The steps
-have what datatrove asks of one, and don't import it.
+datatrove gives each task a rank and starts tasks anywhere and at any time, so no process can hand out pieces. The plan
+is made first and travels with the steps. Task r of n writes files r, r + n, r + 2n ... and notes each in the journal; a
+last task finds the files there, like a resumed merge. The steps implement datatrove's interface without importing it.
 """
 
 from __future__ import annotations
@@ -56,21 +55,21 @@ if TYPE_CHECKING:
 __all__ = ["RayExecutor", "merge_steps"]
 
 _END_SECONDS = 30.0
-"""Longest wait for a cancelled task's end: its worker is killed."""
+"""Longest wait for a cancelled task's end, after its worker was killed."""
 
 
 class RayExecutor:
     """An Executor of ``merge_datasets``: its pieces are tasks of the Ray cluster that this process is connected to.
 
-    Each takes one of the cluster's processors, and waits for one: so a Ray task that merges should itself have
-    ``num_cpus=0``. ``workers`` None means all of them. What is reduced stays in the object store until the end. The
-    destination must be a prefix of S3 or a directory that all nodes share. ``fetch`` and the sources' urls travel
-    without their secrets: give credentials to the nodes by their environment.
+    Each takes one of the cluster's processors, and waits for one, so a Ray task that merges should itself have
+    ``num_cpus=0``. ``workers`` None means all of them. Sums stay in the object store until the end. The destination
+    must be a prefix of S3 or a directory that all nodes share. ``fetch`` and the sources' urls travel without their
+    secrets: give credentials to the nodes by their environment.
 
     Raises:
-        ConfigError: Ray isn't initialised, when a merge begins, or a source's url has a password or a signature.
+        ConfigError: When a merge begins, Ray isn't initialised, or a source's url has a password or a signature.
         MissingDependency: Ray isn't installed.
-        WorkerError: Ray lost a task, and what it tried again too.
+        WorkerError: Ray lost a task, and its retries too.
     """
 
     @asynccontextmanager
@@ -99,7 +98,7 @@ class _RayPool:
         self._task = ray.remote(num_cpus=1, num_returns=2)(_perform)
 
     def expect(self, seconds: float) -> None:
-        """Ray's processes are there already."""
+        """Does nothing: Ray's processes run already."""
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
         start = partial(self._task.remote, self._fetch, piece, *arguments)
@@ -120,13 +119,13 @@ class _RayPool:
             return await asyncio.wrap_future(reference.future())
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, AsyncFetchError | OSError):
-                raise error.cause from None  # with its fields, as it was raised there
+                raise error.cause from None  # the piece's own error, with its fields
             raise
         except self._ray.exceptions.RayError as error:
             raise WorkerError(f"Ray couldn't end a piece of the merge: {error}") from error
 
     async def _stop(self, reference: Any) -> None:  # noqa: ANN401
-        """Nothing of it runs when this returns; else it would write into what is gone on with."""
+        """Stop a task and wait for its end, so that it can't write into a resumed merge."""
         await run_sync(partial(self._ray.cancel, reference, force=True))
         with anyio.move_on_after(_END_SECONDS):
             (ended,), _ = await asyncio.wait([asyncio.wrap_future(reference.future())])
@@ -134,7 +133,7 @@ class _RayPool:
 
 
 def _perform(fetch: FetchConfig, piece: Piece, *arguments: Any) -> tuple[None, Any]:  # noqa: ANN401
-    """Run the piece. Return None, which says that it has ended, and its value, which stays where it is."""
+    """Run the piece. Returns None, a small sign of its end, and its value, which stays on its node."""
 
     async def work() -> Any:  # noqa: ANN401
         async with Fetcher(fetch) as fetcher:
@@ -158,7 +157,7 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 _JOB_FORMAT = 3
-"""Counted up with what a job holds."""
+"""Raised with each change of a job's fields."""
 
 
 def merge_steps(
@@ -177,16 +176,16 @@ def merge_steps(
         written = LocalPipelineExecutor([write], tasks=16, workers=4)
         LocalPipelineExecutor([finish], tasks=1, depends=written).run()
 
-    All nodes must share the destination's file system, unless it is a prefix of S3, and find the sources' files as they
-    were when they were planned: of one that was replaced since, or that is another one there, a step raises
-    ObjectChanged. Steps that another version of asyncfetch has pickled may be refused, by StateMismatch. ``fetch``
-    travels without its secrets, and a url that has some is refused: give credentials to the nodes by their environment.
-    Whatever of it is run again goes on where it stopped; once the dataset is there, it is a MergeError.
+    All nodes must share the destination's file system, unless it is a prefix of S3, and see the sources' files in the
+    planned versions: a step raises ObjectChanged for another version. Steps pickled by another version of asyncfetch
+    may raise StateMismatch. ``fetch`` travels without its secrets, and a url with secrets is refused: give credentials
+    to the nodes by their environment. A step that is run again resumes where it stopped; once the dataset is published,
+    it raises MergeError.
 
     Args: Those of ``merge_datasets``.
 
     Raises:
-        ConfigError: An argument can't be meant.
+        ConfigError: An argument is invalid.
         MergeError: The destination is taken, or the sources can't be read or disagree; lists every reason.
     """
     limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
@@ -215,7 +214,7 @@ def _run(function: Callable[[*Arguments], Awaitable[T]], *arguments: *Arguments)
 
 
 class _MergeStep(ABC):
-    """Interface that datatrove asks of a step."""
+    """The interface of datatrove's steps."""
 
     name: str
     type = "asyncfetch merge"
@@ -236,7 +235,7 @@ class _MergeStep(ABC):
         return f"{self.type}: {self.name}"
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Any:  # noqa: ANN401 - datatrove's
-        """Does a task's part, and gives ``data`` on as it is."""
+        """Do a task's part, and pass ``data`` on."""
         _run(self._run, rank, world_size)
         return data
 
@@ -262,13 +261,13 @@ class WriteStep(_MergeStep):
 
 
 class FinishStep(_MergeStep):
-    """Writes the metadata and what is missing, and lets the dataset take its place; for one task, behind the others."""
+    """Writes the metadata and missing files, and publishes the dataset; for one task, after the others."""
 
     name = "finish"
 
     async def _run(self, rank: int, world_size: int) -> None:
         if rank:
-            return  # of several tasks only the first does anything
+            return  # only the first of several tasks does anything
         started, counter = time.monotonic(), ProgressCounter(None)
         async with InProcess().open(self.fetch, None, counter.wrote) as pool:
             await self._check_free(pool)

@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 _SECRET_NAME = re.compile(
-    # What gateways, CDNs and signers call theirs, whatever stands around it; then what is one only by itself.
+    # Names that gateways, CDNs and signers use, with anything around them; then those that must match as a whole.
     r"token(?!s)|secret|signature|credential|passw|session|(?:api|access|auth|subscription)[-_]?key"
     r"|^(?:sig|key|key-pair-id|policy|(?:aws|oss|google)access(?:keyid|id)|x-xet-signed-range|auth|authorization|jwt"
     r"|hmac|md5|verify|hdn(?:ea|ts|tl))$"
@@ -100,14 +100,14 @@ _IN_TEXT = _secrets_without(r"\s")
 def redact_url(url: str) -> str:
     """The url without its password and without the values of its signature parameters, fit for logs and messages.
 
-    A parameter that is a url with such a value itself goes as a whole. Blanks end neither: not all who write urls quote
-    them.
+    A parameter that is itself a url with such a value goes as a whole. Blanks end neither, since not every url has them
+    quoted.
     """
     return _redact(url, *_IN_URL)
 
 
 def redact_text(text: str) -> str:
-    """The same of each url within somebody else's words, where a blank has to be its end."""
+    """The text with each url in it redacted. Here, a blank ends a url."""
     return _redact(text, *_IN_TEXT)
 
 
@@ -123,7 +123,7 @@ def _redact_parameter(match: re.Match[str]) -> str:
 
 
 def is_redacted(url: str) -> bool:
-    """Return whether ``redact_url`` has taken a secret out of it, so that it leads nowhere."""
+    """Return whether ``redact_url`` has taken a secret out of the url, so that it leads nowhere."""
     return "***" in url and _REDACTED.search(url) is not None
 
 
@@ -146,10 +146,10 @@ class AsyncFetchError(Exception):
 
 
 def anew(error: BaseException) -> BaseException:
-    """Return what to raise for an error of ours that tasks on a loop hold: the same, caused by it. Others as they are.
+    """A copy to raise in place of an error of ours that tasks on a loop hold, caused by it. Other errors as they are.
 
-    Raised itself it would gather its receiver's frames, and tasks that have ended, with what they hold, often wait for
-    the collector of cycles: so would whatever those frames refer to, an abandoned stream with its threads and files.
+    Raised itself, it would gather its receiver's frames. Ended tasks often wait for the collector of cycles, and so
+    would everything that those frames refer to, such as an abandoned stream with its threads and files.
     """
     if not isinstance(error, AsyncFetchError):
         return error
@@ -174,8 +174,8 @@ class FetchError(AsyncFetchError):
         start: First byte asked for; None for the whole object.
         stop: One past the last byte asked for; None for "to the end".
         host: The host that answered last, after redirects.
-        status: HTTP status of the last answer; None where there was none.
-        attempts: How many failed. Redirects, signatures that had expired and second requests are none of their own.
+        status: HTTP status of the last answer; None without an answer.
+        attempts: Number of failed attempts. Redirects, expired signatures and second requests don't count.
     """
 
     url: str | None
@@ -214,7 +214,7 @@ class FetchError(AsyncFetchError):
 
 
 def about_range(error: FetchError, start: int | None, stop: int | None) -> FetchError:
-    """The same error, for somebody who asked for another range of the object; without a traceback or a cause."""
+    """The same error for a caller of another range of the object; without a traceback or a cause."""
     message = str(error).removesuffix(error._where())
     other = copy(error)
     other.start, other.stop = start, stop
@@ -234,7 +234,7 @@ class RangeNotSatisfiable(FetchError):
     """The asked range isn't within the object.
 
     Attributes:
-        size: The object's size in bytes, where the server told it.
+        size: The object's size in bytes, if the server said it.
     """
 
     size: int | None
@@ -252,7 +252,7 @@ class InvalidResponse(FetchError):
     """The server's answer contradicts itself or the request. Its bytes were not delivered.
 
     Attributes:
-        ignores_range: Whether the server sends all of a long object whatever range of it is asked for.
+        ignores_range: Whether the server sends all of a long object whatever the range.
     """
 
     ignores_range: bool
@@ -286,7 +286,7 @@ class DatasetError(AsyncFetchError):
     """The dataset contradicts itself, or isn't one that asyncfetch reads.
 
     Attributes:
-        remedy: What to do about it, with which the message ends; empty where nothing helps, or the message says it.
+        remedy: What to do about it, at the end of the message; empty if nothing helps, or the message says it.
     """
 
     remedy: str
@@ -317,14 +317,14 @@ class CacheError(AsyncFetchError, RuntimeError):
 
 
 class MergeError(AsyncFetchError):
-    """The datasets can't be merged, or not be written there; the message lists every reason."""
+    """The datasets can't be merged, or the result can't be written there; the message lists every reason."""
 
 
 class TensorError(AsyncFetchError):
     """A remote tensor could not be stored or read.
 
     Attributes:
-        shard_ids: The shards that it is about; empty where it is about none.
+        shard_ids: The shards that it is about; may be empty.
     """
 
     shard_ids: tuple[str, ...]
@@ -335,7 +335,7 @@ class TensorError(AsyncFetchError):
 
 
 class ShardNotFound(TensorError, KeyError):
-    """Servers hold no such shards: they were cleared, or their time was over."""
+    """Servers hold no such shards: they were cleared, or have expired."""
 
 
 class MissingDependency(AsyncFetchError, ImportError):
@@ -343,9 +343,9 @@ class MissingDependency(AsyncFetchError, ImportError):
 
 
 class WorkerError(AsyncFetchError, RuntimeError):
-    """A process that worked for this one has ended or hangs, or failed in a way that only its message tells.
+    """A process that worked for this one has ended, hangs or failed; the message says how.
 
-    Or a process or a thread for that can't be had; the message has the limit to raise.
+    Or a process or thread can't be started; the message has the limit to raise.
     """
 
 
@@ -362,20 +362,20 @@ class StateMismatch(AsyncFetchError, ValueError):
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra of asyncfetch as it is installed here: of a checkout, in that."""
+    """The command that installs an extra of asyncfetch, in the checkout if it was installed from one."""
     directory, is_editable = _checkout()
     return f'pip install {"-e " if is_editable else ""}"{directory or "asyncfetch"}[{extra}]"'
 
 
 @cache
 def _checkout() -> tuple[str | None, bool]:
-    """Return where asyncfetch was installed from, and whether it is used there; None where that is no directory."""
+    """The directory that asyncfetch was installed from, and whether it is editable; None if it is no directory."""
     from importlib import metadata  # which loads much, for a message
 
     try:
-        told = metadata.distribution("asyncfetch").read_text("direct_url.json")
+        text = metadata.distribution("asyncfetch").read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # imported out of a directory
         return None, False
-    about = json.loads(told) if told else {}
+    about = json.loads(text) if text else {}
     url = urlsplit(about.get("url", ""))
     return (unquote(url.path), about["dir_info"].get("editable", False)) if "dir_info" in about else (None, False)

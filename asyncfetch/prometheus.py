@@ -1,8 +1,8 @@
-"""Statistics as Prometheus reads them, for the registry and the web server that prometheus_client has.
+"""Statistics for Prometheus, by the registry and the web server of prometheus_client.
 
-What is exported is written down in tables: a metric, the figure of the statistics that it shows, what it means. Names
-follow Prometheus' conventions: base units, ``_total`` for what only grows. Quantiles are summaries. They are of all
-time, as in the statistics; for those of late, divide the rates of ``_sum`` and ``_count``, which gives the mean.
+Tables list the metrics: name, figure of the statistics, meaning. Names follow Prometheus' conventions: base units,
+``_total`` for counters. Quantiles are summaries of all time, as in the statistics; for recent means, divide the rates
+of ``_sum`` and ``_count``.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ OF_WAITS = (
 
 
 class Collector(_Registered):
-    """Shows statistics to Prometheus, under names that begin with ``asyncfetch_``, taken afresh at each scrape.
+    """Shows statistics to Prometheus, under names that begin with ``asyncfetch_``, as a new snapshot at each scrape.
 
         prometheus_client.REGISTRY.register(Collector(fetcher.statistics))
 
@@ -117,10 +117,10 @@ class Collector(_Registered):
     others a registry of their own. Hosts are named ``scheme://host:port``, without login, path and signature.
 
     Args:
-        statistics: Gives the snapshot to show: ``statistics`` of a Fetcher, dataset, stream or pass, or ``report`` of
-            one but a Fetcher, which has its statistics and the consumers' waits by their cause, of all passes; a wait
-            has a cause when it has ended. It is called in the thread that scrapes. Nothing is shown while it gives
-            None. What it raises fails the scrape.
+        statistics: Returns the snapshot to show: ``statistics`` of a Fetcher, dataset, stream or pass, or ``report`` of
+            one except a Fetcher. A report has the statistics and, for all passes, the consumers' waits by cause; a wait
+            has a cause once it has ended. It is called in the thread that scrapes. None shows nothing. Its errors fail
+            the scrape.
 
     Raises:
         MissingDependency: prometheus_client isn't installed.
@@ -142,7 +142,7 @@ class Collector(_Registered):
         now = self._statistics()
         if now is None:
             return
-        if hasattr(now, "hosts"):  # not isinstance: their classes are of rooms above
+        if hasattr(now, "hosts"):  # not isinstance: their classes are in rooms above
             yield from self._of_fetcher(cast("FetchStatistics", now))
         elif hasattr(now, "verdict"):
             yield from self._of_report(cast("Report", now))

@@ -1,9 +1,9 @@
-"""Half-open byte ranges, the objects they are cut from, and the requests they are asked for by. Pure: no clock, no I/O.
+"""Half-open byte ranges, the objects they are cut from, and the requests that fetch them. Pure: no clock, no I/O.
 
-A request costs a wait for its first byte, in one of a server's streams, and then time by the byte. So what joining two
-ranges saves depends on the streams. While one is idle, another request runs beside the first and costs little but its
-headers; then only what lies together is joined, and only while it is small. When every stream has several turns to
-take, each request less saves a turn; then larger gaps are read over, as long as every stream is left with some work.
+A request costs a wait for its first byte, in one of a server's streams, and then time by the byte. So the saving of
+joining two ranges depends on the streams. While one is idle, another request runs beside the first and costs little but
+its headers; then only small ranges next to each other are joined. When every stream has several requests to make, each
+request less saves time; then larger gaps are read over, as long as every stream keeps some work.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = [
 HEADERS_BYTES = 512
 """A gap that is always read over: less than the headers of another request and its answer."""
 SHORT_BYTES = 64 * 1024
-"""Up to here ranges that lie together are one request even while streams are idle: it takes 16 ms at 4 MiB/s, less than
-the wait for a first byte, and then another request's CPU (0.2 ms) would cost more than this one's bytes."""
+"""Up to here, ranges next to each other are one request even while streams are idle: it takes 16 ms at 4 MiB/s, less
+than the wait for a first byte, so another request's CPU (0.2 ms) would cost more than these bytes."""
 LOOP_BYTES_PER_SECOND = 256 * 1024 * 1024
-"""Rate that the streams of a host may bring together before they count as held up by what they share, a link or this
-process's CPU, and not by their own rates. One loop takes in 0.6-1.1 GB/s of TLS while it does nothing else."""
+"""Rate of a host's streams together above which a shared link or this process's CPU counts as their limit, not their
+own rates. One loop takes in 0.6-1.1 GB/s of TLS while it does nothing else."""
 SOON_SECONDS = 0.02
-"""Later than the fastest way by this: still as soon as can be. A request's CPU, and the wait for its turn on the loop,
-are of that order where many are made."""
+"""Delay against the fastest way that is still soon enough. A request's CPU, and the wait for its turn on the loop, are
+of that order when many are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ByteRange:
             raise ConfigError(message)
 
     def _take_numbers(self) -> None:
-        """Whole numbers of numpy as Python's, of which no sum or product overflows; ConfigError for what is none."""
+        """Turns NumPy's whole numbers into Python's, which can't overflow; ConfigError for anything else."""
         if not (is_whole_number(self.start) and (self.stop is None or is_whole_number(self.stop))):
             message = (
                 f"byte range [{self.start!r}, {self.stop!r}) of {redact_url(self.url)} must have whole numbers as its"
@@ -94,13 +94,13 @@ class ObjectInfo:
     size: int
     """Length in bytes."""
     etag: str | None = None
-    """Entity tag as sent, quotes included; None where the server sends none. A weak one starts with ``W/``."""
+    """Entity tag as sent, quotes included; None if the server sends none. A weak one starts with ``W/``."""
     last_modified: str | None = None
-    """HTTP date as sent; None where the server sends none."""
+    """HTTP date as sent; None if the server sends none."""
 
     @property
     def version(self) -> str | None:
-        """The version, which tells this content from another one under the same name; None where nothing does."""
+        """The version, which tells this content from another one under the same name; None if unknown."""
         return self.etag or self.last_modified
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Request:
     """Ranges that it serves: at least one, all different."""
 
     def part(self, one: ByteRange) -> slice:
-        """Return where the bytes of ``one`` of ``serves`` are in the request's, which are several closed ranges'."""
+        """The place of the bytes of ``one`` of ``serves`` in the request's; for a request of several closed ranges."""
         assert one.stop is not None
         return slice(one.start - self.range.start, one.stop - self.range.start)
 
@@ -125,16 +125,16 @@ class Request:
 def plan_requests(
     ranges: Iterable[ByteRange], *, max_gap_bytes: int, max_span_bytes: int, streams: int
 ) -> list[Request]:
-    """The requests that bring all of one server's ranges, in the order in which each is first needed.
+    """The requests that fetch all of one server's ranges, in the order in which each is first needed.
 
-    Every range is served by just one request; equal ranges count as one. Empty ranges and those with an open end have
-    one to themselves.
+    One request serves each range; equal ranges count as one. Empty ranges and those with an open end get a request of
+    their own.
 
     Args:
         ranges: Of any objects, in the order in which they are needed.
-        max_gap_bytes: Longest run of bytes that nobody asked for within a request.
-        max_span_bytes: Longest request that is made of several ranges; 0 means that none is joined to another.
-        streams: Requests that the server may be asked at a time.
+        max_gap_bytes: Longest run of unwanted bytes within a request.
+        max_span_bytes: Longest request that is made of several ranges; 0 joins none.
+        streams: Most requests to the server at a time.
     """
     wanted = list(dict.fromkeys(ranges))
     alone, closed = [], []
@@ -160,7 +160,7 @@ def plan_requests(
 
 
 def lie_apart(ranges: Iterable[ByteRange], max_gap_bytes: int) -> bool:
-    """Return whether no two of the ranges could share a request, which takes a quarter of the time that planning does.
+    """Return whether no two of the ranges could share a request, in a quarter of the time that planning takes.
 
     True also says that all are closed, and none is empty.
     """
@@ -185,21 +185,21 @@ def choose_part_bytes(
     min_part_bytes: int,
     soon_factor: float,
 ) -> int:
-    """The longest part of a range whose parts, side by side, bring its last byte about as soon as can be.
+    """The longest part of a range whose parts, side by side, bring its last byte about as soon as possible.
 
-    A part takes the wait for its first byte and then its length by the stream's rate, so every further one ends the
-    whole sooner, but each by less than the one before, and each costs a request. Taken are the fewest that are not much
-    later than the most there could be. Where the streams in use bring all that one loop can take, more bring no more.
+    A part takes the wait for its first byte and then its length by the stream's rate. So each further part ends the
+    whole sooner, by less than the one before, and costs a request. Chosen is the smallest number of parts that isn't
+    much later than the largest. Streams that already bring all that one loop can take get no further parts.
 
     Args:
         length: Bytes of the range, at least 1.
-        bytes_per_second: What one stream brings.
+        bytes_per_second: Rate of one stream.
         first_byte_seconds: From a request to the first byte of its answer.
-        free: Further requests that the host may be asked now.
-        in_flight: Requests that it is asked already.
+        free: Further requests that the host may get now.
+        in_flight: Requests that the host has already.
         part_bytes: Longest part whatever the rate; parts of this size need not be free.
-        min_part_bytes: Shortest part that is made where larger ones could be had.
-        soon_factor: Times as long as the fastest way that is as soon as can be still.
+        min_part_bytes: Shortest part.
+        soon_factor: Multiple of the fastest way's time that is still soon enough.
 
     Returns:
         At most ``part_bytes``.
@@ -216,7 +216,7 @@ def choose_part_bytes(
 
 
 def split_range(one: ByteRange, part_bytes: int) -> list[tuple[int, int]]:
-    """Half-open (start, stop) of the fewest parts of at most ``part_bytes`` that make up a closed range, all alike."""
+    """Half-open (start, stop) of the fewest equal parts of at most ``part_bytes`` that make up a closed range."""
     assert one.stop is not None
     size = one.stop - one.start
     count = -(-size // part_bytes)
@@ -225,22 +225,22 @@ def split_range(one: ByteRange, part_bytes: int) -> list[tuple[int, int]]:
 
 
 def own_request(one: ByteRange) -> Request:
-    """Return the request that brings one range and nothing else."""
+    """The request for one range and nothing else."""
     return Request(one, (one,))
 
 
 @dataclass(slots=True)
 class _Span:
-    """Ranges of one object that are to be one request."""
+    """Ranges of one object that become one request."""
 
     url: str
     start: int
     stop: int
     positions: list[int]
-    """Positions in the list of what is wanted."""
+    """Positions in the list of wanted ranges."""
 
     def request(self, wanted: Sequence[ByteRange]) -> Request:
-        """Return what brings them, in the order in which they are wanted."""
+        """Return the request for them, in the order in which they are wanted."""
         if len(self.positions) == 1:
             return own_request(wanted[self.positions[0]])
         serves = tuple(wanted[position] for position in sorted(self.positions))

@@ -1,11 +1,10 @@
-"""The bytes that are kept, and where.
+"""Caches of fetched bytes.
 
-memory          ByteCache: byte ranges in memory, within a bound, and what callers see of them; who gets room next; one
-                version for each object
+memory          ByteCache: byte ranges in memory, within a bound; leases; turns for room; one version for each object
 rank_reader     one reader for all loader workers of a rank
 regions         memory that one process fills and others map
 disk            DiskTier: a directory below the memory, shared by processes and jobs
-staging         files on disk between asking and consuming: CachePool
+staging         files on disk, from their request until they are consumed: CachePool
 """
 
 from __future__ import annotations

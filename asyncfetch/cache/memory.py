@@ -1,16 +1,15 @@
 """Byte ranges kept in memory, within a bound in bytes.
 
-A range goes through here once however many ask for it: those who ask while it is under way join its flight, later ones
-hit its entry. Room is set aside before a fetch begins, so the bound holds while bytes are on their way; the bytes then
-land in the buffer that is also the entry.
+A range is fetched once for all callers: those that come while it is under way join its flight, later ones hit its
+entry. Room is reserved before a fetch begins, so the bound holds while bytes are on their way; the bytes then land in
+the buffer that is also the entry.
 
-What a flight brings must not be evicted between its landing and the moment its askers run again, or with a small bound
-two askers could throw each other's bytes out for ever. So whoever waits has put a claim down, and the landing gives
-each claim its lease.
+A range must not be evicted between its landing and the moment its callers run again, or with a small bound two callers
+could evict each other's bytes for ever. So each waiting caller has a claim, and the landing gives each claim a lease.
 
-All entries of an object are of one version: where the reader below tells versions, the one that it insists on. That
-reader may forget an object, and may have met its change in somebody else's call. So each hit and each landing looks
-whether the version is still the same, and what is held of another one goes.
+All entries of an object are of one version: the one that the reader below insists on, if it knows versions. That reader
+may forget an object, or may have seen it change in another call. So each hit and each landing checks that the version
+is still the same, and entries of another one are dropped.
 """
 
 from __future__ import annotations
@@ -52,31 +51,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """All that tells one entry from another, beside the version of the object, of which all its entries are.
+    """The key of an entry. All entries of an object are of one version, so the key doesn't have it.
 
     Equal ranges with different headers are different entries.
     """
 
     range: ByteRange
-    """Its url has no signature: it is the object's name, not what to ask for."""
+    """Its url has no signature: it names the object, and can't be fetched."""
     header: bytes = field(default=b"", repr=False)
     """Bytes in front of the range's."""
 
     @classmethod
     def of(cls, asked: ByteRange, header: bytes = b"") -> CacheKey:
-        """The key of a range as it was asked for."""
+        """The key of a range, whose url may be signed."""
         name = object_name(asked.url)
         return cls(asked if name == asked.url else replace(asked, url=name), header)
 
     def __post_init__(self) -> None:
-        if type(self.header) is not bytes:  # each hit comes by here
+        if type(self.header) is not bytes:  # isinstance takes longer, and each hit checks this
             raise ConfigError(f"header must be bytes, not {self.header!r:.80}")
         if self.header and self.range.stop is None:
             raise ConfigError("stop must be a whole number where there is a header: both are set aside at once")
 
     @property
     def size_bytes(self) -> int | None:
-        """Header and range together; None where the range's end isn't known before it is read."""
+        """Header and range together; None for an open range."""
         if self.range.stop is None:
             return None
         return len(self.header) + self.range.stop - self.range.start
@@ -84,46 +83,46 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CacheStatistics(Figures):
-    """A snapshot. Every ask that needs bytes counts as one of hits, joins and misses."""
+    """A snapshot. Every request for bytes counts as one of hits, joins and misses."""
 
     _telling = ("hits", "misses", "used_bytes", "max_bytes", "waiting")
     _of_moment = ("entries", "max_bytes", "used_bytes", "leased_bytes", "reserved_bytes", "waiting")
 
     hits: int
-    """Answered at once from what is held."""
+    """Requests answered at once from an entry."""
     joins: int
-    """Answered by a fetch that was under way."""
+    """Requests answered by a fetch that was under way."""
     misses: int
-    """Began a fetch, successful or not, or a copy of what other entries hold."""
+    """Requests that began a fetch, successful or not, or a copy from other entries."""
     bypasses: int
-    """Fetches whose bytes were handed out and not kept: larger than the cache, or outdated when they came."""
+    """Fetches whose bytes were returned and not kept: larger than the cache, or outdated when they came."""
     evictions: int
     """Entries that made room for others."""
     entries: int
     max_bytes: int
     used_bytes: int
-    """Held in entries, leased ones included. ``used_bytes + reserved_bytes <= max_bytes``."""
+    """Bytes of entries, leased ones included. ``used_bytes + reserved_bytes <= max_bytes``."""
     leased_bytes: int
-    """Part of ``used_bytes`` that somebody uses."""
+    """Part of ``used_bytes`` that is in use."""
     reserved_bytes: int
-    """Set aside for fetches under way."""
+    """Reserved for fetches under way."""
     waiting: int
     """Fetches that wait for room."""
     waited: int
-    """Fetches that had to wait for room before they began, those that wait now and those that gave up included."""
+    """Fetches that had to wait for room before they began, including those that wait now or gave up."""
     disk: DiskStatistics | None = None
-    """Statistics of the disk cache below; None where there is none."""
+    """Statistics of the disk cache below; None without one."""
 
 
 class Lease:
     """One range in memory, not to be evicted before ``release``. A context manager, whose exit releases.
 
-    Everybody who leases the same key shares the same bytes. The views stay valid after the release as long as they are
-    referenced, but the cache may then hold other bytes in the room they are counted in. Bound to the cache's loop.
+    All leases of a key share the same bytes. The views stay valid after the release as long as they are referenced, but
+    the cache may then use their room for other bytes. Bound to the cache's loop.
 
     Attributes:
         key: The entry.
-        buffer: Header, then the range. Nobody writes to it, though it isn't read-only: torch warns of what is.
+        buffer: Header, then the range. Don't write to it; it is writable only because torch warns of read-only memory.
         view: The range alone, read-only.
     """
 
@@ -139,7 +138,7 @@ class Lease:
         """Allow the eviction. A second release does nothing.
 
         Raises:
-            WrongLoop: Called in another thread, loop or process; then nothing is released.
+            WrongLoop: Called in another thread, loop or process; nothing is released.
         """
         if self._give_back is not None:
             self._give_back()
@@ -156,7 +155,7 @@ class Lease:
 
 
 class _EntrySpan(NamedTuple):
-    """An entry's range, and where its bytes are."""
+    """An entry's range and bytes."""
 
     start: int
     stop: int
@@ -169,22 +168,22 @@ class _Held:
     def __init__(self, info: ObjectInfo | None) -> None:
         self.info = info
         self.spans: list[_EntrySpan] = []
-        """One for each entry, by its beginning and end."""
+        """One for each entry, ordered by start and stop."""
 
 
 class HeldVersions:
-    """One version for all entries of an object, as long as there are any, and their ranges. Not thread-safe."""
+    """The version and ranges of each object's entries. Not thread-safe."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
 
     def agrees(self, name: str, info: ObjectInfo | None) -> bool:
-        """Return whether the entries of an object may be of this version; None says nothing against it."""
+        """Return whether the entries of an object may be of this version; None agrees with all."""
         held = self._held.get(name)
         return held is None or held.info is None or info is None or difference(held.info, info) is None
 
     def add(self, key: CacheKey, buffer: memoryview, info: ObjectInfo | None) -> None:
-        """An entry more, of a version that ``agrees``."""
+        """Note an entry, of a version that ``agrees``."""
         name = key.range.url
         held = self._held.get(name)
         if held is None:
@@ -194,7 +193,7 @@ class HeldVersions:
         insort(held.spans, _span(key, buffer), key=_place)
 
     def remove(self, key: CacheKey, buffer: memoryview) -> None:
-        """An entry less."""
+        """Forget an entry."""
         name = key.range.url
         held = self._held[name]
         del held.spans[bisect_left(held.spans, _place(_span(key, buffer)), key=_place)]
@@ -202,9 +201,9 @@ class HeldVersions:
             del self._held[name]
 
     def parts(self, wanted: ByteRange, stop: int) -> tuple[ObjectInfo | None, list[_EntrySpan]]:
-        """Return what entries hold of a range, ascending, and the version that it is of.
+        """The version of a range, and the parts of it that entries hold, ascending.
 
-        Of entries that lie in one another not all are looked at.
+        It may miss parts that only an entry within a longer one has.
         """
         held = self._held.get(object_name(wanted.url))
         if held is None or held.info is None or strong_etag(held.info) is None or stop > held.info.size:
@@ -243,27 +242,23 @@ class _ReservationWaiter(Generic[K, V]):
 class ReservationQueue(Generic[K, V]):
     """Reservations in a LeasedLRU, first come, first served.
 
-    A small request behind a large one waits for it: otherwise a stream of small ones would starve the large one.
-
-    Whoever frees room (a lease or a reservation given back, entries dropped) calls ``grant`` afterwards. Bound to one
-    loop, not thread-safe.
+    A small request behind a large one waits for it, or a stream of small ones would starve the large one. After room
+    is freed (a lease or a reservation given back, entries dropped), call ``grant``. Bound to one loop, not thread-safe.
     """
 
     def __init__(self, lru: LeasedLRU[K, V]) -> None:
         self._lru = lru
-        self._waiters: dict[
-            _ReservationWaiter[K, V], None
-        ] = {}  # ordered, and one that leaves in the middle costs O(1)
+        self._waiters: dict[_ReservationWaiter[K, V], None] = {}  # ordered, with removal in O(1)
         self._granting = False
         self.waited = 0
-        """Requests that had to wait, so far."""
+        """Requests that had to wait so far."""
 
     def __len__(self) -> int:
         """Requests that are waiting."""
         return len(self._waiters)
 
     async def reserve(self, size_bytes: int) -> RoomReservation[K, V]:
-        """Room for ``size_bytes``, after those who asked before. Cancelled, it gives its place and its room away."""
+        """Room for ``size_bytes``, after earlier requests. Cancelled, it gives up its turn and its room."""
         reservation = self.reserve_nowait(size_bytes)
         if reservation is not None:
             return reservation
@@ -276,17 +271,17 @@ class ReservationQueue(Generic[K, V]):
             self._waiters.pop(waiter, None)
             if waiter.reservation is not None:
                 waiter.reservation.release()
-            self.grant()  # it may have stood in the way of those behind
+            self.grant()  # it may have blocked those behind it
             raise
         assert waiter.reservation is not None
         return waiter.reservation
 
     def reserve_nowait(self, size_bytes: int) -> RoomReservation[K, V] | None:
-        """Room for ``size_bytes`` if it is there and nobody waits for some, or None."""
+        """Room for ``size_bytes`` if there is some and no request waits, or None."""
         return None if self._waiters else self._lru.reserve(size_bytes)
 
     def grant(self) -> None:
-        """Serve those at the head of the queue for whom there is room now."""
+        """Serve requests at the head of the queue, as far as there is room."""
         if self._granting:
             return  # called back by an eviction of ours; the loop below looks again anyway
         self._granting = True
@@ -304,7 +299,7 @@ class ReservationQueue(Generic[K, V]):
 
 
 def require_room(ranges: Iterable[ByteRange], max_bytes: int) -> None:
-    """CacheError where the ranges, without those that bypass the cache, are larger than it is."""
+    """CacheError if the ranges, without those that bypass the cache, are larger than it is."""
     sizes = [byte_range.stop - byte_range.start for byte_range in set(ranges) if byte_range.stop is not None]
     needed_bytes = sum(size for size in sizes if size <= max_bytes)
     if needed_bytes > max_bytes:
@@ -318,7 +313,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class _RangeClaim:
-    """Somebody who waits for a flight, and the lease that the landing gives them."""
+    """A caller that waits for a flight, and the lease that the landing gives it."""
 
     __slots__ = ("lease",)
 
@@ -327,46 +322,47 @@ class _RangeClaim:
 
 
 class _RangeLoad:
-    """One fetch under way, and whether its bytes may be kept."""
+    """One fetch under way."""
 
     __slots__ = ("buffer", "current", "info", "name", "reservation")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.current = True
+        """False once the object was forgotten: then the bytes aren't kept."""
         self.buffer = memoryview(b"")
         """Header, then the bytes."""
         self.reservation: RoomReservation[CacheKey, memoryview] | None = None
-        """The room set aside for them; None where they can't be kept."""
+        """The room for them; None if they can't be kept."""
         self.info: ObjectInfo | None = None
-        """The version that they are of; None where nobody tells it."""
+        """Their version; None if the reader knows none."""
 
 
 class ByteCache(AsyncOnly):
-    """A RangeReader over another one that remembers what it read. Use it as an async context manager.
+    """A RangeReader over another one that keeps ranges in memory. Use it as an async context manager.
 
-    An entry is one range of one version of an object, with its header; overlapping ranges are different entries, of
-    which a later one is copied from those that are held, as far as they go, where the object has a strong ETag. Urls
-    that differ in their signature alone name one object. Entries in use are leased and never evicted; of the
-    others the least recently used goes first. What ``fetch`` returns is not leased: its bytes stay valid as long as the
-    view is referenced, but an eviction drops the cache's own reference, so views that are kept for long cost memory
-    beyond ``max_bytes``. Hold a lease where that matters.
+    An entry is one range of one version of an object, with its header. Overlapping ranges are different entries; if the
+    object has a strong ETag, a later one is copied from earlier ones as far as they go. Urls that differ only in their
+    signature name one object. Entries in use are leased and never evicted; of the others the least recently used goes
+    first. ``fetch`` returns bytes without a lease: they stay valid as long as the view is referenced, but an eviction
+    drops the cache's own reference, so views that are kept for long cost memory beyond ``max_bytes``. Hold a lease if
+    that matters.
 
-    A fetch for which there is no room waits for its turn, first come, first served, so leases that nobody gives back
-    make it wait for ever. Several that each hold leases while they ask for more, such as iterations over training and
-    validation at once, would wait for each other's: let each take the room of what it is going to hold first, as
-    passes over a LeRobotDataset do. A range larger than ``max_bytes`` bypasses the cache: fetched once for all who
-    ask at the time, and not kept. When an object changed (ObjectChanged), all that is held of it is dropped.
+    A fetch without room waits for its turn, first come, first served, so leases that are never released make it wait
+    for ever. Several iterations that hold leases while they request more, such as training and validation at once,
+    would wait for each other: let each first reserve the room of all that it is going to hold, as passes over a
+    LeRobotDataset do. A range larger than ``max_bytes`` bypasses the cache: it is fetched once for all concurrent
+    callers, and not kept. When an object changed (ObjectChanged), all its entries are dropped.
 
     Bound to the loop that entered it, and to the process; only ``statistics`` may be called from any thread. A hit
     never waits, not even for one turn of the loop.
 
     Args:
-        fetcher: Where bytes come from; entered by the caller, and left after the cache.
-        max_bytes: Bound on what is held and on its way. Python's objects, under 1 KiB an entry beside the header that
-            was given, are not counted.
-        disk: Where what was fetched is kept beyond this memory and this process: a DiskReader between the two.
-        allocate: Gives the memory for a range whose length is known.
+        fetcher: The reader below; entered by the caller, and left after the cache.
+        max_bytes: Bound on entries and fetches under way. Python's objects, under 1 KiB an entry beside its header,
+            aren't counted.
+        disk: A disk cache between this one and the fetcher, which outlives this process.
+        allocate: Provides the memory for a range of known length.
     """
 
     def __init__(
@@ -404,7 +400,7 @@ class ByteCache(AsyncOnly):
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Cancel and await the fetches under way, whose askers get ClosedError, and drop every entry."""
+        """Cancel and await the fetches under way, whose callers get ClosedError, and drop every entry."""
         self._closed = True
         try:
             await end_tasks(self._group)
@@ -420,26 +416,26 @@ class ByteCache(AsyncOnly):
 
     async def stat(self, url: str) -> ObjectInfo:
         """Size and version of the object, as the fetcher knows them now."""
-        return await self._ask(self._fetcher.stat, url)
+        return await self._pass_on(self._fetcher.stat, url)
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size, version and first bytes of the object, as the fetcher reads them now; they are not kept."""
-        return await self._ask(self._fetcher.fetch_head, url, byte_count(max_bytes))
+        return await self._pass_on(self._fetcher.fetch_head, url, byte_count(max_bytes))
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size, version and last bytes of the object, as the fetcher reads them now; they are not kept."""
-        return await self._ask(self._fetcher.fetch_tail, url, byte_count(max_bytes))
+        return await self._pass_on(self._fetcher.fetch_tail, url, byte_count(max_bytes))
 
     async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
         """Bytes [start, stop) of the object, read-only.
 
-        The length of an open range (``stop=None``) isn't known before it is there, so its room is taken afterwards; if
-        there is none without waiting, it isn't kept. This is meant for footers, not for large objects.
+        The length of an open range (``stop=None``) isn't known before it came, so its room is reserved after that; if
+        there is none at once, it isn't kept. Open ranges are meant for footers, not for large objects.
         """
         return await self._fetch_range(ByteRange(url, start, stop))
 
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
-        """Bytes [start, stop) copied into the caller's buffer of just that length; the cache keeps its own."""
+        """Bytes [start, stop), copied into the caller's buffer of exactly that length; the cache keeps its own."""
         wanted, target = closed_range(url, start, stop, buffer)
         view = await self._fetch_range(wanted)
         if view:
@@ -449,7 +445,7 @@ class ByteCache(AsyncOnly):
         """All ranges, in input order; equal ones are fetched once. The first error cancels the rest.
 
         Raises:
-            CacheError: Together they are larger than the cache, so that they could only be had by breaking its bound.
+            CacheError: Together they are larger than the cache.
         """
         ranges = byte_ranges(ranges)
         require_room(ranges, self._max_bytes)
@@ -465,24 +461,24 @@ class ByteCache(AsyncOnly):
         return each_on_its_own(ranges, self._fetch_range)
 
     def lease(self, url: str, start: int, stop: int, *, header: bytes = b"") -> AbstractAsyncContextManager[Lease]:
-        """Bytes [start, stop) of the object behind a header of one's own, kept from eviction in the context."""
+        """Bytes [start, stop) of the object behind a header, kept from eviction in the context."""
         wanted = ByteRange(url, start, stop)
         return self._lease(wanted, CacheKey.of(wanted, header))
 
     async def acquire(self, url: str, start: int, stop: int, *, header: bytes = b"") -> Lease:
-        """The lease that ``lease`` gives, for the caller to release: for one that outlives a block."""
+        """A lease like that of ``lease``, but the caller releases it."""
         wanted = ByteRange(url, start, stop)
         return await self._obtain(wanted, CacheKey.of(wanted, header))
 
     def try_lease(self, url: str, start: int, stop: int, *, header: bytes = b"") -> Lease | None:
-        """The lease if the cache holds the bytes now, which counts as a hit, or None. The caller releases it."""
+        """A lease if the cache holds the bytes now, which counts as a hit, or None. The caller releases it."""
         self._check()
         return self._hit(url, CacheKey.of(ByteRange(url, start, stop), header))
 
     def on_evict(self, callback: Callable[[CacheKey], object]) -> None:
-        """Call back with the key of each entry that the cache lets go, at its close too.
+        """Call back with the key of each entry that leaves the cache, at its close too.
 
-        It is for dropping what was built on the bytes. It runs on the loop and must neither wait nor raise.
+        Use it to drop objects built on the bytes. It runs on the loop and must neither wait nor raise.
         """
         self._evict_callbacks.append(callback)
 
@@ -513,10 +509,10 @@ class ByteCache(AsyncOnly):
             raise ClosedError("this ByteCache is " + ("closed" if self._closed else "not entered: use async with"))
         self._guard.check()
 
-    async def _ask(self, verb: Callable[[str, *Arguments], Awaitable[T]], url: str, *arguments: *Arguments) -> T:
-        """The fetcher's answer to what isn't kept; to all who ask the same at the time."""
+    async def _pass_on(self, verb: Callable[[str, *Arguments], Awaitable[T]], url: str, *arguments: *Arguments) -> T:
+        """The fetcher's answer, which isn't kept; one call for all concurrent callers."""
         self._check()
-        whole = ByteRange(url, 0, None)  # refuses what is no url
+        whole = ByteRange(url, 0, None)  # checks the url
 
         async def ask() -> T:
             with self._watching(url):
@@ -534,7 +530,7 @@ class ByteCache(AsyncOnly):
             yield lease
 
     def _hit(self, url: str, key: CacheKey) -> Lease | None:
-        if key.size_bytes == 0:  # nothing to fetch, nor to keep: an entry without bytes would never be evicted
+        if key.size_bytes == 0:  # an entry without bytes would never be evicted
             return Lease(key, memoryview(bytearray()), None)
         if key not in self._lru:
             return None
@@ -545,7 +541,7 @@ class ByteCache(AsyncOnly):
         return None if held is None else Lease(key, held.value, partial(self._give_back, held))
 
     async def _obtain(self, wanted: ByteRange, key: CacheKey) -> Lease:
-        """A lease: at once where the bytes are held, else from the flight that the key has or gets."""
+        """A lease: at once if the bytes are held, else by the key's flight, or a new one."""
         self._check()
         lease = self._hit(wanted.url, key)
         if lease is not None:
@@ -574,7 +570,7 @@ class ByteCache(AsyncOnly):
             del self._claims[key]
 
     async def _load(self, wanted: ByteRange, key: CacheKey) -> None:
-        """Read the bytes, keep them if they may and can be kept, and hand them to all who claim them."""
+        """Read the bytes, keep them if possible, and give them to all claims."""
         load = _RangeLoad(key.range.url)
         self._loads.add(load)
         try:
@@ -588,7 +584,7 @@ class ByteCache(AsyncOnly):
         self._land(key, load)
 
     async def _read(self, load: _RangeLoad, wanted: ByteRange, key: CacheKey) -> None:
-        """The bytes behind their header, and room set aside for them where they can be kept."""
+        """Read the bytes behind their header, in reserved room if they can be kept."""
         size_bytes = key.size_bytes
         if wanted.stop is None or size_bytes is None:
             load.buffer = await self._fetcher.fetch(wanted.url, wanted.start, None)
@@ -597,7 +593,7 @@ class ByteCache(AsyncOnly):
                 load.reservation = self._space.reserve_nowait(len(load.buffer))
             return
         known = self._known(wanted.url)
-        # Beyond the known end nothing comes: the reader refuses it, or has a change to tell. No entry need go for that.
+        # Beyond the known end no bytes come: the reader raises, or notices a change. No entry need go for that.
         if size_bytes <= self._max_bytes and (known is None or wanted.stop <= known.size):
             load.reservation = await self._space.reserve(size_bytes)
         try:
@@ -615,7 +611,7 @@ class ByteCache(AsyncOnly):
             raise
 
     async def _fill(self, reader: VersionedReader, wanted: ByteRange, place: memoryview) -> ObjectInfo:
-        """Copy what other entries hold of the bytes, and read the rest."""
+        """Copy the parts that other entries hold, and read the rest."""
         stop = wanted.start + len(place)
         info, parts = self._versions.parts(wanted, stop)
         if info is None or not parts or not self._versions.agrees(object_name(wanted.url), reader.known(wanted.url)):
@@ -636,7 +632,7 @@ class ByteCache(AsyncOnly):
         return None if self._versioned is None else self._versioned.known(url)
 
     def _may_keep(self, load: _RangeLoad, url: str) -> bool:
-        """Return whether nobody has seen another version since. What is held of an older one than this goes."""
+        """Return whether the bytes are of the latest version seen. If so, entries of an older one are dropped."""
         if not load.current:
             return False
         if self._versions.agrees(load.name, load.info):
@@ -663,7 +659,7 @@ class ByteCache(AsyncOnly):
 
     @contextmanager
     def _watching(self, url: str) -> Iterator[None]:
-        """Drop what is held of the object where it turns out to be replaced: nobody reads it beside the new one."""
+        """Drop the object's entries if it turns out to be replaced, so that old and new bytes never mix."""
         try:
             yield
         except ObjectChanged:
@@ -671,7 +667,7 @@ class ByteCache(AsyncOnly):
             raise
 
     def _forget(self, name: str) -> None:
-        """Drop what is held of an object, and don't keep what is on its way."""
+        """Drop an object's entries, and don't keep its loads."""
         for load in self._loads:
             if load.name == name:
                 load.current = False

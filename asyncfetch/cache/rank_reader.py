@@ -1,15 +1,14 @@
-"""One reader for all loader workers of a rank: what any of them asks for is fetched once.
+"""One reader for all loader workers of a rank: every range is fetched once.
 
-Each worker decodes for itself, samples of all episodes of the rank's pool. So whichever of them is the first to ask
-becomes the *server*: it reads for all, keeps the clips that they use in memory that all of them map, and what is small
-for a while. Its socket has a name that only these workers know, and no place in the file system: it goes with the
-process. Where that ends, the next who asks takes its place; what the others have mapped stays good.
+Each worker decodes samples of all episodes of the rank's pool. So the first worker to read becomes the *server*: it
+reads for all, keeps their clips in memory that all of them map, and small answers for a while. Its socket has an
+abstract name that only these workers know, so it goes with the process. If that ends, the next worker to read takes its
+place; memory that the others have mapped stays valid.
 
-A clip is *lent* to who uses it, and counted as long as anybody does; of what it takes each of its users is charged an
-equal part. A worker that reads ahead of the others could take all the room that they need for what comes first. So
-where its worker would be charged more than its share of the bound, what nobody waits for yet has to wait for room. What
-somebody waits for may have all the room that there is. Where there is none, the worker pays for it by itself, as if it
-shared nothing: what is waited for never waits for room that others hold.
+A clip is *lent* to its users, and each of them is charged an equal part of its bytes. A worker that reads ahead could
+take all the room that the others need now. So a read-ahead that would charge its worker more than its share of the
+bound waits for room. An urgent read may use all the room there is. If there is none, the worker reads into memory of
+its own, so an urgent read never waits for room that others hold.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _BACKLOG = 1024
 """The most workers that a rank may have."""
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-"""Sockets that a forked child must not keep: with a copy of one, the others wouldn't notice that this process ended."""
+"""Sockets that a forked child must not keep: a copy would hide this process's end from the others."""
 
 
 def _close_in_child() -> None:
@@ -69,20 +68,20 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class _Loan(NamedTuple):
-    """The server's answer to who asks for a clip."""
+    """The server's answer to a request for a clip."""
 
     name: int
     place: RegionPlace | None
-    """None where its bytes come with it: there are none."""
+    """None for an empty clip."""
     info: ObjectInfo | None
 
 
 class _PieceAnswer(NamedTuple):
-    """The server's answer to any other question."""
+    """The server's answer to any other request."""
 
     pickled: bytes
     info: ObjectInfo | None
-    """The version that it is of."""
+    """The object's version."""
 
     @property
     def nbytes(self) -> int:
@@ -101,22 +100,22 @@ class _WorkerPeer:
     writer: asyncio.StreamWriter
     ahead: Caller
     scopes: dict[int, anyio.CancelScope] = field(default_factory=dict)
-    """Scopes of what it asks for, by the number that it gave that."""
+    """Scopes of its requests, by their number."""
     callers: dict[int, Caller] = field(default_factory=dict)
     lent: dict[int, tuple[CacheKey, Lease]] = field(default_factory=dict)
     charged: list[CacheKey] = field(default_factory=list)
-    """The clips that it has, or that are fetched for it."""
+    """The clips that it has, or that are being fetched for it."""
 
 
 class _Server:
-    """Reads for all who are connected. Belongs to its loop.
+    """Reads for all connected workers. Bound to its loop.
 
     Args:
-        reader: What it reads with.
-        clips: Keeps what it lends.
-        regions: Where that lies.
-        small_bytes: Bound on what it keeps of other answers.
-        workers: Among whom room for clips is divided.
+        reader: Its source.
+        clips: The clips that it lends.
+        regions: Their memory.
+        small_bytes: Bound on other answers that it keeps.
+        workers: Number of workers, among which room for clips is divided.
     """
 
     def __init__(
@@ -129,16 +128,16 @@ class _Server:
         self._small: SharedLRU[tuple[Any, ...], _PieceAnswer] = SharedLRU(small_bytes)
         self._share_bytes = clips.max_bytes // workers
         self._changed = anyio.Event()
-        """There may be room for who waits for some."""
+        """Set when there may be room for a waiting request."""
         self._names = itertools.count(1)
         self._users: dict[CacheKey, int] = {}
         self._lent_bytes = 0
 
     async def attend(self, connection: socket.socket) -> None:
-        """One worker, until it closes its connection, and has given back what it has, or ended."""
+        """Serve one worker, until it closes its connection and has given back its clips, or has ended."""
         _sockets.add(connection)
         try:
-            process = _opened(_check_peer(connection))
+            process = _open_process(_check_peer(connection))
         except (WorkerError, ProcessLookupError):
             connection.close()
             return
@@ -162,7 +161,7 @@ class _Server:
                             self._take_back(worker, names)
                 group.cancel_scope.cancel()
             writer.close()
-            if worker.lent:  # it may have views of these, for as long as it lives
+            if worker.lent:  # it may have views of these as long as it lives
                 await _ended(process)
                 self._take_back(worker, list(worker.lent))
         finally:
@@ -178,9 +177,9 @@ class _Server:
                 else:
                     answer = await self._read(verb, arguments)
                 _write(worker.writer, (number, True, answer))
-        except ClosedError:  # this reader ends: who asked finds another one
+        except ClosedError:  # this reader ends: the worker finds another one
             worker.writer.close()
-        except Exception as error:  # noqa: BLE001  raised where it was asked
+        except Exception as error:  # noqa: BLE001  raised in the worker
             _write(worker.writer, (number, False, error))
         finally:
             del worker.scopes[number], worker.callers[number]
@@ -259,7 +258,7 @@ class _Server:
 
 
 def _pickled(value: object) -> bytes:
-    """A value with memoryviews in it, of which copies come back."""
+    """A pickle of a value that may hold memoryviews, which are copied."""
     pickler = pickle.Pickler(file := io.BytesIO(), pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = {**copyreg.dispatch_table, memoryview: lambda view: (memoryview, (bytes(view),))}
     pickler.dump(value)
@@ -267,22 +266,22 @@ def _pickled(value: object) -> bytes:
 
 
 class _RemoteCaller(Caller):
-    """A question's caller, which tells the server when the answer becomes urgent."""
+    """A request's caller, which notifies the server when it becomes urgent."""
 
-    __slots__ = ("_tell",)
+    __slots__ = ("_notify",)
 
-    def __init__(self, asking: Caller, tell: Callable[[], None]) -> None:
+    def __init__(self, asking: Caller, notify: Callable[[], None]) -> None:
         super().__init__(urgent=asking.urgent)
-        self._tell = tell
+        self._notify = notify
 
     def raise_priority(self) -> None:
         if not self.urgent:
             super().raise_priority()
-            self._tell()
+            self._notify()
 
 
-class _Line:
-    """A worker's connection to the server. Belongs to its loop."""
+class _ServerConnection:
+    """A worker's connection to the server. Bound to its loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int) -> None:
         self._reader, self._writer = reader, writer
@@ -298,8 +297,8 @@ class _Line:
                 number, is_good, value = message
                 future = self._asked.pop(number, None)
                 if future is None or future.done():
-                    if isinstance(value, _Loan):  # for who has gone
-                        self._tell("gone", [value.name])
+                    if isinstance(value, _Loan):  # its caller was cancelled
+                        self._send("gone", [value.name])
                 elif is_good:
                     future.set_result(value)
                 else:
@@ -312,44 +311,44 @@ class _Line:
                     future.set_exception(_LostError())
 
     async def ask(self, verb: str, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """The server's answer. _LostError where there is none any more."""
-        self.tell_gone()
+        """The server's answer; _LostError if the server has ended."""
+        self.give_back()
         number = next(self._numbers)
         future = self._asked[number] = asyncio.get_running_loop().create_future()
         asking = current_caller()
-        caller = _RemoteCaller(asking, partial(self._tell, "raise_priority", number))
+        caller = _RemoteCaller(asking, partial(self._send, "raise_priority", number))
         asking.carried_by(caller)
-        self._tell("ask", number, caller.urgent, verb, arguments)
+        self._send("ask", number, caller.urgent, verb, arguments)
         try:
             return await future
         except asyncio.CancelledError:
             self._asked.pop(number, None)
-            self._tell("cancel", number)
+            self._send("cancel", number)
             raise
         finally:
-            caller.urgent = True  # from now on the server isn't told
+            caller.urgent = True  # which sends nothing from now on
 
     def view(self, lent: _Loan) -> memoryview | None:
-        """Return what was lent; None where it can't be mapped: the server has ended, or /proc hides its files."""
+        """The lent bytes; None if they can't be mapped: the server has ended, or /proc hides its files."""
         if lent.place is None:
-            self._tell("gone", [lent.name])
+            self._send("gone", [lent.name])
             return memoryview(bytearray())
         try:
             return self._regions.view(lent.place, lent.name)
         except OSError:
-            self._tell("gone", [lent.name])
+            self._send("gone", [lent.name])
             return None
 
-    def tell_gone(self) -> None:
-        """Give back what this process has no view of any more."""
+    def give_back(self) -> None:
+        """Give back clips of which this process has no view."""
         if names := self._regions.gone():
-            self._tell("gone", names)
+            self._send("gone", names)
 
-    def look_soon(self) -> None:
-        """Tell what is gone when the caller has let go of it."""
-        asyncio.get_running_loop().call_soon(self.tell_gone)
+    def give_back_soon(self) -> None:
+        """Give back, once the caller has dropped its view."""
+        asyncio.get_running_loop().call_soon(self.give_back)
 
-    def _tell(self, *message: object) -> None:
+    def _send(self, *message: object) -> None:
         if not self.is_lost:
             _write(self._writer, message)
 
@@ -358,11 +357,11 @@ class RankReader:
     """A RangeReader that reads as one with others of its name. Use it as an async context manager.
 
     Args:
-        name: That only a rank's loader workers know.
-        open_reader: Opens what the server reads with, within the rank's limits.
-        clips_bytes: Bound on what is lent and kept of clips, over all workers.
-        small_bytes: On what is kept of other answers.
-        workers: How many they are.
+        name: A name that only the rank's loader workers know.
+        open_reader: Opens the server's source, within the rank's limits.
+        clips_bytes: Bound on the clips lent and kept, over all workers.
+        small_bytes: Bound on other answers kept.
+        workers: Number of the rank's workers.
     """
 
     def __init__(
@@ -378,11 +377,11 @@ class RankReader:
         self._open_reader = open_reader
         self._clips_bytes, self._small_bytes, self._workers = clips_bytes, small_bytes, workers
         self._connecting = anyio.Lock()
-        self._line: _Line | None = None
+        self._connection: _ServerConnection | None = None
         self._infos: dict[str, ObjectInfo] = {}
         self._closed = False
         self.clips: ByteCache | None = None
-        """The clips that this one keeps for all, if it is the one who reads."""
+        """The clips of all workers, if this is the server."""
 
     async def __aenter__(self) -> Self:
         self._group = await anyio.create_task_group().__aenter__()
@@ -392,7 +391,7 @@ class RankReader:
         self._closed = True
         await end_tasks(self._group)
 
-    # The server, in whichever worker is the first.
+    # The server, in the first worker.
 
     async def _serve(self, listener: socket.socket) -> None:
         regions = Regions()
@@ -412,16 +411,16 @@ class RankReader:
                 finally:
                     regions.close()
 
-    async def _connected(self) -> _Line:
+    async def _connected(self) -> _ServerConnection:
         if self._closed:
             raise ClosedError("this reader is closed")
         async with self._connecting:
-            while self._line is None or self._line.is_lost:
-                self._line = await self._connect()
-            return self._line
+            while self._connection is None or self._connection.is_lost:
+                self._connection = await self._connect()
+            return self._connection
 
-    async def _connect(self) -> _Line | None:
-        """A line to the server, which this becomes where there is none; None where one was just about to be."""
+    async def _connect(self) -> _ServerConnection | None:
+        """A connection to the server. None without a server: then this becomes it, unless another worker was first."""
         connection = socket.socket(socket.AF_UNIX)
         _sockets.add(connection)
         try:
@@ -436,9 +435,9 @@ class RankReader:
         except BaseException:
             connection.close()
             raise
-        line = _Line(reader, writer, pid)
-        self._group.start_soon(line.listen)
-        return line
+        server = _ServerConnection(reader, writer, pid)
+        self._group.start_soon(server.listen)
+        return server
 
     def _become_server(self) -> None:
         listener = socket.socket(socket.AF_UNIX)
@@ -457,16 +456,14 @@ class RankReader:
     # A worker.
 
     async def lease(self, url: str, start: int, stop: int, *, header: bytes = b"") -> Lease | None:
-        """Return the lease that ``ByteCache.acquire`` gives, in memory of all workers; None where that can't be."""
+        """A lease like ``ByteCache.acquire``'s, in common memory; None if there is no room, or it can't be mapped."""
         wanted = ByteRange(url, start, stop)
         while True:
-            line = await self._connected()
+            server = await self._connected()
             try:
-                lent: _Loan | None = await line.ask("lease", (wanted, header))
-                if lent is None:
-                    return None
-                buffer = line.view(lent)
-                if buffer is None:
+                lent: _Loan | None = await server.ask("lease", (wanted, header))
+                buffer = None if lent is None else server.view(lent)
+                if lent is None or buffer is None:
                     return None
                 break
             except _LostError:
@@ -475,13 +472,13 @@ class RankReader:
                 self._infos.pop(url, None)
                 raise
         self._note(url, lent.info)
-        return Lease(CacheKey.of(wanted, header), buffer, line.look_soon)
+        return Lease(CacheKey.of(wanted, header), buffer, server.give_back_soon)
 
     async def _ask(self, verb: str, url: str, *arguments: Any) -> Any:  # noqa: ANN401
         while True:
-            line = await self._connected()
+            server = await self._connected()
             try:
-                answer: _PieceAnswer = await line.ask(verb, arguments)
+                answer: _PieceAnswer = await server.ask(verb, arguments)
                 break
             except _LostError:
                 continue
@@ -502,31 +499,31 @@ class RankReader:
             self._infos[url] = info
 
     def known(self, url: str) -> ObjectInfo | None:
-        """See VersionedReader."""
+        """The version that bytes of the object have; None before the first."""
         return self._infos.get(url)
 
     async def stat(self, url: str) -> ObjectInfo:
-        """See RangeReader."""
+        """Size and version of the object."""
         info: ObjectInfo = await self._ask("stat", url, url)
         return info
 
     async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        """See RangeReader."""
+        """Bytes [start, stop) of the object."""
         view: memoryview = await self._ask("fetch", url, url, start, stop)
         return view
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        """See RangeReader."""
+        """Size and version of the object and its first ``min(max_bytes, size)`` bytes."""
         head: tuple[ObjectInfo, memoryview] = await self._ask("fetch_head", url, url, max_bytes)
         return head
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        """See RangeReader."""
+        """Size and version of the object and its last ``min(max_bytes, size)`` bytes."""
         tail: tuple[ObjectInfo, memoryview] = await self._ask("fetch_tail", url, url, max_bytes)
         return tail
 
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
-        """See RangeReader."""
+        """Bytes [start, stop) into the caller's buffer of exactly that length."""
         wanted, target = closed_range(url, start, stop, buffer)
         view = await self.fetch(wanted.url, wanted.start, wanted.stop)
         if view:
@@ -535,13 +532,13 @@ class RankReader:
     async def read_into(
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
     ) -> ObjectInfo | None:
-        """See VersionedReader. Of no version in particular: what keeps bytes for longer is below this."""
+        """``fetch_into`` that returns the version; no ``version`` can be required, since caches are below this."""
         assert version is None
         await self.fetch_into(url, start, stop, buffer)
         return self.known(url)
 
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
-        """See RangeReader."""
+        """All ranges, in input order."""
         wanted = tuple(byte_ranges(ranges))
         views: list[memoryview] = await self._ask("fetch_many", wanted[0].url, wanted) if wanted else []
         return views
@@ -549,7 +546,7 @@ class RankReader:
     def fetch_stream(
         self, ranges: Iterable[ByteRange]
     ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
-        """See RangeReader."""
+        """(index in ``ranges``, whole range) pairs as they arrive."""
         return each_on_its_own(ranges, lambda one: self.fetch(one.url, one.start, one.stop))
 
 
@@ -559,15 +556,15 @@ def _stop(wanted: ByteRange) -> int:
 
 
 def _check_peer(connection: socket.socket) -> int:
-    """Id of the process at the other end. WorkerError where it is another user's: what it says would be unpickled."""
+    """Id of the process at the other end. WorkerError if it is another user's, since its messages are unpickled."""
     pid, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != os.getuid():
         raise WorkerError(f"what answers as the reader of this rank's workers is a process of another user ({uid=})")
     return int(pid)
 
 
-def _opened(pid: int) -> int | None:
-    """A descriptor of a process, which tells its end; None in a sandbox that has none.
+def _open_process(pid: int) -> int | None:
+    """A descriptor of a process, readable at its end; None in a sandbox without them.
 
     Raises:
         ProcessLookupError: It has ended.
@@ -581,7 +578,7 @@ def _opened(pid: int) -> int | None:
 
 
 async def _ended(process: int | None) -> None:
-    """Wait until the process has ended; for ever where nothing tells."""
+    """Wait until the process has ended; for ever without a descriptor."""
     loop, ended = asyncio.get_running_loop(), anyio.Event()
     if process is not None:
         loop.add_reader(process, ended.set)
@@ -605,7 +602,7 @@ def _write(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
     with among_own_processes():
         try:
             data = pickle.dumps(message)
-        except Exception as error:  # noqa: BLE001  a stranger's exception; what it says goes on
+        except Exception as error:  # noqa: BLE001  a foreign exception that can't be pickled
             data = pickle.dumps((message[0], False, WorkerError(f"{type(error).__name__}: {message[-1]}")))
     if not writer.is_closing():
         writer.writelines((_LENGTH.pack(len(data)), data))

@@ -1,7 +1,8 @@
 """Memory that one process fills and others map, in pieces, each of which goes back to the system by itself.
 
-Pieces lie one after the other in files without a name, and no place is used twice: what isn't used any more is cut
-out of its file. So a process never sees other bytes where it saw some, and however they end, nothing is left.
+Pieces are placed one after the other in files without a name, and no place is used twice: a piece that isn't used any
+more is punched out of its file. So the bytes that a process sees never change, and however the processes end, nothing
+is left.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 REGION_BYTES = 256 * 1024 * 1024
-"""Addresses of a region: its pages are there from their first touch on."""
+"""Address space of a region: a page takes memory from its first touch on."""
 
 
 class RegionPlace(NamedTuple):
@@ -31,7 +32,7 @@ class RegionPlace(NamedTuple):
     region: int
     """Its number."""
     descriptor: int
-    """The number of its file in the process that it belongs to."""
+    """Descriptor of its file, in the process that fills it."""
     region_bytes: int
     start: int
     stop: int
@@ -53,7 +54,7 @@ class _Region:
 
 
 class Regions:
-    """The process that fills them. Belongs to its loop, but for what is lent, which may go in any thread."""
+    """The regions that this process fills. Bound to its loop; views may be dropped in any thread."""
 
     def __init__(self) -> None:
         self._made = 0
@@ -63,7 +64,7 @@ class Regions:
         self._gone: deque[ViewEnd] = deque()
 
     def allocate(self, size_bytes: int) -> memoryview:
-        """Writable bytes. CacheError where the system has no memory for so many."""
+        """Writable bytes. CacheError if the system has no memory for so many."""
         self.sweep()
         start, nbytes = 0, -(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         region = self._current
@@ -92,7 +93,7 @@ class Regions:
         return region
 
     def place_of(self, view: memoryview) -> RegionPlace | None:
-        """Return where a view of a whole piece is; None where it isn't in here."""
+        """The place of a view of a whole piece; None if it isn't in a region."""
         found = self._lent.get(np.frombuffer(view, np.uint8).ctypes.data) if view else None
         if found is None:
             return None
@@ -100,7 +101,7 @@ class Regions:
         return RegionPlace(region.number, region.descriptor, region.memory.nbytes, start, start + view.nbytes)
 
     def sweep(self) -> None:
-        """Give to the system what this process has no view of any more. The caller must know that no other one has."""
+        """Free pieces of which this process has no view. The caller must know that no other process has one."""
         while self._gone:
             _, region, start, stop = self._lent.pop(self._gone.popleft().name)
             region.map.madvise(mmap.MADV_REMOVE, start, stop - start)
@@ -112,7 +113,7 @@ class Regions:
             os.close(region.descriptor)
 
     def close(self) -> None:
-        """No process can map them any more; what is mapped stays, here and elsewhere."""
+        """Let no process map them any more; existing mappings stay, here and elsewhere."""
         for descriptor in {region.descriptor for _, region, _, _ in self._lent.values()}:
             os.close(descriptor)
         if self._current is not None and self._current.pieces == 0:
@@ -121,7 +122,7 @@ class Regions:
 
 
 class MappedRegions:
-    """Regions that another process fills, in this one. Belongs to its loop, but for what is lent.
+    """Regions that another process fills, mapped in this one. Bound to its loop; views may be dropped in any thread.
 
     Args:
         pid: The other process's.
@@ -134,7 +135,7 @@ class MappedRegions:
         self._gone: deque[ViewEnd] = deque()
 
     def view(self, place: RegionPlace, name: int) -> memoryview:
-        """The bytes there, writable; OSError where the other process has ended. ``gone`` says when none is left."""
+        """The bytes there, writable; OSError if the other process has ended. ``gone`` names it when no view is left."""
         region = self._regions.get(place.region)
         if region is None:
             descriptor = os.open(f"/proc/{self._pid}/fd/{place.descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -146,7 +147,7 @@ class MappedRegions:
         return view.data
 
     def gone(self) -> list[int]:
-        """The names of those of which no view is left, once."""
+        """The names of pieces without a view, each once."""
         names = []
         while self._gone:
             names.append(self._gone.popleft().name)

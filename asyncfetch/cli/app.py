@@ -26,7 +26,7 @@ except ModuleNotFoundError as missing:
 PACKAGES = ("asyncfetch", "aiohttp", "anyio", "numpy", "torch", "torchcodec", "av", "pyarrow", "lerobot", "aiobotocore")
 PACKAGES_OF_EXTRAS = ("fsspec", "xxhash", "ray")
 OPTIONS_ARE_THEIRS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-"""All that comes after the command's name."""
+"""Everything after the command's name."""
 
 
 def env(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
@@ -35,7 +35,7 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")
     decoders, remedies = {}, {}
     for name in ("torchcodec", "pyav"):
         decoders[name], remedies[name] = _decodes(name)
-    told = {
+    found = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": versions,
@@ -44,12 +44,12 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")
         "remedies": {name: remedy for name, remedy in remedies.items() if remedy},
     }
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(found))
     else:
-        typer.echo(f"Python {told['python']} on {told['platform']}")
+        typer.echo(f"Python {found['python']} on {found['platform']}")
         for package, version in versions.items():
             typer.echo(f"  {package:<12} {version or '-'}")
-        typer.echo(f"  {'ffmpeg':<12} {told['ffmpeg'] or '-'}")
+        typer.echo(f"  {'ffmpeg':<12} {found['ffmpeg'] or '-'}")
         for name, works in decoders.items():
             typer.echo(f"{name} {'decodes' if works else 'does not decode: ' + remedies[name]}")
     if not any(decoders.values()):
@@ -68,7 +68,7 @@ def _decodes(backend: str) -> tuple[bool, str]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the libraries that are loaded
+            warnings.simplefilter("ignore")  # those of the libraries
             choose_backend("torchcodec" if backend == "torchcodec" else "pyav")
     except MissingDependency as error:
         return False, str(error)
@@ -99,9 +99,9 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its panels cut the names of options where a terminal is narrow
+    rich_markup_mode=None,  # its panels cut names of options in a narrow terminal
 )
-# In the list of commands each has a line, also of 60 columns.
+# Each fits on a line of 60 columns in the list of commands.
 app.command(short_help="Show what is in a dataset.")(info)
 app.command(short_help="Find what is wrong with a dataset.")(check)
 app.command(short_help="Draw an episode's pictures.")(frames)

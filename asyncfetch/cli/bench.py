@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 STREAMS = (1, 4, 16, 64)
-"""That the link is asked for side by side; fewer where there are fewer ranges."""
+"""Numbers of concurrent requests with which the link is measured, bounded by the number of ranges."""
 RANGE_BYTES = MIB
 LINK_SECONDS = 2.0
-"""The most time that each number of streams is given; less where there is less to fetch."""
+"""Bound on the time for each number of streams."""
 MAX_RANGES = 4096
 RESIDENT_EPISODES, RESIDENT_SECONDS = 16, 3.0
 ALONE_SECONDS = 30.0
-"""The most that all of this may take."""
+"""Bound on the time for measuring the link and the decoders."""
 INTERRUPTED = "it was interrupted"
 AGAIN_SECONDS = 5.0
-"""The time until an end is asked for again: one that is raised where something is collected, is lost."""
+"""Seconds until the exception is raised again: one that is raised within a finalizer is lost."""
 DAY_SECONDS = 24 * 3600.0
-"""The longest stream. A timer can't be set to any number of seconds."""
+"""The longest stream, since a timer has a limit."""
 BATCH_SIZE = 32
 """Samples in a batch of a loader worker."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Ranges of one MiB, so many at a time."""
+    """Rates of ranges of one MiB, fetched by ``streams`` requests at a time."""
 
     streams: int
     mib_per_second: float
@@ -64,17 +64,17 @@ class Link:
 
 @dataclass
 class Alone:
-    """The parts of the way by themselves, as far as they are measured."""
+    """The link and the decoders, each measured alone."""
 
     links: list[Link] = field(default_factory=list)
     frames_per_second: float | None = None
-    """Decoded from memory; None where the dataset has no cameras."""
+    """Frames decoded from memory; None without cameras."""
     trouble: str | None = None
     """The reason why the rest isn't measured."""
 
 
 async def preload(dataset: LeRobotDataset, episodes: set[int]) -> None:
-    """Bring episodes into memory, some at a time."""
+    """Load episodes into memory, some at a time."""
     for some in itertools.zip_longest(*[iter(sorted(episodes))] * 64):
         chosen = [episode for episode in some if episode is not None]
         for episode in chosen:
@@ -91,7 +91,7 @@ async def time_samples(
     episodes: Sequence[int] | None = None,
     shuffle: bool = True,
 ) -> list[float]:
-    """Return the seconds to each of the first samples of a stream of an open dataset, or of some episodes of it."""
+    """The seconds to each of the first samples of a stream of an open dataset, or of some of its episodes."""
     from asyncfetch.stream import Stream
 
     gc.collect()
@@ -116,7 +116,7 @@ def bench(
     plot: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw samples over time.")] = None,
 ) -> None:
     """Stream a dataset for a while. Shows how fast it is, the bottleneck, and what to set."""
-    from asyncfetch.config import StreamConfig  # which loads what a config checks
+    from asyncfetch.config import StreamConfig
 
     config = StreamConfig(fetch=fetch_config(ca_file))
     if plot is not None:
@@ -139,7 +139,7 @@ def bench(
                 alone.trouble, is_interrupted = INTERRUPTED, True
         else:
             alone.trouble = "no sample came"
-    told = {
+    numbers = {
         "report": report.as_dict(),
         "binds": report.verdict.binds,
         "evidence": report.verdict.evidence,
@@ -150,7 +150,7 @@ def bench(
         "trouble": alone.trouble,
     }
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(numbers))
     else:
         _show(report, alone, has_samples=bool(times))
     if plot is not None:
@@ -178,12 +178,12 @@ def _show(report: Report, alone: Alone, *, has_samples: bool) -> None:
 
 
 class _TimeIsUp(BaseException):
-    """Raised wherever the consumer is when its time is over, as KeyboardInterrupt is."""
+    """Raised in the consumer when its time is over, anywhere, like KeyboardInterrupt."""
 
 
 @contextmanager
 def _ends_after(seconds: float) -> Iterator[None]:
-    """End the block when the time is over, whatever it waits for; in a program's main thread."""
+    """End the block when the time is over, whatever it waits for. For the main thread."""
 
     def end(*_: object) -> None:
         raise _TimeIsUp
@@ -209,7 +209,7 @@ def _stream(
     from asyncfetch.observe.report import Report
     from asyncfetch.stream import Stream
 
-    choose_backend(config.decoder)  # loads torch and what decodes, for seconds that aren't the stream's
+    choose_backend(config.decoder)  # loading torch and the decoder takes seconds that aren't the stream's
     stream = Stream(source, config=config)
     given: Iterable[Any] = stream
     report: Callable[[], Report] = stream.report
@@ -223,23 +223,23 @@ def _stream(
         report = dataset.report
     times: list[float] = []
     others = set(multiprocessing.active_children())
-    started = told_at = time.perf_counter()
+    started = shown_at = time.perf_counter()
     epochs, is_interrupted = 0, False
     try:
         try:
             with _ends_after(seconds):
-                while times or not epochs:  # one epoch is enough where it gives nothing
+                while times or not epochs:  # an empty epoch ends it
                     epochs += 1
                     for item in given:
                         now = time.perf_counter()
                         times += [now - started] * (len(item["index"]) if num_workers else 1)
-                        if now - told_at > 0.2:
-                            told_at = now
+                        if now - shown_at > 0.2:
+                            shown_at = now
                             progress(len(times), now - started)
         except KeyboardInterrupt:
             is_interrupted = True
         except AsyncFetchError as error:
-            if num_workers:  # torch has put the worker's traceback before what it says
+            if num_workers:  # torch has put the worker's traceback before the message
                 raise type(error)(str(error).rstrip().rpartition("\n")[2].partition(": ")[2]) from None
             raise
         latest = report()
@@ -248,12 +248,12 @@ def _stream(
         return latest, times, is_interrupted
     finally:
         for worker in set(multiprocessing.active_children()) - others:
-            worker.terminate()  # torch waits five seconds for each that doesn't listen
+            worker.terminate()  # torch waits five seconds for each that doesn't react
         stream.close()
 
 
 async def _measure_alone(source: str, config: StreamConfig, alone: Alone) -> None:
-    """Measure what the link gives by itself, and frames a second of clips that are in memory."""
+    """Measure the link alone, and decoding of clips in memory."""
     try:
         with anyio.fail_after(ALONE_SECONDS):
             await _measure(source, config, alone)
@@ -321,7 +321,7 @@ def _settings(report: Report) -> str:
 
 
 def _require_plot(path: Path) -> None:
-    """Raise now what would come after the time that it takes to measure."""
+    """Check the plot's prerequisites before the measurement."""
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingDependency("--plot needs matplotlib: pip install matplotlib")
     if not path.parent.is_dir():

@@ -1,4 +1,4 @@
-"""``asyncfetch info``, ``check`` and ``frames``: what a dataset is, what is wrong with it, and how it looks."""
+"""``asyncfetch info``, ``check`` and ``frames``: a dataset's content, its defects, and its pictures."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ WORLD_SIZES = (1, 8, 64)
 CHECKED_AT_ONCE = 64
 """Episodes whose videos' indexes are compared at a time."""
 BAD = (DatasetError, AccessDenied, NotFound, RangeNotSatisfiable)
-"""Errors that are findings. A host that is down or slow says nothing of the dataset: it ends the command."""
+"""Errors that are findings. A host that is down or slow is no defect of the dataset: it ends the command."""
 OFF_THE_GRID = "timestamps off the grid"
 MOST_STILL = 0.5
-"""Part of an episode's pictures that may be just the one before: some are where all is at rest, most where a camera
+"""Share of an episode's pictures that may repeat the one before: some do when the scene is at rest, most when a camera
 hung."""
 THUMBNAIL_PX = 160
 """Width of a picture on a sheet, at most."""
@@ -60,7 +60,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")] = False,
 ) -> None:
     """Show what is in a dataset, and what a shuffled epoch fetches on 1, 8 and 64 ranks."""
-    from asyncfetch.stream import Stream  # which loads what reads datasets
+    from asyncfetch.stream import Stream  # slow to load
 
     stream = Stream(source, config=StreamConfig(fetch=fetch_config(ca_file)))
     try:
@@ -68,25 +68,28 @@ def info(
             stream.traffic_plan(world_size=ranks, num_workers=num_workers, batch_size=batch_size)
             for ranks in WORLD_SIZES
         ]
-        told = stream.dataset_info()
+        summary = stream.dataset_info()
     finally:
         stream.close()
     if as_json:
-        typer.echo(json.dumps(_told(told, plans)))
+        typer.echo(json.dumps(_as_json(summary, plans)))
         return
     typer.echo(
-        f"LeRobot {told.version}: {told.num_episodes:,} episodes, {told.num_frames:,} frames at {told.fps:g} fps"
+        f"LeRobot {summary.version}: {summary.num_episodes:,} episodes, {summary.num_frames:,} frames at "
+        f"{summary.fps:g} fps"
     )
-    typer.echo(f"{format_bytes(told.bytes)}: rows {_sizes(told.rows)}")
-    for camera in told.cameras:
+    typer.echo(f"{format_bytes(summary.bytes)}: rows {_sizes(summary.rows)}")
+    for camera in summary.cameras:
         size = f"{camera.width or '?'}x{camera.height or '?'}"
         kind = " depth" if camera.is_depth else ""
         typer.echo(f"  {camera.key}: {size}{kind} {camera.codec or 'video'}, {_sizes(camera.videos)}")
-    videos = {camera.key for camera in told.cameras}
-    for key, feature in told.features.items():
+    videos = {camera.key for camera in summary.cameras}
+    for key, feature in summary.features.items():
         if key not in videos:
             typer.echo(f"  {key}: {feature.dtype} ({'x'.join(map(str, feature.shape)) or '1'})")
-    typer.echo(f"{len(told.tasks):,} tasks: {'; '.join(told.tasks[:5])}{'; ...' if len(told.tasks) > 5 else ''}")
+    typer.echo(
+        f"{len(summary.tasks):,} tasks: {'; '.join(summary.tasks[:5])}{'; ...' if len(summary.tasks) > 5 else ''}"
+    )
     table = Table(
         "ranks", "fetched", "of the videos", "largest rank", "requests", "segments in a batch",
         title="video fetched in a shuffled epoch",
@@ -105,8 +108,8 @@ def info(
     typer.echo(f"a run with a disk cache on each machine: {format_bytes(plans[-1].run_bytes)}")
 
 
-def _told(summary: DatasetSummary, plans: Sequence[TrafficPlan]) -> dict[str, Any]:
-    """Return it as JSON."""
+def _as_json(summary: DatasetSummary, plans: Sequence[TrafficPlan]) -> dict[str, Any]:
+    """The summary and plans for JSON."""
     features = {
         key: {"dtype": feature.dtype, "shape": list(feature.shape), "codec": feature.info.get("video.codec")}
         for key, feature in summary.features.items()
@@ -133,14 +136,14 @@ def _sizes(sizes: FileSizes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is broken or odd."""
+    """A defect or oddity."""
 
     what: str
     episode: int | None
-    """None where it is the dataset's."""
+    """None for the whole dataset."""
     details: str
     rows: int | None = None
-    """The number of rows that are so, where they are counted."""
+    """The number of affected rows, if counted."""
 
 
 def check(
@@ -166,14 +169,14 @@ def check(
 
 
 async def _check(source: str, config: StreamConfig, *, deep: bool) -> list[Finding]:
-    from asyncfetch.lerobot import open_dataset  # which loads what reads datasets
+    from asyncfetch.lerobot import open_dataset  # slow to load
 
-    # What a reader is warned of is a finding here.
+    # Warnings of a reader are findings here.
     with progress("metadata") as show, warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         async with AsyncExitStack() as stack:
             try:
                 dataset = await stack.enter_async_context(open_dataset(source, config=config))
-            except DatasetError as error:  # with which nothing of it can be read
+            except DatasetError as error:  # nothing of it can be read
                 return [Finding(type(error).__name__, None, str(error))]
             findings = [*_metadata_findings(dataset), *await _row_findings(dataset, show)]
             off_the_grid = {finding.episode for finding in findings if finding.what == OFF_THE_GRID}
@@ -204,7 +207,7 @@ def _metadata_findings(dataset: LeRobotDataset) -> Iterator[Finding]:
 
 
 async def _row_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> list[Finding]:
-    """Return findings about the tables: rows that aren't there or there twice, timestamps, episodes like others."""
+    """Findings about the tables: missing and duplicate rows, timestamps, duplicate episodes."""
     keys = ["frame_index", "timestamp"]
     keys += [
         key for key, feature in dataset.features.items() if feature.kind == "value" and key not in DEFAULT_FEATURES
@@ -218,7 +221,7 @@ async def _row_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> l
             rows = [batch async for batch in dataset.columns(keys, episodes=piece)]
             _check_values(dataset, rows)
         except BAD as error:
-            if len(piece) > 1:  # of which episode it is
+            if len(piece) > 1:  # find its episode
                 pieces[:0] = [[episode] for episode in piece]
                 continue
             found.append(Finding(type(error).__name__, piece[0], str(error)))
@@ -230,7 +233,7 @@ async def _row_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> l
 
 
 def _check_values(dataset: LeRobotDataset, batches: list[pa.RecordBatch]) -> None:
-    """Raise FormatError where a column doesn't hold what info.json says."""
+    """Raise FormatError if a column contradicts info.json."""
     import pyarrow as pa
 
     if batches:
@@ -242,7 +245,7 @@ def _check_values(dataset: LeRobotDataset, batches: list[pa.RecordBatch]) -> Non
 def _rows_of(
     dataset: LeRobotDataset, episodes: Sequence[int], batches: list[pa.RecordBatch], seen: dict[bytes, int]
 ) -> Iterator[Finding]:
-    """Yield findings about rows that are there; ``seen`` has the episode of each content."""
+    """Yield findings about readable rows; ``seen`` has the episode of each content."""
     import pyarrow as pa
 
     if not batches:
@@ -276,8 +279,8 @@ def _rows_of(
 async def _video_findings(
     dataset: LeRobotDataset, off_the_grid: Collection[int | None], show: Callable[..., None]
 ) -> list[Finding]:
-    """Return findings about what the videos' indexes say: nothing is decoded."""
-    from asyncfetch.lerobot.dataset import reader_of  # which loads what reads datasets
+    """Findings from the videos' indexes, without decoding."""
+    from asyncfetch.lerobot.dataset import reader_of  # slow to load
 
     reader = reader_of(dataset)
 
@@ -286,8 +289,8 @@ async def _video_findings(
             missing = await reader.missing_frames(episode, by_rows=episode in off_the_grid)
         except BAD as error:
             return Finding(type(error).__name__, episode, str(error))
-        told = [f"{count} of {camera}" for camera, count in missing.items() if count]
-        return Finding("missing frames", episode, ", ".join(told)) if told else None
+        missed = [f"{count} of {camera}" for camera, count in missing.items() if count]
+        return Finding("missing frames", episode, ", ".join(missed)) if missed else None
 
     indices, found = list(dataset.episodes.indices), list[Finding | None]()
     for start in range(0, len(indices), CHECKED_AT_ONCE):
@@ -297,7 +300,7 @@ async def _video_findings(
 
 
 async def _sample_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> list[Finding]:
-    """Return findings about every frame, fetched and decoded."""
+    """Findings about all frames, fetched and decoded."""
     from asyncfetch.stream import Stream
 
     stream, number = Stream(dataset, shuffle=False), 0
@@ -359,7 +362,7 @@ def _thumbnail(picture: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - a tensor, (
 
 
 def _png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return an 8-bit RGB picture as a file, (height, width, 3)."""
+    """An 8-bit RGB picture (height, width, 3) as a PNG file."""
     height, width, _ = pixels.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
 
 COPIED_AT_ONCE = 8
-"""Files, each of which is read in parts side by side."""
+"""Files copied at a time, each of which is read in parts side by side."""
 PIECE_BYTES = 16 * 1024 * 1024
-"""Bytes read, and told as progress, at a time."""
+"""Bytes read, and reported as progress, at a time."""
 
 CaFile = Annotated[
     str | None, typer.Option(help="PEM file of authorities to trust. [default: the system's]", show_default=False)
@@ -35,7 +35,7 @@ Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Include subd
 
 
 def fetch_config(ca_file: str | None) -> FetchConfig:
-    """Return what a command asks by."""
+    """The configuration of a command's fetcher."""
     return FetchConfig(ca_file=ca_file)
 
 
@@ -77,11 +77,11 @@ def cp(
     """
     copying = _Copying(destination, overwrite=overwrite, verify=verify)
     anyio.run(copying.run, source, fetch_config(ca_file), recursive)
-    typer.echo(copying.told())
+    typer.echo(copying.summary())
 
 
 class _Copying:
-    """What is copied, what was there, and how it was compared."""
+    """A command's copies: their counts, and how they were compared."""
 
     def __init__(self, destination: str, *, overwrite: bool, verify: bool) -> None:
         self._destination, self._overwrite, self._verify = destination, overwrite, verify
@@ -90,8 +90,8 @@ class _Copying:
         """Files whose content was compared, by a checksum or byte by byte."""
         self._tags_are_checksums = True
 
-    def told(self) -> str:
-        """Return what was done, in a line."""
+    def summary(self) -> str:
+        """The result, in a line."""
         files = self._copied + self._kept
         kept = f", {self._kept:,} already there" if self._kept else ""
         by_size = f", {files - self._by_content:,} by size" if files > self._by_content else ""
@@ -101,7 +101,7 @@ class _Copying:
         )
 
     async def run(self, source: str, config: FetchConfig, recursive: bool) -> None:
-        """Copy a file, or all below a directory."""
+        """Copy a file, or all files below a directory."""
         with progress("copied") as show:
             async with Fetcher(config) as self._fetcher:
                 files, places = await self._pairs(source, recursive=recursive)
@@ -111,7 +111,7 @@ class _Copying:
                 def count(nbytes: int) -> None:
                     nonlocal done_bytes
                     done_bytes += nbytes
-                    share = min(done_bytes / all_bytes, 0.99)  # all of it is when the last file is in its place
+                    share = min(done_bytes / all_bytes, 0.99)  # 100 % is when the last file is in its place
                     show("copied", share, f"{self._copied + self._kept}/{len(files)} files")
 
                 async def copy(file: ObjectInfo, place: str) -> None:
@@ -134,7 +134,7 @@ class _Copying:
             self._kept += 1
             count(file.size)
             return
-        algorithm, due = await self._told(file) or ("sha256" if self._verify else "", "")
+        algorithm, due = await self._stored_checksum(file) or ("sha256" if self._verify else "", "")
         digest = _Digest(algorithm, file.size)
 
         async def pieces() -> AsyncIterator[memoryview]:
@@ -155,9 +155,9 @@ class _Copying:
         count(0)
 
     async def _is_no_checksum(self, file: ObjectInfo, algorithm: str, read: str) -> bool:
-        """Return whether the store's tag means something else, as S3's does of what a key of the KMS encrypts.
+        """Return whether the store's tag isn't a checksum, as S3's of an object that a KMS key encrypts.
 
-        Then a second reading gives the same as the first one.
+        Then a second reading gives the same digest as the first one.
         """
         if file.url.startswith("s3://") and await self._digest(file.url, file.size, algorithm) == read:
             self._tags_are_checksums = False
@@ -170,9 +170,9 @@ class _Copying:
             return False
         if size != file.size:
             return False
-        told = await self._told(file)
-        if told is not None and (self._verify or not place.startswith("s3://")):
-            same = await self._digest(place, size, told[0]) == told[1]
+        stored = await self._stored_checksum(file)
+        if stored is not None and (self._verify or not place.startswith("s3://")):
+            same = await self._digest(place, size, stored[0]) == stored[1]
             self._by_content += same
             return same
         if self._verify:
@@ -181,8 +181,8 @@ class _Copying:
             return same
         return True
 
-    async def _told(self, file: ObjectInfo) -> tuple[str, str] | None:
-        """Return the algorithm and the checksum that the store tells; some listings lack it."""
+    async def _stored_checksum(self, file: ObjectInfo) -> tuple[str, str] | None:
+        """The store's algorithm and checksum, if any, with a request if the listing lacks it."""
         if not self._tags_are_checksums:
             return None
         if file.etag is None and file.url.startswith(("s3://", "hf://")):
@@ -201,10 +201,10 @@ class _Copying:
 
 
 def _checksum(file: ObjectInfo) -> tuple[str, str] | None:
-    """Return the algorithm and the checksum that the store tells by its entity tag; None where it tells none.
+    """The algorithm and the checksum in an entity tag; None without one.
 
-    S3's is the MD5 of what was put by one request, unless it is encrypted by a key of the KMS; the Hub's is the SHA-256
-    of a large file, and Git's name of a small one.
+    S3's is the MD5 of an object that was put by one request, unless a KMS key encrypts it; the Hub's is the SHA-256 of
+    a large file, and Git's hash of a small one.
     """
     tag = (file.etag or "").strip('"')
     if not re.fullmatch(r"[0-9a-f]+", tag):
@@ -217,7 +217,7 @@ def _checksum(file: ObjectInfo) -> tuple[str, str] | None:
 
 
 class _Digest:
-    """A checksum of pieces that come one after the other; of no algorithm it is empty."""
+    """A checksum of consecutive pieces; empty without an algorithm."""
 
     def __init__(self, algorithm: str, size: int) -> None:
         self._hash = None

@@ -1,4 +1,4 @@
-"""``asyncfetch merge``, ``select``, ``split``, ``convert``: LeRobot datasets joined, or their episodes written anew."""
+"""``asyncfetch merge``, ``select``, ``split``, ``convert``: LeRobot datasets joined, or rewritten."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_EPISODES = 10_000_000
-"""That can be named, and are held as a list: 0.4 GB of it."""
+"""Bound on the episodes of a command, which are held as a list of 0.4 GB."""
 _RANGE = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?")
 
 Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset: a directory or a URL.")]
@@ -67,18 +67,18 @@ def merge(
 
 
 def run_with_bar(call: Callable[..., Awaitable[T]]) -> T:
-    """Return what the call gives; how far it is, is shown meanwhile."""
+    """The call's value; shows its progress meanwhile."""
     with progress("written") as show:
 
-        def tell(now: MergeProgress) -> None:
+        def report(now: MergeProgress) -> None:
             if now.bytes_total:
                 show("written", now.bytes_done / now.bytes_total, f"{now.files_done}/{now.files_total} files")
 
-        return anyio.run(partial(call, progress=tell))
+        return anyio.run(partial(call, progress=report))
 
 
 def print_report(report: MergeReport) -> None:
-    """The plan, where it is no more than that, what isn't carried over, and the sums."""
+    """Print the plan of a dry run, entries that aren't carried over, and the sums."""
     if report.is_dry_run:
         for file in report.planned:
             print(f"{file.path}: {file.episodes:,} episodes, about {format_bytes(file.bytes)}")
@@ -147,7 +147,7 @@ def convert(
 
 
 def parse_episodes(text: str) -> list[int]:
-    """The indices in "0-9,12"; ConfigError where it has none, or more than MAX_EPISODES."""
+    """The indices in "0-9,12"; ConfigError if it has none, or more than MAX_EPISODES."""
     episodes: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -164,7 +164,7 @@ def parse_episodes(text: str) -> list[int]:
 
 
 def parse_share(text: str) -> tuple[str, Share]:
-    """The name and the share in "train=0.9" (a part), "train=90" (a number) or "train=0-9,12" (which ones)."""
+    """The name and the share in "train=0.9" (a part), "train=90" (a number) or "train=0-9,12" (indices)."""
     name, separator, share = text.partition("=")
     if not separator:
         raise ConfigError(f"{text!r} isn't a part of a split: write a name and a share, such as train=0.9")

@@ -1,4 +1,4 @@
-"""Input and output that all commands have alike: sizes, and how far a command is."""
+"""Common input and output of all commands: sizes and progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIZE = re.compile(r"(?i)\s*(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})\s*(?:([KMGTPE])
 
 
 def format_bytes(number: int) -> str:
-    """Such as "0 B", "1.50 KiB", "64.0 GiB": three digits that count."""
+    """The number as "0 B", "1.50 KiB" or "64.0 GiB", with three significant digits."""
     if number < 1024:
         return f"{number} B"
     power = min(int(math.log2(number)) // 10, len(_PREFIXES))
@@ -34,10 +34,10 @@ def format_bytes(number: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """A whole number of bytes out of "1000", "10GiB", "1.5 TB" or "64k"; without an i, steps are of 1000.
+    """The number of bytes in "1000", "10GiB", "1.5 TB" or "64k"; units without an i are powers of 1000.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It isn't a size.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -48,13 +48,13 @@ def parse_bytes(text: str) -> int:
 
 
 class LineProgress:
-    """Says it on stderr, a line for each tenth of the way."""
+    """Prints progress on stderr, a line for each tenth."""
 
     def __init__(self) -> None:
         self._said: tuple[str, int] = ("", -1)
 
     def say(self, doing: str, share: float, more: str = "") -> None:
-        """Say the share that is done of what is being done, which has a way of its own, and what stands after that."""
+        """Print the done share of an action, and more text, if the tenth or the action is new."""
         now = doing, int(10 * share)
         if now != self._said and sys.stderr is not None:
             print(f"{doing}: {10 * now[1]} %{more and f', {more}'}", file=sys.stderr, flush=True)
@@ -63,13 +63,13 @@ class LineProgress:
 
 @contextmanager
 def progress(doing: str, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
-    """Show on stderr how far a command is: from its begin on, and 100 % where it ends well.
+    """Show a command's progress on stderr, from its beginning, and 100 % if it succeeds.
 
-    A bar where that is a terminal, else a line for each tenth of the way. It gives a function of what is being done,
-    the share of that which is done, and, if need be, what stands after it.
+    It is a bar on a terminal, else a line for each tenth. The block gets a function of the current action, its done
+    share, and optional text after it.
 
     Args:
-        doing: What is done first, in a word or two.
+        doing: The first action, in a word or two.
         hidden: Show nothing.
     """
     console = Console(stderr=True)

@@ -3,8 +3,8 @@
 fetch       how objects are asked for: FetchConfig and its parts
 stream      how a dataset is streamed: StreamConfig
 memory      what its max_bytes is split into
-secrets     settings whose values no repr shows and no pickle carries, urls whose secrets none does
-checks      what a field may hold
+secrets     settings and urls that keep their secrets out of every repr and pickle
+checks      which values a field may hold
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of arguments, and of a configuration's fields: what annotations say, and what owners require beside that."""
+"""Checks of arguments and of a configuration's fields, by their annotations and by further rules."""
 
 from __future__ import annotations
 
@@ -43,13 +43,20 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def require_least(config: object, least: int, *names: str) -> None:
+    """ConfigError unless each of these fields is None or at least ``least``."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= least, f"{name} must be at least {least}, not {value}")
+
+
 def _require_text(where: str, value: object) -> None:
-    """ConfigError unless it is a string. The value isn't shown."""
+    """ConfigError unless the value is a string. The value isn't shown."""
     require(isinstance(value, str), f"{where} must be a string, not of type {type(value).__name__}")
 
 
 def require_token(where: str, value: object) -> None:
-    """ConfigError unless it can be a Bearer token. The value isn't shown."""
+    """ConfigError unless the value can be a Bearer token. The value isn't shown."""
     _require_text(where, value)
     fits = isinstance(value, str) and value != "" and value.isascii() and value.isprintable() and " " not in value
     begins = isinstance(value, str) and value.lower().startswith("bearer ")
@@ -58,7 +65,7 @@ def require_token(where: str, value: object) -> None:
 
 
 def require_header(where: str, name: object, value: object) -> None:
-    """ConfigError unless they can be a header's: anything else would end it, or the request, early."""
+    """ConfigError unless name and value fit a header: anything else would end it, or the request, early."""
     is_name = isinstance(name, str) and _HEADER.fullmatch(name) is not None
     require(is_name, f"{where} has a name that no header can have: letters, digits and dashes, without the colon")
     _require_text(f"{where}[{name!r}]", value)
@@ -69,8 +76,8 @@ def require_header(where: str, name: object, value: object) -> None:
 def check_types(config: Any) -> None:  # noqa: ANN401 - a dataclass
     """ConfigError unless each field of a dataclass holds what its annotation says.
 
-    Whole numbers are numbers, and numpy's numbers are as good as Python's, which take their place, since numpy's may
-    overflow; booleans are neither. What a mapping holds isn't looked at.
+    A whole number is also a number; a boolean is neither. NumPy's numbers become Python's, which can't overflow. The
+    contents of mappings aren't checked.
     """
     for name, kind in _kinds(config.__class__).items():
         value = getattr(config, name)
@@ -96,11 +103,11 @@ _ELSEWHERE: Mapping[str, str] = {
     "root": "the first argument is a URL or a path",
     "video_backend": 'config=StreamConfig(decoder="torchcodec") or "pyav"',
 }
-"""What arguments of other libraries and of other calls are here."""
+"""Arguments of other libraries and of other calls, with their counterparts here."""
 
 
 def explains_keywords(call: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a call, to say of a keyword that it doesn't have what to write instead: UsageError."""
+    """Decorate a call: an unknown keyword raises a UsageError that says what to write instead."""
     known = [name for name in signature(call).parameters if name != "self"]
     name = call.__qualname__.removesuffix(".__init__")
 
@@ -141,14 +148,14 @@ def _words(kind: Any) -> str:  # noqa: ANN401 - an annotation
 
 
 def _shown(value: object, kind: Any) -> str:  # noqa: ANN401 - an annotation
-    """A value that was refused, for a message; only its type where it might be a secret."""
+    """A refused value, for a message; only its type if it might be a secret."""
     is_plain = value is None or isinstance(value, Real) or bool(size_hint(value))
     is_choice = isinstance(value, str) and get_origin(kind) is Literal
     return f"{value!r:.80}" if is_plain or is_choice else f"of type {type(value).__name__}"
 
 
 def size_hint(value: object) -> str:
-    """Return what to write in place of a size in words, such as "4GiB"; empty where it is none."""
+    """Return what to write in place of a size such as "4GiB"; empty for anything else."""
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return ""
@@ -160,26 +167,26 @@ def size_hint(value: object) -> str:
 
 
 def is_whole_number(value: object) -> bool:
-    """Return whether it is one, of Python or numpy; a boolean isn't."""
+    """Return whether the value is a whole number of Python or NumPy; a boolean isn't."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def index_of(value: Any) -> int:  # noqa: ANN401 - what a user gave
-    """Return what ``operator.index`` does, which takes a tensor too; TypeError for a boolean: masks are no indices."""
+    """``operator.index``, which also takes a tensor; TypeError for a boolean: masks are no indices."""
     if isinstance(value, bool):
         raise TypeError(f"{value} is no index")
     return operator.index(value)
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:  # noqa: ANN401 - what a user gave
-    """It as Python's, of which no sum or product overflows; ConfigError where it is none, or less than ``least``."""
+    """The value as Python's int, which can't overflow; ConfigError if it isn't whole, or less than ``least``."""
     if not is_whole_number(value) or value < least:
         raise ConfigError(f"{name} must be a whole number, at least {least}, not {value!r}{size_hint(value)}")
     return int(value)
 
 
 def absolute_directory(directory: str | os.PathLike[str]) -> Path:
-    """Return where it is, without asking the disk; ConfigError for a name that no directory can have."""
+    """The absolute path, without access to the disk; ConfigError for a name that no directory can have."""
     try:
         path = Path(directory).expanduser().absolute()
     except TypeError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from asyncfetch.config.checks import check_types, require, require_header, require_token
+from asyncfetch.config.checks import check_types, require, require_header, require_least, require_token
 from asyncfetch.config.secrets import Secrets
 from asyncfetch.errors import ConfigError, redact_url
 
@@ -21,9 +21,9 @@ MIB = 1024 * KIB
 class TimeoutConfig:
     """Limits on the phases of one attempt, and on the silence of a process that works for this one.
 
-    There is none on the whole body: one that moves fast enough is left alone.
+    A whole body has no limit, as long as it moves fast enough.
 
-    A back end of fsspec doesn't show its phases. Each call into one, for a piece of 8 MiB at most, may take as long as
+    A back end of fsspec doesn't show its phases. Each call into it, for a piece of 8 MiB at most, may take as long as
     all three together.
     """
 
@@ -37,10 +37,10 @@ class TimeoutConfig:
     """Least rate of a body, over any ``stall_seconds``: one that drips would hold its place at the host for days.
     aws-c-s3 gives up at 30 s below 1 B/s."""
     silent_process_seconds: float = 60.0
-    """Seconds without a sign of life after which a process that is waited for is killed, and WorkerError raised: that
-    of ``serve_samples``, a loader's worker, one of a merge. Its loop gives a sign every second, and so does whatever
-    computes; so this is about processes that are stopped or hang, and not about slow ones. A loader's worker gives
-    none where the dataset is a map-style one: that it is stopped is noticed, that it hangs isn't."""
+    """Seconds without a sign of life after which a process of ``serve_samples``, of a loader or of a merge is killed,
+    and WorkerError raised. A process gives a sign every second, by its loop or by computing, so a slow one isn't
+    killed, only one that is stopped or hangs. A loader's worker of a map-style dataset gives no signs: it is killed
+    when it is stopped, not when it hangs."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -52,24 +52,24 @@ class TimeoutConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryDetails:
-    """One attempt that failed and is made again, as ``RetryConfig.on_retry`` is told of it."""
+    """A failed attempt that is made again; the argument of ``RetryConfig.on_retry``."""
 
     url: str
     """The object as the caller wrote it, without its secrets."""
     start: int | None
-    """First byte of the caller's range; None where none was asked for."""
+    """First byte of the caller's range; None if the call had no range."""
     stop: int | None
     """One past the last byte; None means to the end."""
     host: str | None
-    """``host:port`` that the attempt ended at; None where it got to none."""
+    """``host:port`` that the attempt ended at; None if it reached no host."""
     status: int | None
-    """Status of the answer; None where there was none."""
+    """Status of the answer; None without an answer."""
     cause: str
     """The cause, in words."""
     attempt: int
     """Attempts so far, this one included."""
     wait_seconds: float
-    """Seconds until the next one; 0 where the end of an outage is waited for."""
+    """Seconds until the next one; 0 while waiting for the end of an outage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +77,16 @@ class RetryConfig:
     """The one retry layer. Waits are drawn from U(0, min(initial * 2**n, maximum)): "full jitter"."""
 
     attempts: int = 5
-    """Requests for one range in all, where answers are wrong or break off; progress in a body starts the count afresh.
-    1 switches retrying off, and ``outage_seconds`` with it."""
+    """Requests for one range, in all, when answers are wrong or break off. Progress in a body restarts the count. 1
+    switches retrying off, and ``outage_seconds`` with it."""
     total_seconds: float = 120.0
     """No new attempt starts later than this after the first one, outages not counted; botocore and object_store allow
     60-180 s."""
     outage_seconds: float = 300.0
-    """Longest time that a host which is away is waited for: connections are refused, reset or not answered, its name
-    can't be resolved, or a gateway says 502, 503 or 504. No attempt starts later. Meanwhile one request at a time
-    probes it and all others wait; none of this counts as ``attempts``. Kubernetes starts a container that ends again
-    and again every 300 s, object_store waits for 180 s. 0 takes these for failures like others."""
+    """Longest wait for a host that is away: connections are refused, reset or not answered, its name can't be resolved,
+    or a gateway says 502, 503 or 504. No attempt starts later. Meanwhile one request at a time probes the host and all
+    others wait; none of this counts as ``attempts``. Kubernetes restarts a container that keeps failing every 300 s,
+    object_store waits for 180 s. 0 treats these failures like others."""
     initial_seconds: float = 0.1
     """Upper bound of the first wait."""
     maximum_seconds: float = 10.0
@@ -94,18 +94,18 @@ class RetryConfig:
     retry_after_maximum_seconds: float = 60.0
     """A server's Retry-After above this ends the request as Throttled instead of being waited for."""
     budget: int = 500
-    """Repeats that a host may be ahead of its answers, over all ranges; beyond it failures are raised at once. The
-    tokens of aws-c-s3 and botocore, but one for a repeat instead of 5 or 10, and one back for each answer: theirs runs
-    dry where 3 in 10 requests fail at random, and of those in flight when a server restarts. Repeats at the time that
-    a server names are free. 0 allows no others."""
+    """Retries by which a host may be ahead of its answers, over all ranges; beyond that, failures are raised at once.
+    These are the tokens of aws-c-s3 and botocore, but a retry takes one instead of 5 or 10, and each answer gives one
+    back: theirs run out when 3 in 10 requests fail at random, or when a server restarts under many requests. Retries
+    at the time that a server names are free. 0 allows no others."""
     on_retry: Callable[[RetryDetails], None] | None = None
-    """Called on the fetcher's loop for each attempt that failed and is made again, before the wait; it mustn't block.
-    What it raises ends the call, and comes out of it as it is. The logger ``asyncfetch`` says the same at DEBUG. A
-    config that is to be pickled, as for workers that are spawned, needs a function of a module here, not a lambda."""
+    """Called on the fetcher's loop for each failed attempt that is made again, before the wait; it mustn't block. An
+    error that it raises ends the caller's call, unchanged. The logger ``asyncfetch`` logs the same at DEBUG. To be
+    pickled, as for spawned workers, it must be a function of a module, not a lambda."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(self.attempts >= 1, f"attempts must be at least 1, not {self.attempts}")
+        require_least(self, 1, "attempts")
         require(self.budget >= 0, f"budget must not be negative, not {self.budget}: 0 repeats nothing unasked")
         times = ("total_seconds", "outage_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds")
         for name in times:
@@ -114,13 +114,12 @@ class RetryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeConfig:
-    """Settings for second requests, where an answer is late; the answer that comes first is taken."""
+    """Settings for second requests for late answers; the first answer to come is taken."""
 
     quantile: float = 0.95
-    """Share of a host's latest answers that came sooner than one that is late. Dean and Barroso ask again from there
-    on."""
+    """An answer is late when it takes longer than this share of its host's latest answers. Dean and Barroso's value."""
     max_share: float = 0.03
-    """Second requests in the long run, by all others. Dean and Barroso needed 2-5 %."""
+    """Bound on second requests in the long run, as a share of all others. Dean and Barroso needed 2-5 %."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -132,34 +131,32 @@ class HedgeConfig:
 class S3Config:
     """Settings that say how ``s3://bucket/key`` becomes a request.
 
-    Credentials come from where the AWS tools have them (environment, profiles, single sign-on, the instance's role),
-    never from here, so that this can be printed and pickled.
+    Credentials come from the environment, profiles, single sign-on or the instance's role, as for the AWS tools, and
+    never from here, so this can be printed and pickled.
     """
 
     endpoint_url: str | None = None
-    """Endpoint of a store that speaks like S3 (MinIO, B2, R2). None means AWS_ENDPOINT_URL_S3, the profile's, or
-    AWS."""
+    """Endpoint of an S3-compatible store (MinIO, B2, R2). None means AWS_ENDPOINT_URL_S3, the profile's, or AWS."""
     region: str | None = None
-    """Region in which buckets are asked for first; None means AWS_DEFAULT_REGION or the profile's. Others are found."""
+    """First region to try for a bucket; None means AWS_DEFAULT_REGION or the profile's. Other regions are found."""
     profile: str | None = None
     """Profile of ~/.aws/config; None means AWS_PROFILE or the default one."""
     anonymous: bool = False
-    """True if to sign nothing: public buckets, without any credentials."""
+    """True signs nothing: for public buckets, without any credentials."""
     requester_pays: bool = False
-    """True if to accept that the requests and bytes are charged to you."""
+    """True accepts that the requests and bytes are charged to you."""
     path_style: bool | None = None
-    """True if the bucket stands in the path instead of the host's name; None means where there is an endpoint_url."""
+    """True puts the bucket into the path, False into the host's name; None into the path if there is an endpoint."""
     presign_seconds: int = 3600
-    """Seconds that a signed url is good for, and so used for all ranges of its object. S3 allows 7 days."""
+    """Seconds for which a signed url is valid, and used for all ranges of its object. S3 allows 7 days."""
     upload_part_bytes: int = 16 * MIB
-    """Length of a part: longer objects are put in parts, side by side. S3 takes 10,000 parts of at least 5 MiB: the
-    parts of an object of more than 156 GiB get longer, where its size is known. S3's guide advises 8-16 MiB. Four parts
-    of an object are on their way at a time and one more is read meanwhile, so that a source which isn't in memory
-    already takes five times this."""
+    """Length of a part; longer objects are put in parts, side by side. S3 takes 10,000 parts of at least 5 MiB, and its
+    guide advises 8-16 MiB. Above 156 GiB the parts get longer, if the size is known. Four parts of an object are in
+    flight while the next is read, so a source that isn't in memory yet takes five times this."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(self.upload_part_bytes >= 1, f"upload_part_bytes must be at least 1, not {self.upload_part_bytes}")
+        require_least(self, 1, "upload_part_bytes")
         require(
             1 <= self.presign_seconds <= 604_800,
             f"presign_seconds must be between 1 and 604800 (7 days), not {self.presign_seconds}",
@@ -176,39 +173,38 @@ class FetchConfig:
     """
 
     max_requests_per_host: int = 64
-    """Most requests in flight to one (scheme, host, port). 64 connections were the best of 4-128 on a Hub bucket. Raise
-    it for a store that stands more, and the limit grows as long as that brings more."""
+    """Most requests in flight to one (scheme, host, port). 64 connections were the best of 4-128 on a Hub bucket. If
+    this is higher, the limit grows as long as that increases throughput."""
     learn_limit: bool = True
-    """True if the limit of a web server moves. It begins at 64 or ``max_requests_per_host``, whichever is less, rises
-    while goodput grows and requests wait for it, and falls, to no less than 4, where the server says 429 or 503 or
+    """True adapts the limit of a web server. It begins at 64 or ``max_requests_per_host``, whichever is less, rises
+    while goodput grows and requests wait for it, and falls, to no less than 4, when the server says 429 or 503 or
     answers late. False holds it at ``max_requests_per_host``; a server's Retry-After pauses its requests either way."""
     max_gap_bytes: int = 64 * KIB
-    """Longest run of unasked bytes that is read over to save a request of fetch_many, or of calls made at once, where
-    there are more than may be in flight: 1,000 ranges of 4 KiB so far apart took 0.39 s instead of 0.94 s at 50 ms
-    and 4 MiB/s a stream, and a third of the CPU. Over gaps of 256 KiB it took longer than without."""
+    """Longest gap between two ranges that one request may read over, when fetch_many or calls made at once have more
+    requests than may be in flight. 1,000 ranges of 4 KiB so far apart took 0.39 s instead of 0.94 s, and a third of the
+    CPU, at 50 ms and 4 MiB/s a stream. Over gaps of 256 KiB it took longer than without."""
     max_span_bytes: int = 16 * MIB
     """Longest request that fetch_many makes of several ranges; calls of one turn of the loop share at most 512 KiB.
-    0 asks for each range by itself. S3's guide advises requests of 8-16 MiB."""
+    0 requests each range by itself. S3's guide advises requests of 8-16 MiB."""
     part_bytes: int = 8 * MIB
-    """Longer ranges are fetched in parts, side by side. What aws-c-s3 takes; S3's guide advises 8-16 MiB. 32 MiB took
+    """Longer ranges are fetched in parts, side by side. aws-c-s3's value; S3's guide advises 8-16 MiB. 32 MiB took
     2.1 s at 4 MiB/s a stream, 0.6 s in parts of 2 MiB, and the same CPU within a fifth in parts of 2-64 MiB."""
     min_part_bytes: int = 256 * KIB
-    """Parts get shorter, down to this, where a host's streams were seen to be so slow that the last byte then comes
-    sooner, and requests to it are free. 16 MiB at 4 MiB/s a stream and 50 ms took 2.05 s in parts of 8 MiB and 0.17 s
-    in the 43 so chosen. Until that is seen, a far host's come in two. As much as part_bytes switches it off."""
+    """Parts get shorter, down to this, if a host's streams are so slow that the last byte then comes sooner, and the
+    host may get more requests. 16 MiB at 4 MiB/s a stream and 50 ms took 2.05 s in parts of 8 MiB and 0.17 s in the 43
+    so chosen. Until the rate is known, a range from a far host comes in two parts. ``part_bytes`` switches it off."""
     max_bytes_per_second: int | None = None
     """Bound on the bytes a second of bodies, from web servers, S3, the Hub and fsspec's back ends together; None for no
-    bound. It is the process's: all its fetchers and loops with the same figure share one cap, held within 5 % over 2 s
-    and more. A stream's loader workers get equal shares. What the system reads ahead (64-128 KiB a connection) isn't
-    seen here."""
+    bound. All fetchers and loops of the process with the same figure share one cap, held within 5 % over 2 s and more.
+    A stream's loader workers get equal shares. The system's own read-ahead (64-128 KiB a connection) isn't counted."""
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
     hedge: HedgeConfig | None = field(default_factory=HedgeConfig)
-    """Second requests for bytes whose answer is late; None makes none. Where one first byte in a hundred took 1 s, not
-    50 ms, they brought the 99.9th percentile from 1,007 to 195 ms for 1.05 % more requests; a host that had become
-    slow as a whole got 0.50 % more. A request that is answered in time costs 4 us more."""
+    """Second requests for late answers; None makes none. With one first byte in a hundred at 1 s instead of 50 ms, they
+    brought the 99.9th percentile from 1,007 to 195 ms for 1.05 % more requests; a host that became slow as a whole got
+    0.50 % more. A request that is answered in time costs 4 us more."""
     max_redirects: int = 10
-    """Redirects followed for one request; what browsers, reqwest and aiohttp allow."""
+    """Redirects followed for one request; browsers, reqwest and aiohttp allow as many."""
     keepalive_seconds: float = 12.0
     """Idle connections are closed after this; S3 closes them at about 20 s, aiobotocore uses 12 s."""
     ca_file: str | os.PathLike[str] | None = None
@@ -216,26 +212,26 @@ class FetchConfig:
     client_cert_file: str | os.PathLike[str] | None = None
     """PEM file of the certificate to show to every server that asks for one, redirects included; None shows none."""
     client_key_file: str | os.PathLike[str] | None = None
-    """PEM file of the certificate's key, without a password; None where the key is in ``client_cert_file``."""
+    """PEM file of the certificate's key, without a password; None if ``client_cert_file`` has the key."""
     headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     """Extra request headers by host. "data.example.org:8443" means that port. "data.example.org" means https on port
     443, and the scheme and port of that host which a url of yours names. A redirect takes them nowhere else."""
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Bearer tokens by host as above, sent over https only (and to loopback)."""
     trust_env: bool = True
-    """True if HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count. A login of netrc goes where headers by host go."""
+    """True uses HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc. A login of netrc goes where headers by host go."""
     s3: S3Config = field(default_factory=S3Config)
     """Settings for s3:// urls."""
     hub_endpoint: str | None = None
-    """Server that hf:// urls are asked from. None means HF_ENDPOINT or https://huggingface.co."""
+    """Server of hf:// urls. None means HF_ENDPOINT or https://huggingface.co."""
     fsspec: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
     """Arguments of fsspec's file systems by scheme ("gs"), for every scheme that isn't read natively."""
     max_unsized_bytes: int = 128 * MIB
-    """Bound on an object whose server doesn't say how long it is, as one that sends chunks may: it is read whole, in
-    memory, before anybody knows whether it fits. LeRobot closes a file of data at 100 MB. Of 0, none is read."""
+    """Bound on an object of unknown length, such as one sent in chunks: it is read whole into memory before its length
+    is known. LeRobot closes a file of data at 100 MB. 0 reads none."""
     max_listed_entries: int = 1_000_000
-    """Bound on the entries of a listing, all of which are held, about 370 bytes each; FetchError beyond it, for the
-    pages of a server may have no end. S3 takes 1,000 requests for so many."""
+    """Bound on the entries of a listing, all held in memory at about 370 bytes each; FetchError beyond it, since a
+    server's pages may never end. S3 takes 1,000 requests for so many."""
 
     def __post_init__(self) -> None:
         for name in ("headers", "tokens", "fsspec"):
@@ -243,26 +239,14 @@ class FetchConfig:
             if not isinstance(values, Secrets):
                 object.__setattr__(self, name, Secrets(name, _checked_entries(name, Secrets(name, values))))
         check_types(self)
-        require(
-            self.max_requests_per_host >= 1,
-            f"max_requests_per_host must be at least 1, not {self.max_requests_per_host}",
-        )
-        require(self.max_gap_bytes >= 0, f"max_gap_bytes must not be negative, not {self.max_gap_bytes}")
-        require(self.max_span_bytes >= 0, f"max_span_bytes must not be negative, not {self.max_span_bytes}")
-        require(self.part_bytes >= 1, f"part_bytes must be at least 1, not {self.part_bytes}")
-        require(self.min_part_bytes >= 1, f"min_part_bytes must be at least 1, not {self.min_part_bytes}")
-        require(
-            self.max_bytes_per_second is None or self.max_bytes_per_second >= 1,
-            f"max_bytes_per_second must be at least 1, or None, not {self.max_bytes_per_second}",
-        )
-        require(self.max_redirects >= 0, "max_redirects must not be negative")
+        at_least_1 = ("max_requests_per_host", "part_bytes", "min_part_bytes", "max_bytes_per_second")
+        require_least(self, 1, *at_least_1, "max_listed_entries")
+        require_least(self, 0, "max_gap_bytes", "max_span_bytes", "max_redirects", "max_unsized_bytes")
         require(0 < self.keepalive_seconds < math.inf, "keepalive_seconds must be positive and finite")
         for name in ("ca_file", "client_cert_file", "client_key_file"):
             require(getattr(self, name) != "", f"{name} must name a file, or be None")
         has_certificate = self.client_cert_file is not None
         require(has_certificate or self.client_key_file is None, "client_key_file needs client_cert_file beside it")
-        require(self.max_unsized_bytes >= 0, f"max_unsized_bytes must not be negative, not {self.max_unsized_bytes}")
-        require(self.max_listed_entries >= 1, f"max_listed_entries must be at least 1, not {self.max_listed_entries}")
         _check_endpoint("hub_endpoint", self.hub_endpoint)
 
 
@@ -281,9 +265,9 @@ def _check_endpoint(name: str, url: str | None) -> None:
 
 
 def _checked_entries(setting: str, entries: Mapping[Any, object]) -> Mapping[str, object]:
-    """The entries in lower case, as hosts and schemes are looked up: they have no case.
+    """The entries with names in lower case, since hosts and schemes have no case.
 
-    ConfigError unless names and values are of the kinds that can be used. No value is shown.
+    ConfigError unless names and values are of the right kinds. No value is shown.
     """
     lowered: dict[str, object] = {}
     by = "scheme, like 'gs'" if setting == "fsspec" else "host, like 'data.example.org' or 'data.example.org:8443'"

@@ -1,4 +1,4 @@
-"""The parts of ``max_bytes``, and how much of it a part that is too small asks for."""
+"""The parts of ``max_bytes``, and the ``max_bytes`` that would make a part large enough."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _DECODERS, _TABLES = 4, 8
 """A quarter is for decoders and an eighth for rows and indexes; clips have the other five eighths. A decoder takes 2-3
 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
 _SMALL_TABLES = 6
-"""A sixth of what is for rows and indexes is for the indexes, one for the rows of single episodes. The rest is for
-tables' footers and row groups that episodes share: one that isn't kept is fetched again for each of them."""
+"""A sixth of the memory for rows and indexes is for the indexes, another for the rows of single episodes. The rest is
+for footers and row groups that episodes share: one that isn't kept is fetched again for each episode."""
 _OWN = 4
-"""All but a quarter of what is for clips is for those that a rank's loader workers have in common. The rest, divided
-among them, is for what finds no room there. Of what is for rows and indexes, the quarter is common."""
+"""Three quarters of the memory for clips hold those that a rank's loader workers have in common. The last quarter is
+divided among the workers, for clips that find no room there. Of the memory for rows and indexes, a quarter is
+common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class MemoryShares:
     max_bytes: int
     """The rank's."""
     workers: int = 1
-    """The number of processes that share it."""
+    """Number of processes that share it."""
     reads_as_one: bool = False
-    """True where these keep clips in memory that they have in common."""
+    """True if these processes keep clips in common memory."""
 
     @classmethod
     def of(cls, config: StreamConfig) -> Self:
@@ -67,7 +68,7 @@ class MemoryShares:
 
     @property
     def indexes_bytes(self) -> int:
-        """Memory for the indexes of videos. As much is for the rows of single episodes and the plans of their clips."""
+        """Memory for the indexes of videos; the rows of single episodes and their clips' plans have as much."""
         return self._tables_bytes // _SMALL_TABLES
 
     @property
@@ -99,5 +100,5 @@ def _clips(max_bytes: int) -> int:
 
 
 def _whole(clips_bytes: int) -> int:
-    """Return what has so much for clips: these have what the other parts, rounded down, leave."""
+    """Return the total that leaves so much for clips, when the other parts are rounded down."""
     return -(-clips_bytes * _TABLES * _DECODERS // (_TABLES * _DECODERS - _TABLES - _DECODERS))

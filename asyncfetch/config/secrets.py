@@ -1,8 +1,8 @@
-"""Settings whose values no repr shows and no pickle carries, and urls whose secrets none does.
+"""Settings and urls that keep their secrets out of every repr and pickle.
 
-A pickle may end in a log, a checkpoint or on another machine. The one exception is the pickle that multiprocessing
-sends down a pipe to a process that it is starting, such as a loader's worker by spawn, and what a merge and
-its processes tell each other likewise.
+A pickle may end in a log, a checkpoint or on another machine. There are two exceptions: the pickle that multiprocessing
+sends down a pipe to a process that it is starting, such as a spawned loader worker, and the messages between a merge
+and its processes.
 """
 
 from __future__ import annotations
@@ -26,22 +26,19 @@ _LOST_SLASH = re.compile(r"(https?|s3|hf|gs|gcs|az|abfs|sftp|file):/(?!/)")
 _HUB_PAGE = re.compile(
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/datasets/([^/?#]+/[^/?#]+)(?:/(?:tree|blob)/([^/?#]+)[^?#]*)?/?(?:[?#].*)?$"
 )
-"""What a browser shows of a dataset; not its files, which are below ``/resolve/``."""
+"""A dataset's page in a browser; its files are below ``/resolve/``."""
 _PASSWORD = re.compile(r"(?<=://)[^/?#]*:[^/?#]*@")
 
 
 class Secrets(Mapping[str, V]):
-    """A setting by host or scheme whose values no repr shows and no pickle carries, but its names.
-
-    Copies share the values.
+    """A setting by host or scheme. Reprs and pickles have its names, but not its values; copies share the values.
 
     Args:
-        setting: The field that it stands in, for messages.
+        setting: Name of the field, for messages.
         values: By name.
 
     Raises:
-        ConfigError: Of a value that a pickle left behind, when it is asked for; its name may be. And of ``values`` that
-            are no mapping.
+        ConfigError: ``values`` isn't a mapping, or a value is read that a pickle left behind.
     """
 
     __slots__ = ("_names", "_setting", "_values")
@@ -96,15 +93,15 @@ class Secrets(Mapping[str, V]):
 
 
 class PrivateUrl(str):
-    """A url or path whose password and signature no repr shows and no pickle carries; a string otherwise.
+    """A url or path; reprs and pickles leave out its password and signature. Otherwise a string.
 
-    The fetcher refuses what such a pickle has left of it, by ConfigError. Copies are whole.
+    The fetcher refuses an unpickled url that lost its secrets, by ConfigError. Copies are whole.
     """
 
     __slots__ = ()
 
     def __new__(cls, url: str | os.PathLike[str]) -> Self:
-        """ConfigError where it is neither a string nor a path, or empty."""
+        """ConfigError if it is empty, or neither a string nor a path."""
         is_one = isinstance(url, str | os.PathLike)
         require(is_one and url != "", f"a url or a path is needed, not {url!r}")
         text = os.fspath(url)
@@ -123,7 +120,7 @@ class PrivateUrl(str):
 
     @property
     def has_secrets(self) -> bool:
-        """True if a pickle leaves something of it behind."""
+        """True if a pickle leaves a part of it out."""
         return _without_secrets(self) != self
 
     def __repr__(self) -> str:
@@ -140,7 +137,7 @@ class PrivateUrl(str):
 
 
 def _without_secrets(url: str) -> str:
-    """Return it without secrets: on the web a name may be a token, a query a signature; else "?" may be in a name."""
+    """The url without secrets. A web url's user name may be a token, its query a signature; else "?" is in a name."""
     if url.lower().startswith(("http://", "https://")):
         return redact_url(url)
     return _PASSWORD.sub("***@", url)
@@ -151,7 +148,7 @@ _is_among_own = ContextVar("asyncfetch_among_own_processes", default=False)
 
 @contextmanager
 def among_own_processes() -> Iterator[None]:
-    """Keep what is pickled in here whole: it goes through a pipe between this process and one that it started."""
+    """Let pickles made in this block keep secrets: they go through a pipe to or from a process that we started."""
     token = _is_among_own.set(True)
     try:
         yield
@@ -160,8 +157,8 @@ def among_own_processes() -> Iterator[None]:
 
 
 def goes_to_own_child() -> bool:
-    """Return whether what is being pickled goes to a process of ours, or one that multiprocessing is starting."""
-    from multiprocessing.context import get_spawning_popen  # not needed by who never pickles
+    """Return whether the pickle being made goes to a process of ours, or to one that multiprocessing is starting."""
+    from multiprocessing.context import get_spawning_popen  # needed only to pickle
 
     return _is_among_own.get() or get_spawning_popen() is not None
 

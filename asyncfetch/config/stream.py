@@ -1,13 +1,13 @@
-"""Settings that say how a dataset is streamed, and what each of a rank's workers may take of it."""
+"""Settings that say how a dataset is streamed, and the share of them that each of a rank's workers gets."""
 
 from __future__ import annotations
 
 import math
 import os
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Literal, overload
 
-from asyncfetch.config.checks import check_types, require
+from asyncfetch.config.checks import check_types, require, require_least
 from asyncfetch.config.fetch import MIB, FetchConfig
 from asyncfetch.errors import ConfigError
 
@@ -23,54 +23,51 @@ class StreamConfig:
     max_bytes: int = 4096 * MIB
     """Clips, table rows and indexes in memory, and the decoders on them (a quarter of it)."""
     disk_cache_dir: str | os.PathLike[str] | None = None
-    """A directory on a local disk that keeps what was fetched, for later epochs and for other processes and jobs of the
-    machine; None keeps nothing. Kept are objects on web servers, S3 and the Hub that have a strong ETag."""
+    """A directory on a local disk that keeps fetched bytes for later epochs, and for other processes and jobs of the
+    machine; None keeps nothing. Only objects on web servers, S3 and the Hub with a strong ETag are kept."""
     disk_cache_max_bytes: int = 64 * 1024 * MIB
-    """Bound on that directory, whoever writes to it: it is shared, so loader workers get no shares of it. An eighth of
-    a common disk of 512 GB; less is kept where less than 1 GiB of the disk would be left."""
+    """Bound on that directory. All writers share it, so loader workers don't get a share each. An eighth of a common
+    disk of 512 GB. The cache holds less when less than 1 GiB of the disk would stay free."""
     keep_shares: Literal["auto", "node"] | None = "auto"
-    """ "node": in each epoch a machine reads the same segments, so that it finds them in its disk cache from the second
-    one on; they are shared among its ranks anew each time. Frames of two machines' segments then never are in one
-    rank's batch. None shares all segments among all ranks. "auto" is "node" where there is a ``disk_cache_dir``. How
-    many ranks a machine has is what its launcher says (LOCAL_WORLD_SIZE). A mixture's members are never kept apart."""
+    """ "node": a machine reads the same segments in each epoch, so it finds them in its disk cache from the second one
+    on; its ranks share them anew each time. A rank's batch then never mixes segments of two machines. None shares all
+    segments among all ranks. "auto" means "node" if there is a ``disk_cache_dir``. The launcher says how many ranks a
+    machine has (LOCAL_WORLD_SIZE). A mixture's members are never kept apart."""
     decoded_max_bytes: int = 256 * MIB
-    """Decoded samples that wait for the consumer."""
+    """Bound on decoded samples that wait for the consumer."""
     pool_segments: int = 64
     """Segments that a rank draws frames from at a time."""
     segment_seconds: float = 20.0
-    """Seconds of an episode that are fetched and held as one at most, but for a group of pictures: a longer one is cut
-    into equal segments. A camera's bytes of one begin at a key frame, so short ones of videos with few of these cost
-    more."""
+    """Longest part of an episode that is fetched and held as one, up to a group of pictures more; a longer episode is
+    cut into equal segments. A camera's bytes of a segment begin at a key frame, so short segments of videos with few
+    key frames cost more."""
     group_frames: int | None = None
-    """Neighbouring frames of an episode that a shuffled order takes in a row as far as the episode goes, so that they
-    are decoded together. None means a group of pictures as the dataset states it (``video.g``, or LeRobot's default of
-    2); 1 draws each frame for itself, and then random access costs more than a third of the decoding."""
+    """Neighbouring frames of an episode that a shuffled order takes in a row, so that they are decoded together. None
+    means a group of pictures as the dataset states it (``video.g``, or LeRobot's default of 2); 1 draws each frame by
+    itself, and then random access costs more than a third of the decoding."""
     uneven_ends: Literal["uneven", "drop", "pad"] = "uneven"
-    """Choice of what becomes of the last samples of an epoch where they are fewer than the ranks: some ranks take one
-    more, they are dropped, or the other ranks repeat a sample. With "pad" every sample says whether it
-    ``is_padding``."""
+    """Handling of an epoch's last samples when there are fewer than ranks: some ranks take one more, the samples are
+    dropped, or the other ranks repeat one. With "pad" every sample says whether it ``is_padding``."""
     on_error: OnError = "raise"
-    """Choice of what becomes of a sample whose data are bad: a broken or missing file, a frame that isn't there.
-    "raise" raises the error at the sample's place; "skip" leaves it out, so ranks may get unequally many; "replace"
-    gives a copy of the good sample before it, and ConfigError where ``copy.deepcopy`` can't make one; in batches of one
-    member of a mixture one of that member, and before its first good one nothing. ``Stream.quarantine`` lists what was
-    left out or replaced. Where one consumer reads an epoch alone and nothing is good, its first error is raised. A rank
-    or worker that gets no good sample of those that several share gets none at all with "skip"; with "replace", which
-    promises it as many as there are, it raises DatasetError. A host that is down always raises, and so do a transform's
-    own errors."""
+    """Handling of a sample with bad data: a broken or missing file, a missing frame. "raise" raises the error at the
+    sample's place. "skip" leaves the sample out, so ranks may get different numbers of samples. "replace" gives a copy
+    of the good sample before it (in batches of one member of a mixture: of that member, and nothing before its first
+    good one), or ConfigError if ``copy.deepcopy`` can't copy it. ``Stream.quarantine`` lists all that were left out or
+    replaced. If a single consumer reads an epoch without any good sample, its first error is raised. A rank or worker
+    without a good sample in its share of an epoch gets none with "skip"; with "replace" it raises DatasetError. A host
+    that is down always raises, and so do a transform's own errors."""
     prefetch_segments: int = 8
     """Segments fetched ahead of the pool."""
     decode_threads: int | None = None
-    """Threads that decode; None means one a core this process may use, divided among the loader workers, but at least
-    one each."""
+    """Threads that decode; None means one for each core this process may use, divided among the loader workers, but at
+    least one each."""
     decoder: DecoderBackend = "auto"
-    """ "torchcodec", "pyav", or "auto": torchcodec where it loads, PyAV elsewhere. "pyav-unturned" leaves pictures as
-    they are stored where the video says to turn them, as LeRobot does with its ``video_backend="pyav"``."""
+    """ "torchcodec", "pyav", or "auto": torchcodec if it loads, else PyAV. "pyav-unturned" ignores a video's rotation,
+    as LeRobot does with its ``video_backend="pyav"``."""
     tolerance_seconds: float = 1e-4
-    """Seconds by which the time at which a video shows a frame may differ from its row's, which is the ``timestamp`` in
-    the table and the episode's ``from_timestamp``; LeRobot's ``tolerance_s``. Further off the frame is missing. It is
-    never less than a tick of the video's clock, nor more than a quarter of a frame: beyond that it could be the
-    neighbour that is meant."""
+    """Most that a frame's time in the video may differ from its row's time (its ``timestamp`` after the episode's
+    ``from_timestamp``); LeRobot's ``tolerance_s``. Beyond it the frame is missing. It is never less than a tick of the
+    video's clock, nor more than a quarter of a frame: beyond that the neighbour could be meant."""
     decoder_cache_size: int | None = None
     """Open decoders kept; None means ASYNCFETCH_DECODER_CACHE_SIZE or else what the pool needs, at least 100."""
 
@@ -82,20 +79,12 @@ class StreamConfig:
                 '.to("cuda"), and see pin_memory= of StreamDataset'
             )
         check_types(self)
-        require(self.max_bytes > 0, "max_bytes must be positive")
         require(self.disk_cache_dir != "", "disk_cache_dir must name a directory, or be None for no disk cache")
-        require(self.disk_cache_max_bytes > 0, "disk_cache_max_bytes must be positive")
-        require(self.decoded_max_bytes > 0, "decoded_max_bytes must be positive")
-        require(self.pool_segments >= 1, f"pool_segments must be at least 1, not {self.pool_segments}")
+        require_least(self, 1, "max_bytes", "disk_cache_max_bytes", "decoded_max_bytes")
+        require_least(self, 1, "pool_segments", "group_frames", "decode_threads", "decoder_cache_size")
+        require_least(self, 0, "prefetch_segments")
         require(0 < self.segment_seconds < math.inf, "segment_seconds must be positive and finite")
-        require(self.group_frames is None or self.group_frames >= 1, "group_frames must be at least 1, or None")
-        require(self.prefetch_segments >= 0, "prefetch_segments must not be negative")
         require(self.tolerance_seconds > 0, "tolerance_seconds must be positive")
-        require(self.decode_threads is None or self.decode_threads >= 1, "decode_threads must be at least 1")
-        require(
-            self.decoder_cache_size is None or self.decoder_cache_size >= 1,
-            "decoder_cache_size must be at least 1",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +92,15 @@ class WorkerConfig(StreamConfig):
     """A loader worker's share of its rank's configuration."""
 
     readers_name: str | None
-    """The name by which the rank's workers find each other, to read as one; None where they can't."""
+    """The name by which the rank's workers find each other, to read as one; None if they can't."""
     rank: StreamConfig
-    """The whole."""
+    """The rank's configuration."""
     workers: int
-    """Their number."""
+    """Number of the rank's workers."""
 
     @classmethod
     def of(cls, rank: StreamConfig, workers: int, readers_name: str | None) -> WorkerConfig:
-        """Return that of one of so many."""
+        """The configuration of one of ``workers``."""
         share = config_share(rank, workers)
         values = {each.name: getattr(share, each.name) for each in fields(share)}
         return cls(**values, readers_name=readers_name, rank=rank, workers=workers)
@@ -129,33 +118,23 @@ def config_share(rank: StreamConfig, workers: int) -> StreamConfig:
         fetch=replace(
             rank.fetch,
             max_requests_per_host=_share("max_requests_per_host", rank.fetch.max_requests_per_host, workers),
-            max_bytes_per_second=(
-                None
-                if rank.fetch.max_bytes_per_second is None
-                else _share("max_bytes_per_second", rank.fetch.max_bytes_per_second, workers)
-            ),
+            max_bytes_per_second=_share("max_bytes_per_second", rank.fetch.max_bytes_per_second, workers),
         ),
         max_bytes=max(1, rank.max_bytes // workers),
         decoded_max_bytes=max(1, rank.decoded_max_bytes // workers),
         prefetch_segments=-(-rank.prefetch_segments // workers),
-        decode_threads=(
-            max(1, usable_cpus() // workers)
-            if rank.decode_threads is None
-            else _share("decode_threads", rank.decode_threads, workers)
-        ),
-        decoder_cache_size=(
-            None if rank.decoder_cache_size is None else _share("decoder_cache_size", rank.decoder_cache_size, workers)
-        ),
+        decode_threads=_share("decode_threads", rank.decode_threads, workers) or max(1, usable_cpus() // workers),
+        decoder_cache_size=_share("decoder_cache_size", rank.decoder_cache_size, workers),
     )
 
 
 def rank_config(config: StreamConfig) -> StreamConfig:
-    """The whole of which this is a loader worker's share, or itself."""
+    """The rank's configuration: the whole of a loader worker's share, or ``config`` itself."""
     return config.rank if isinstance(config, WorkerConfig) else config
 
 
 def stream_config(config: StreamConfig | None) -> StreamConfig:
-    """Return what a user gave as ``config``, or the default for None; ConfigError for anything else."""
+    """The configuration, or the default for None; ConfigError for anything else."""
     kind = type(config).__name__
     require(
         config is None or isinstance(config, StreamConfig),
@@ -164,8 +143,18 @@ def stream_config(config: StreamConfig | None) -> StreamConfig:
     return config or StreamConfig()
 
 
-def _share(name: str, limit: int, workers: int) -> int:
-    """A worker's part of a rank's limit, of which each needs one."""
+@overload
+def _share(name: str, limit: int, workers: int) -> int: ...
+
+
+@overload
+def _share(name: str, limit: int | None, workers: int) -> int | None: ...
+
+
+def _share(name: str, limit: int | None, workers: int) -> int | None:
+    """A worker's part of a rank's limit, at least 1; None for no limit."""
+    if limit is None:
+        return None
     require(
         limit >= workers,
         f"{name}={limit} is a rank's limit, and each of its {workers} loader workers needs one: set {name} to at least "

@@ -2,6 +2,7 @@
 
 metadata            info.json, tasks, statistics and the episode table, checked against each other
 info                what info.json says; where files are; units of depth
+choice              keys that a user chooses, and the error where one isn't there
 episode_files, episode_table    meta/episodes: its files; the table in memory
 parquet, columns    parquet by byte ranges; columns as arrays
 listing, oddities   files that no name on record leads to; what is said wrong, but changes no sample
@@ -12,7 +13,8 @@ frame_times         which frame of a video is each row's, by their times
 scan                columns of many episodes, as record batches
 video_index         where an episode's frames lie in its video files
 stretch             neighbouring frames of an episode, which are read as one
-episode_cache       stretches of episodes in memory, each byte fetched once, and one of them while it is read
+episode_cache       stretches of episodes in memory, each byte fetched once
+held_episode        one of them while it is read: its rows, clips and decoders
 samples             which frames a sample is made of; making it
 summary             a dataset in one value, with the sizes of its files
 episode_reader      an open dataset's episodes: fetched ahead, held while they are read, and how some failed
@@ -22,10 +24,12 @@ engine              what several datasets share, beside `resources`
 
 from __future__ import annotations
 
-from asyncfetch.lerobot.dataset import LeRobotDataset, chosen_features, open_dataset, reader_of
+from asyncfetch.lerobot.choice import check_keys, chosen_features
+from asyncfetch.lerobot.dataset import LeRobotDataset, open_dataset, reader_of
 from asyncfetch.lerobot.engine import DatasetEngine
-from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode, PlanChange
+from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, PlanChange
 from asyncfetch.lerobot.episode_reader import DatasetStatistics, EpisodeReader
+from asyncfetch.lerobot.held_episode import HeldEpisode
 from asyncfetch.lerobot.info import DepthUnit
 from asyncfetch.lerobot.samples import (
     Asked,
@@ -64,6 +68,7 @@ __all__ = [
     "SampleBuilder",
     "Stretch",
     "Windows",
+    "check_keys",
     "check_windows",
     "chosen_features",
     "dataset_info",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +11,7 @@ import numpy as np
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ClosedError, ConfigError, FrameMissing, NotFound, redact_url
+from asyncfetch.lerobot.choice import check_keys, chosen_features
 from asyncfetch.lerobot.engine import DatasetEngine
 from asyncfetch.lerobot.episode_reader import EpisodeReader
 from asyncfetch.lerobot.info import depth_stats
@@ -25,7 +25,7 @@ from asyncfetch.runtime.fork import AsyncOnly, LoopGuard
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
     from types import TracebackType
 
     import pyarrow as pa
@@ -291,15 +291,13 @@ class LeRobotDataset(AsyncOnly):
         reader = reader_of(self)
         reader.check()
         table, there = self.episodes, [key for key, feature in self.features.items() if feature.has_column]
-        chosen = chosen_features(keys) or ()
-        unknown = [key for key in chosen if key not in there]
-        if unknown or not chosen or len(set(chosen)) < len(chosen):
-            message = (
-                f"columns of {redact_url(self.url)} must be different ones of {', '.join(there)}, not {keys!r:.200}"
-            )
-            if set(unknown) & set(self.cameras):
-                message += "; frames of cameras are decoded: sample() and Stream give them"
-            raise ConfigError(message)
+        chosen, where = chosen_features(keys) or (), redact_url(self.url)
+        check_keys(chosen, self.features, "columns", where)
+        if not chosen or len(set(chosen)) < len(chosen):
+            raise ConfigError(f"columns of {where} must be different ones of {', '.join(there)}, not {keys!r:.200}")
+        if not set(chosen).isdisjoint(self.cameras):
+            message = f"columns of {where} are {', '.join(there)}, not {keys!r:.200}"
+            raise ConfigError(f"{message}; frames of cameras are decoded: sample() and Stream give them")
         positions = np.arange(len(table)) if episodes is None else table.positions(list(episodes))
         return reader.rows(chosen, positions)
 
@@ -368,12 +366,3 @@ def open_dataset(
         depth_unit=depth_unit,
         config=stream_config(config),
     )
-
-
-def chosen_features(features: Collection[str] | None) -> tuple[str, ...] | None:
-    """Return what a user gave as ``features``, once and for all: an iterator can be gone through only once."""
-    if features is None:
-        return None
-    if isinstance(features, str) or not isinstance(features, Iterable):
-        raise ConfigError(f"features must be a collection of keys, or None for all, not {features!r}")
-    return tuple(features)

@@ -28,23 +28,19 @@ Four things could go wrong where many ask at once, and don't:
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
-from asyncfetch.decode import open_decoder
 from asyncfetch.errors import (
     AsyncFetchError,
     CacheError,
-    ClosedError,
-    DatasetError,
-    DecodeError,
     ObjectChanged,
     redact_url,
 )
 from asyncfetch.fetch.limiter import Caller, calling, current_caller
+from asyncfetch.lerobot.held_episode import ClipDecoders, EpisodeEntry, HeldEpisode
 from asyncfetch.lerobot.info import DepthUnit, depth_scale
 from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.lerobot.video_index import VideoIndexes
@@ -54,148 +50,15 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
-
-    import torch
+    from collections.abc import Awaitable, Callable, Mapping
 
     from asyncfetch.cache import Lease
     from asyncfetch.config import DecoderBackend
-    from asyncfetch.decode import Clip, FrameDecoder
     from asyncfetch.lerobot.engine import DatasetEngine
-    from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import EpisodeRows, PicturePart
     from asyncfetch.lerobot.stretch import Stretch
     from asyncfetch.lerobot.video_index import PlannedClip
-
-
-@dataclass(slots=True, eq=False)
-class EpisodeEntry:
-    """A stretch that somebody reads or waits for."""
-
-    episode: Episode
-    stretch: Stretch
-    holders: int = 0
-    passes: int = 0
-    """Holders that are passes."""
-    size_bytes: int | None = None
-    """Room that is taken for its clips; None before, and where they are in common memory."""
-    is_common: bool = False
-    """True where its clips are in memory of all loader workers of the rank."""
-    generation: int = 0
-    rows: EpisodeRows | None = None
-    """Rows of the whole episode, with pictures of the stretch; None until all is in memory."""
-    clips: Mapping[str, Clip] = field(default_factory=dict)
-    leases: Mapping[str, Lease] = field(default_factory=dict)
-
-
-class HeldEpisode:
-    """A stretch of an episode, or all of it, that can be read until it is released.
-
-    Release it exactly once, or use it as a context manager. ``rows`` and ``frames`` may be used from any thread; frames
-    are numbered in the episode.
-    """
-
-    def __init__(self, cache: EpisodeCache, entry: EpisodeEntry, *, by_pass: bool = False) -> None:
-        self._cache = cache
-        self._entry = entry
-        self.is_by_pass = by_pass
-        """True if a pass has claimed it."""
-        self._released = False
-        entry.holders += 1
-        entry.passes += by_pass
-
-    @property
-    def entry(self) -> EpisodeEntry:
-        """The entry that it holds; for the cache."""
-        return self._entry
-
-    @property
-    def episode(self) -> Episode:
-        """The episode as the metadata has it."""
-        return self._entry.episode
-
-    @property
-    def stretch(self) -> Stretch:
-        """The frames that samples can be made of."""
-        return self._entry.stretch
-
-    @property
-    def is_common(self) -> bool:
-        """True where its clips are in memory of all loader workers of the rank, and nobody pays for them here."""
-        return self._entry.is_common
-
-    @property
-    def rows(self) -> EpisodeRows:
-        """The table rows of its episode, by feature; pictures, for frames that the stretch's samples need."""
-        self._check()
-        assert self._entry.rows is not None
-        return self._entry.rows
-
-    def clip(self, camera: str) -> Clip:
-        """The bytes of one camera's frames as a small MP4 in memory, for a decoder of your own."""
-        self._check()
-        return self._entry.clips[camera]
-
-    def frames(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> torch.Tensor:
-        """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread.
-
-        Args:
-            camera: Its feature.
-            frames: Of those that the stretch's samples need, in any order.
-            reader: Each of the first few (``EpisodeCache.READERS``) has a decoder of its own, which goes on where it
-                stopped; so two who go through different groups of pictures in turns don't begin theirs anew each time.
-
-        Raises:
-            FrameMissing: The video has no such frame.
-            DecodeError: The bytes can't be decoded.
-        """
-        with self._decoder(camera, frames, reader) as decoder:
-            return decoder.frames(frames)
-
-    def each(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> list[torch.Tensor]:
-        """See ``frames``; duplicates are one tensor."""
-        with self._decoder(camera, frames, reader) as decoder:
-            return decoder.each(frames)
-
-    def give(
-        self, camera: str, frames: Sequence[int], take: Callable[[int, torch.Tensor], None], *, reader: int = 0
-    ) -> None:
-        """See ``frames``; each is given by ``take(place in frames, picture)`` as soon as it is decoded."""
-        with self._decoder(camera, frames, reader) as decoder:
-            decoder.give(frames, take)
-
-    @contextmanager
-    def _decoder(self, camera: str, frames: Sequence[int], reader: int) -> Iterator[FrameDecoder]:
-        self._check()
-        stretch, length = self.stretch, self.episode.length
-        start, stop = stretch.span(camera, length)
-        for frame in frames:
-            if not start <= frame < stop and 0 <= frame < length:
-                name = stretch.name(length)
-                raise AssertionError(f"{name}: frame {frame} of {camera}, of which it holds [{start}, {stop})")
-        try:
-            yield self._cache.decoder(self._entry, camera, frames, reader)
-        except (DatasetError, DecodeError):
-            self._cache.doubt(stretch)
-            raise
-
-    def release(self) -> None:
-        """Let go of its bytes. Call it on the loop."""
-        if not self._released:
-            self._released = True
-            self._cache.release(self._entry, by_pass=self.is_by_pass)
-
-    def _check(self) -> None:
-        if self._released:
-            raise ClosedError(f"{self.stretch.name(self.episode.length)} was released: hold it again to read it")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.release()
 
 
 class PlanChange(Exception):
@@ -259,10 +122,6 @@ class EpisodeCache:
         depth_unit: Unit of depth cameras' frames.
     """
 
-    READERS = 4
-    """Number of a stretch's readers that have decoders of their own; further ones share these, also where earlier ones
-    are through."""
-
     def __init__(
         self,
         engine: DatasetEngine,
@@ -291,11 +150,8 @@ class EpisodeCache:
             tolerance_seconds=tolerance_seconds,
             sharing=metadata.episodes.sharing_video_file,
         )
-        self._decoders = engine.decoders
-        self._decoder_keys = engine.decoder_keys
+        self._clip_decoders = ClipDecoders(engine, number, backend)
         self._drop_decoders = engine.drop_decoders
-        self._backend: DecoderBackend = backend
-        self._number = number
         self._episodes = metadata.episodes
         self._fps = metadata.info.fps
         self._metadata = metadata
@@ -311,9 +167,7 @@ class EpisodeCache:
         self._plans: LRUPart[Stretch, _KeptPart[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
         self._tables: LRUPart[Stretch | int, _KeptPart[EpisodeRows]] = LRUPart(engine.tables, number)
         self._held_rows: WeakValueDictionary[Stretch | int, EpisodeRows] = WeakValueDictionary()
-        self._doubted: set[int] = set()
         self._hits = self._misses = 0
-        self._generation = 0  # how often something was found replaced
         self._rows_come_first = False  # once clips were fetched that the rows didn't ask for
 
     async def clip_bytes(self, stretch: Stretch) -> int:
@@ -358,7 +212,7 @@ class EpisodeCache:
         if entry is None or entry.rows is None:
             return None
         self._hits += 1
-        return HeldEpisode(self, entry)
+        return self._held_by(entry)
 
     def claim(self, stretch: Stretch, size_bytes: int) -> HeldEpisode | None:
         """Take room for a stretch, for a pass; None where there is none. ``load`` it, and release it in any case.
@@ -367,7 +221,7 @@ class EpisodeCache:
         """
         entry = self._held.get(stretch)
         if entry is not None and entry.is_common and entry.rows is not None:
-            return HeldEpisode(self, entry)
+            return self._held_by(entry)
         taken_bytes = 0 if entry is None else entry.size_bytes or 0
         # What only brief readers hold may have been found in memory beyond the bound.
         has_room = entry is not None and entry.passes > 0 and size_bytes <= taken_bytes
@@ -376,7 +230,7 @@ class EpisodeCache:
         entry = entry or self._revive(stretch) or self._new_entry(stretch)
         taken_bytes = entry.size_bytes or 0
         size_bytes = entry.size_bytes = max(size_bytes, taken_bytes)
-        held = HeldEpisode(self, entry, by_pass=True)
+        held = self._held_by(entry, by_pass=True)
         if entry.passes > 1:
             self._room.change(pass_bytes=size_bytes - taken_bytes)
         else:
@@ -426,7 +280,7 @@ class EpisodeCache:
                 elif is_taken:
                     self._room.change(brief_bytes=-size_bytes)
             try:
-                return await self.load(HeldEpisode(self, entry))
+                return await self.load(self._held_by(entry))
             except PlanChange:
                 continue
 
@@ -440,11 +294,14 @@ class EpisodeCache:
         held = self.hold_nowait(stretch)
         if held is None:
             entry = self._held.get(stretch) or self._new_entry(stretch)
-            held = await self._loaded(HeldEpisode(self, entry), is_common=True)
+            held = await self._loaded(self._held_by(entry), is_common=True)
         if held.is_common:
             return held
         held.release()
         return None
+
+    def _held_by(self, entry: EpisodeEntry, *, by_pass: bool = False) -> HeldEpisode:
+        return HeldEpisode(entry, self._clip_decoders, self._release, by_pass=by_pass)
 
     def _new_entry(self, stretch: Stretch) -> EpisodeEntry:
         entry = self._held[stretch] = EpisodeEntry(self._episodes[stretch.episode], stretch)
@@ -470,7 +327,7 @@ class EpisodeCache:
             raise
         return held
 
-    def release(self, entry: EpisodeEntry, *, by_pass: bool) -> None:
+    def _release(self, entry: EpisodeEntry, by_pass: bool) -> None:
         """One holder less. The last one gives the clips back to the byte cache's own order of eviction."""
         entry.holders -= 1
         entry.passes -= by_pass
@@ -521,7 +378,7 @@ class EpisodeCache:
     async def _load(self, entry: EpisodeEntry, *, is_common: bool = False) -> None:
         """Fetch what isn't there, again where a file was replaced between its index and its clip."""
         while entry.rows is None:
-            generation = self._generation
+            generation = self._clip_decoders.generation
             try:
                 fetched = await (self._fetch_common(entry.stretch) if is_common else self._fetch(entry))
                 if fetched is None:
@@ -530,7 +387,7 @@ class EpisodeCache:
             except ObjectChanged:
                 raise
             except AsyncFetchError:
-                if generation == self._generation:
+                if generation == self._clip_decoders.generation:
                     raise
                 continue
             try:
@@ -539,7 +396,7 @@ class EpisodeCache:
                     self._indexes.start_earlier(camera, planned[camera])
                     self._plans.clear()
                 # A flight that was given up may end well all the same, beside the one that came after it.
-                if not late and generation == self._generation and entry.rows is None:
+                if not late and generation == self._clip_decoders.generation and entry.rows is None:
                     self._fill(entry, rows, planned, leases)
                     entry.is_common = is_common
                     return
@@ -671,7 +528,7 @@ class EpisodeCache:
         return rows
 
     async def _read_rows(self, key: Stretch | int) -> _KeptPart[EpisodeRows]:
-        generation = self._generation
+        generation = self._clip_decoders.generation
         if isinstance(key, int):
             with calling(self._small_reads):
                 rows = await self._watch(self.rows.rows(self._episodes[key], pictures=False))
@@ -679,7 +536,7 @@ class EpisodeCache:
             rows = await self._watch(self.rows.rows(self._episodes[key.episode]))
         else:
             rows = await self._rows_with_pictures(key)
-        if generation == self._generation:
+        if generation == self._clip_decoders.generation:
             self._held_rows[key] = rows
         return _KeptPart(rows, OBJECTS_BYTES + rows.nbytes)
 
@@ -705,10 +562,9 @@ class EpisodeCache:
 
     def _forget(self) -> None:
         """Plan everything anew. Those who read a stretch now go on with the bytes they hold."""
-        self._generation += 1
+        self._clip_decoders.replace_all()
         self._indexes.clear()
         self.rows.clear()
-        self._decoders.clear()
         self._plans.clear()
         self._tables.clear()
         self._held_rows.clear()
@@ -729,34 +585,14 @@ class EpisodeCache:
             )
             for camera, clip in planned.items()
         }
-        entry.generation, entry.rows, entry.leases, entry.clips = self._generation, rows, leases, clips
-
-    def doubt(self, stretch: Stretch) -> None:
-        """Frames of it couldn't be read: its episode is planned anew when it is held next. Thread-safe."""
-        self._doubted.add(stretch.episode)
+        entry.generation, entry.rows, entry.leases, entry.clips = self._clip_decoders.generation, rows, leases, clips
 
     def _look_again(self, stretch: Stretch) -> None:
         """Forget the plans of an episode that is doubted: its video may have been replaced, which an index tells."""
-        if stretch.episode in self._doubted:
-            self._doubted.discard(stretch.episode)
+        if self._clip_decoders.take_doubt(stretch.episode):
             self._plans.clear(lambda planned: planned.episode == stretch.episode)
             for span in self._episodes[stretch.episode].videos.values():
                 self._indexes.forget(span.url)
-
-    def decoder(self, entry: EpisodeEntry, camera: str, frames: Sequence[int], reader: int) -> FrameDecoder:
-        """A reader's decoder of a held clip, kept or a new one, to ask for these frames. Thread-safe."""
-        clip, lease = entry.clips[camera], entry.leases[camera]
-
-        def open_clip() -> FrameDecoder:
-            clip.ranks(frames)  # a video without any of the frames is no video that a decoder would open
-            return open_decoder(clip, backend=self._backend)
-
-        if entry.generation != self._generation:
-            return open_clip()  # nobody will ask for the replaced video again
-        # Stretches of one group of pictures may have the same bytes, and other frames in them.
-        key = (self._number, lease.key, entry.stretch, entry.generation, reader % self.READERS)
-        self._decoder_keys.setdefault(lease.key, set()).add(key)  # while the lease holds the clip
-        return self._decoders.get(key, open_clip)
 
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from asyncfetch.decode import DecodePoolStatistics, DecoderCacheStatistics
     from asyncfetch.fetch import FetchStatistics
     from asyncfetch.lerobot.engine import DatasetEngine
-    from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
+    from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics
     from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import DepthUnit
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.samples import ImageDtype, Windows

@@ -17,16 +17,16 @@ from asyncfetch.errors import (
     WRITE_ANEW,
     AccessDenied,
     AsyncFetchError,
-    ConfigError,
     FormatError,
     NotFound,
     redact_url,
 )
 from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
+from asyncfetch.lerobot.choice import choose_features
 from asyncfetch.lerobot.columns import to_integers, to_objects
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes, wrong_totals
-from asyncfetch.lerobot.info import DEFAULT_FEATURES, is_v2, parse_info, parse_json
+from asyncfetch.lerobot.info import is_v2, parse_info, parse_json
 from asyncfetch.lerobot.oddities import Oddities
 from asyncfetch.lerobot.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
 from asyncfetch.runtime.concurrently import ungrouped
@@ -315,19 +315,6 @@ async def _load_stats(reader: RangeReader, url: str) -> StoredStatistics | None:
         return StoredStatistics(await reader.fetch(url), url)
     except (AccessDenied, NotFound):
         return None  # S3 denies access to what isn't there to those who may not list.
-
-
-def choose_features(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:
-    """Return those with these keys and the default ones, in the dataset's order; ConfigError where one is missing."""
-    if features is None:
-        return dict(info.features)
-    unknown = [key for key in features if key not in info.features]
-    if unknown or isinstance(features, str):
-        message = (
-            f"{redact_url(url)} has no feature {', '.join(map(repr, unknown))}" if unknown else "features is a str"
-        )
-        raise ConfigError(f"{message}; features= takes a collection of {', '.join(info.features)}")
-    return {key: feature for key, feature in info.features.items() if key in features or key in DEFAULT_FEATURES}
 
 
 def fingerprint_of(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from asyncfetch.errors import LEAVE_OUT_EPISODE, AccessDenied, ConfigError, DatasetError, NotFound, redact_url
+from asyncfetch.errors import LEAVE_OUT_EPISODE, AccessDenied, DatasetError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import empty_column, take_rows, to_column, to_integers
 from asyncfetch.lerobot.frame_times import own_seconds
@@ -328,9 +328,6 @@ class RowReader:
         number: Of the dataset, among those that keep theirs there.
         list_tables: Lists the files, where their names don't hold; None where nothing can.
         run: Runs the blocking parts.
-
-    Raises:
-        ConfigError: ``columns`` has a key that isn't among the features of the metadata.
     """
 
     def __init__(
@@ -344,14 +341,9 @@ class RowReader:
         list_tables: ListTables | None = None,
         run: RunSync = run_sync,
     ) -> None:
-        features = metadata.features
-        unknown = [key for key in columns or () if key not in features]
-        if unknown:
-            message = f"{', '.join(map(repr, unknown))} can't be read from {redact_url(metadata.url)}"
-            raise ConfigError(f"{message}; its chosen features are {', '.join(features)}")
         self._features = {
             key: feature
-            for key, feature in features.items()
+            for key, feature in metadata.features.items()
             if feature.has_column and (columns is None or key in columns or key in DEFAULT_FEATURES)
         }
         self._numbers = {key: feature for key, feature in self._features.items() if feature.kind != "image"}

@@ -17,6 +17,7 @@ import numpy as np
 from asyncfetch.decode import decode_image, stack_frames
 from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import LEAVE_OUT_FEATURE, ConfigError, FormatError, redact_url
+from asyncfetch.lerobot.choice import check_keys
 from asyncfetch.lerobot.info import MILLIMETRES, stored_unit
 from asyncfetch.lerobot.stretch import reach_of
 from asyncfetch.runtime.fork import forks_wait
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from asyncfetch.lerobot.episode_cache import HeldEpisode
     from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import DepthUnit, Feature
 
 TOLERANCE_SECONDS = 1e-4
@@ -81,10 +82,9 @@ def resolve_windows(windows: Windows | None, *, fps: float, keys: Collection[str
             on the grid of frames within 0.1 ms.
     """
     check_windows(windows)
+    check_keys(windows or (), sorted(keys), "windows", "the dataset")
     resolved = {}
     for key, window in (windows or {}).items():
-        if key not in keys:
-            raise ConfigError(f"windows: no feature {key!r} to put one on; there are {', '.join(sorted(keys))}")
         if f"{key}_is_pad" in keys:
             message = f"windows: what tells the padding of {key!r} would take the place of the feature '{key}_is_pad'"
             raise ConfigError(f"{message}: leave that out by features=")

@@ -15,10 +15,11 @@ import numpy as np
 
 from asyncfetch.errors import WRITE_ANEW, AccessDenied, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
+from asyncfetch.lerobot.choice import choose_features
 from asyncfetch.lerobot.episode_files import MAX_NUMBER, check_episodes
 from asyncfetch.lerobot.episode_table import EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.info import as_v3, parse_info, parse_json
-from asyncfetch.lerobot.metadata import Metadata, choose_features, fingerprint_of
+from asyncfetch.lerobot.metadata import Metadata, fingerprint_of
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:

@@ -1,23 +1,22 @@
 """Joining LeRobot datasets to one, and taking parts of them.
 
-    apply         merge_datasets: its contract, its report, what is refused before anything is read, how far it is
+    apply         merge_datasets: its contract, its report, its arguments
     subsets       some episodes, the parts of a split, a v2 dataset: merges of one source
-    sources       what is read of each dataset beforehand
-    plan          what datasets must have in common; which file, frame and task everything gets; its tables,
-                  and types that differ in nulls only
-    job           a merge that is planned and can be carried out: which pieces run when, and what is added up
+    sources       all that is read of each dataset before a merge
+    plan          agreement of the sources; the file, frame and task of each episode; tables, and common types
+    job           a planned merge, and carrying it out: the order of the pieces, and their sums
     tasks         the pieces that write: each file, and the metadata at the end
-    summaries     statistics, and the pieces that read back what they need of the rows
-    quantiles     how quantiles are found without all rows in memory
+    summaries     statistics, and the pieces that read rows back for them
+    quantiles     quantiles without all rows in memory
     pairwise      a sum of values that come in any order
-    executor      what an executor has to do, and what a piece finds where it runs
+    executor      the protocol of executors, and the setup of a piece
     local_executor   the executor of this machine: threads, or processes when they pay
     worker_process   one of these processes
-    destination   what a destination has to do
-    local_folder  one of them: built beside, gone on with after an interruption
-    s3_prefix     the other: put file by file, likewise
-    videos        where a video can be cut, and one video of many segments, times in whole ticks
-    info          what info.json says
+    destination   the protocol of destinations
+    local_folder  a local destination: built beside it, and resumed after an interruption
+    s3_prefix     a destination on S3: put file by file, and resumed likewise
+    videos        places where a video can be cut, and one video of many segments, times in whole ticks
+    info          info.json of the result
 
 Sources are read with the engine, so they may be anywhere it reads from.
 """

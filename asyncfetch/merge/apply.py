@@ -1,4 +1,4 @@
-"""``merge_datasets``: read all that matters, check it, write it once beside the destination, and rename it."""
+"""``merge_datasets``: read and check the sources, write each file once beside the destination, and rename."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -> list[Selection]:
-    """The sources, at least one; a path is that of the working directory here, wherever it is read."""
+    """The sources, at least one; relative paths become absolute, since other processes may read them."""
     if isinstance(sources, str) or not sources:
         raise ConfigError(f"sources must be a list of at least one dataset, not {sources!r}")
     selections = [source if isinstance(source, Selection) else Selection(source) for source in sources]
@@ -43,14 +43,14 @@ def _is_relative(url: str) -> bool:
 
 
 def destination_path(destination: str | os.PathLike[str]) -> str:
-    """Return what a user names, which isn't empty: that would mean the working directory."""
+    """The destination as text; ConfigError if it is empty, which would mean the working directory."""
     if not (named := os.fspath(destination)):
         raise ConfigError("destination is empty; give the directory to write")
     return named
 
 
 def destination_of(destination: str | os.PathLike[str]) -> Destination:
-    """The destination that a user names, read as a fetcher reads urls."""
+    """The destination of a path or url, parsed as a fetcher parses urls."""
     named = destination_path(destination)
     scheme, separator, place = named.partition("://")
     match scheme.lower() if separator else "file":
@@ -91,27 +91,26 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """Report of what a merge wrote, or would."""
+    """Report of a merge, or of a dry run."""
 
     destination: Path | str
-    """A url where it isn't local."""
+    """A path, or a url on S3."""
     episodes: int
     frames: int
     tasks: int
     files: int
-    """Files of rows and videos, and when they are written those of metadata."""
+    """Files of rows and videos, and, once written, of metadata."""
     bytes: int
-    """Bytes of these files; before they are written, about."""
+    """Bytes of these files; an estimate for a dry run."""
     seconds: float
     is_dry_run: bool
     planned: tuple[PlannedFile, ...]
     """The files of rows, then the videos."""
     dropped: tuple[str, ...]
-    """Urls of what lies in the sources' ``meta`` and isn't carried over, of sources that can be listed. A directory's
+    """Urls of files in the sources' ``meta`` that aren't carried over, for sources that can be listed. A directory's
     ends in "/"."""
     differences: tuple[str, ...] = ()
-    """Differences: what info.json says of a feature or of the dataset in some sources only, or otherwise in another
-    one, and isn't carried over, in words."""
+    """Entries of info.json that aren't carried over, because some sources lack them or have other values, in words."""
 
 
 async def merge_datasets(
@@ -131,43 +130,43 @@ async def merge_datasets(
     """Join LeRobot datasets to one of v3, their episodes one after the other in the order of the sources.
 
     Everything is read and checked before anything is written; then every file is written once, in a hidden folder
-    beside the destination, which takes its place at the end. Until then the destination is as it was. The coded
-    pictures are copied as they are. The result doesn't depend on ``workers`` or ``executor``, and merging merged
-    datasets gives what merging all at once does.
+    beside the destination, which takes its place at the end. Until then the destination is unchanged. Coded pictures
+    are copied without re-encoding. The result doesn't depend on ``workers`` or ``executor``, and merging merged
+    datasets gives the same as merging all at once.
 
-    A fetch that fails, a cancellation or a kill leaves that folder where a file in it is finished. The same call goes
-    on from there, and where the destination is all there already, it reports it as if it had just been written; one
-    for the same destination with other sources or limits removes the folder.
+    A failed fetch, a cancellation or a kill leaves that folder if a file in it is finished. The same call resumes from
+    there; if the destination is complete already, it reports that as if it had just been written. A call for the same
+    destination with other sources or limits removes the folder.
 
-    On S3 nothing is renamed. A file is written in a temporary folder (``TMPDIR``), put when it is whole, and removed
-    there, so that there are no more of them than workers; ``meta/info.json`` comes last. What is interrupted leaves
-    what it has put, which is no dataset, nor is what was to be replaced; the same call goes on from there, on any
-    machine. The destination must not be given to two merges at a time: on S3 that isn't seen.
+    On S3 nothing is renamed. A file is written in a temporary folder (``TMPDIR``), put when it is complete, and removed
+    there, so there are no more of them than workers; ``meta/info.json`` comes last. An interrupted merge leaves the
+    files that it has put, without a valid dataset, even if one was to be replaced; the same call resumes from there, on
+    any machine. Never run two merges into one destination at a time: on S3 that isn't noticed.
 
-    Not carried over: rows and videos that no episode names, files in ``meta`` that LeRobot doesn't know, sound.
+    Not carried over: rows and videos that no episode refers to, files in ``meta`` that LeRobot doesn't know, sound.
 
     Args:
         sources: Directories or urls of at least one dataset, of v3, v2.1 or v2.0, or selections of some of their
             episodes. They are only read.
         destination: A local directory or an ``s3://bucket/prefix`` that is empty or doesn't exist yet.
-        workers: Pieces of work at a time; None: as many as there are processors. Where there is work for more than some
-            seconds, each is done in a process of its own, gone when this returns; else in threads.
+        workers: Pieces of work at a time; None for the number of processors. Work of more than some seconds is done in
+            processes, gone when this returns; less in threads.
         overwrite: Replace all that is there.
         dry_run: Read, check and plan only.
-        data_file_max_bytes: A file of rows ends with the last episode that keeps it within this; one always fits.
-        video_file_max_bytes: Likewise for a video.
+        data_file_max_bytes: Bound on a file of rows; a single episode may exceed it.
+        video_file_max_bytes: Bound on a video, likewise.
         files_per_chunk: Files in a chunk directory, at most 1000: LeRobot reads them in the order of their names.
-        fetch: How the sources are read, and a destination on S3 is written.
-        executor: Where the work is done; None: on this machine.
-        progress: Called whenever something was written.
+        fetch: Configuration for reading the sources and writing to S3.
+        executor: Runs the work; None means this machine.
+        progress: Called after each write.
 
     Raises:
-        ConfigError: An argument can't be meant.
-        MergeError: The destination is taken, too small, being built by another merge or may not be written, or the
-            sources can't be read or disagree; lists every reason.
-        FetchError: A source could not be read while it was being copied, or the destination not be written;
-            ObjectChanged where the source was replaced after it was read and checked.
-        DatasetError: A source's rows aren't what its metadata say.
+        ConfigError: An argument is invalid.
+        MergeError: The destination is taken, too small, being built by another merge or not writable, or the sources
+            can't be read or disagree; lists every reason.
+        FetchError: A source could not be read while it was being copied, or the destination could not be written;
+            ObjectChanged if a source was replaced after it was read and checked.
+        DatasetError: A source's rows contradict its metadata.
         WorkerError: A process that worked for it has died.
         MissingDependency: pyarrow isn't installed.
     """
@@ -199,7 +198,7 @@ async def merge_several(
     executor: Executor | None = None,
     progress: Callable[[MergeProgress], object] | None = None,
 ) -> list[MergeReport]:
-    """Sources and a destination each: all are planned, then all are written, then all take their places.
+    """Several merges, each of sources and a destination: all are planned, then all written, then all published.
 
     The other arguments and all errors are those of ``merge_datasets``.
     """

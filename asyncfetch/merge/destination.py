@@ -1,6 +1,6 @@
-"""The place where a merged dataset is built, and stays: a local folder, or a prefix of S3.
+"""The destination of a merge: a local folder, or a prefix of S3.
 
-    local_folder    built in a folder beside, which takes the destination's place in one step
+    local_folder    built in a folder beside it, which takes the destination's place in one step
     s3_prefix       each file is put as soon as it is whole; ``meta/info.json``, without which there is no dataset, last
 
 Both are values that pickle: any process can write its share, with a fetcher of its own.
@@ -41,11 +41,11 @@ class SpaceNeed:
     dataset: int
     """Bytes of all files of rows and videos."""
     at_once: int
-    """Bytes of those that are being written at a time."""
+    """Bytes of the files that are being written at a time."""
 
 
 class Destination(Protocol):
-    """The place for the dataset."""
+    """A place for the dataset."""
 
     @property
     def name(self) -> Path | str:
@@ -53,28 +53,28 @@ class Destination(Protocol):
         ...
 
     async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
-        """Put right what a killed merge left.
+        """Repair the state that a killed merge left, and check that the destination can be used.
 
         Raises:
-            MergeError: It isn't free and may not be replaced, or has to do with a source. Where it is perhaps what a
-                merge has finished, ``Build.open`` raises it.
+            MergeError: It isn't free and may not be replaced, or overlaps with a source. If it may be the result of a
+                finished merge, ``Build.open`` raises this instead.
         """
         ...
 
     def build(self, fingerprint: str) -> Build:
-        """Return the build of the plan with this fingerprint, whether something of it is there or not."""
+        """The build of the plan with this fingerprint, new or begun."""
         ...
 
 
 class Build(Protocol):
-    """A dataset that is being built for its destination, in any number of attempts."""
+    """A dataset under construction, in any number of attempts."""
 
     def open(
         self, fetcher: Fetcher, needed: SpaceNeed, *, overwrite: bool, shared: bool = False
     ) -> AbstractAsyncContextManager[None]:
-        """Hold it: alone, or ``shared`` with others of the same plan, who have divided the files among them.
+        """Hold it: alone, or ``shared`` with other processes of the same plan, which write other files.
 
-        On an error, what was held alone stays for the next attempt, if that can have anything of it.
+        After an error, a build that was held alone stays if the next attempt can use it.
 
         Raises:
             MergeError: There is no room, or another merge holds it or has filled the destination.
@@ -82,43 +82,43 @@ class Build(Protocol):
         ...
 
     async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
-        """All files of the destination, where a merge of this plan was killed after the dataset had taken its place.
+        """All files of the destination, if a merge of this plan was killed after it had published them.
 
-        None where it wasn't, or the dataset isn't what it was then.
+        None if it wasn't, or the dataset has changed since.
         """
         ...
 
     async def forget(self, fetcher: Fetcher) -> None:
-        """Forget the build of what is published: there is nothing of it from now on."""
+        """Remove all traces of the build of a published dataset."""
         ...
 
     async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
-        """The file, if it is finished and still what it was."""
+        """The file, if it is finished and unchanged."""
         ...
 
     def room(self) -> AbstractAsyncContextManager[Path]:
-        """A local folder to write files in, laid out as the dataset is."""
+        """A local folder to write files in, laid out like the dataset."""
         ...
 
     async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
-        """The file in the room is whole, and noted to be."""
+        """Note that the file in the room is complete, and store it."""
         ...
 
     def url(self, path: str) -> str:
-        """Return where a finished file can be read."""
+        """The url of a finished file."""
         ...
 
     async def publish(
         self, fetcher: Fetcher, room: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool
     ) -> None:
-        """The dataset is there from now on. That it is finished is known until ``forget``.
+        """Publish the dataset. ``finished`` knows it until ``forget``.
 
         Args:
             fetcher: Writes.
-            room: With the files of metadata.
-            files: Those that are finished.
-            metadata: Paths of the others, info.json last.
-            overwrite: Replace what is there.
+            room: Has the files of metadata.
+            files: The finished files.
+            metadata: Paths of the files of metadata, info.json last.
+            overwrite: Replace existing files.
 
         Raises:
             MergeError: The destination was made, or filled, by another process.
@@ -127,13 +127,13 @@ class Build(Protocol):
 
 
 def is_taken(name: Path | str) -> MergeError:
-    """Return what is raised where a destination isn't free."""
+    """The error for a destination that isn't free."""
     return MergeError(f"{name} isn't empty; pass overwrite=True to replace it, or choose another destination")
 
 
 @contextmanager
 def system_errors(names: Iterable[Path | str]) -> Iterator[None]:
-    """Raise what the system refuses meanwhile, room or leave to write for one, as a MergeError."""
+    """Raise the system's errors in this block, such as a full disk or missing permission, as MergeErrors."""
     try:
         yield
     except AsyncFetchError:
@@ -146,11 +146,7 @@ def system_errors(names: Iterable[Path | str]) -> Iterator[None]:
 
 
 def check_space(place: Path, nbytes: int) -> None:
-    """There is room for this many bytes more. Blocks.
-
-    Raises:
-        MergeError: There isn't.
-    """
+    """MergeError unless there is room for this many bytes more. Blocks."""
     free_bytes = shutil.disk_usage(place).free
     if free_bytes < nbytes:
         raise MergeError(

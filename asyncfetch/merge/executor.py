@@ -21,16 +21,16 @@ Piece = Any
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """The things that a piece finds where it runs."""
+    """The surroundings of a piece in its process."""
 
     fetcher: Fetcher
-    """Reads the sources, and writes where the destination isn't local."""
+    """Reads the sources, and writes to a destination that isn't local."""
     wrote: Callable[[str, int], object]
     """Called with the place of a file that is being written, and its bytes so far."""
 
 
 class WorkerPool(Protocol):
-    """Workers that are there. What ``run`` returns may be a reference; ``get`` brings the value here."""
+    """Open workers. ``run`` may return a reference, of which ``get`` gives the value."""
 
     workers: int
     """Pieces that run at a time."""
@@ -38,15 +38,15 @@ class WorkerPool(Protocol):
     """The fetcher of this process, for the work around the pieces."""
 
     def expect(self, seconds: float) -> None:
-        """Expect so much work now: what one processor takes for it, about; 0 where it must stay in this process."""
+        """Expect about so many seconds of one processor's work now; 0 for work that must stay in this process."""
         ...
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
-        """Return the piece's value, or raise its error. Arguments may be what earlier calls returned."""
+        """The piece's value, or a reference to it. Arguments may be results of earlier calls."""
         ...
 
     async def get(self, value: Any) -> Any:  # noqa: ANN401
-        """Return what ``run`` returned, in this process."""
+        """The value of a result of ``run``, in this process."""
         ...
 
 
@@ -59,8 +59,8 @@ class Executor(Protocol):
         """Open the workers for one merge. They are gone when the block is left.
 
         Args:
-            fetch: How the sources are read.
-            workers: How many; None: as many as there are processors.
-            wrote: Called with what the pieces write, as far as the executor learns of it.
+            fetch: Configuration for reading the sources.
+            workers: Number of workers; None for the number of processors.
+            wrote: ``WorkerSetup.wrote``, called as far as the executor hears of the pieces' writes.
         """
         ...

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INFO_PATH = "meta/info.json"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-"""LeRobot's own writers know no others, whatever the sources have."""
+"""The paths of LeRobot's own writers, whatever the sources have."""
 
 _ENCODER_KEYS = (
     "video.g",
@@ -27,14 +27,14 @@ _ENCODER_KEYS = (
     "video.extra_options",
     "video.video_backend",
 )
-"""Keys that say how the videos were made. Null where the sources differ."""
+"""Keys that describe the videos' encoder. Null if the sources differ."""
 _SPLIT = "train"
 _MARKS = ("is_depth_map", "video.is_depth_map")
 """Marks of a depth feature: today's, and an older one."""
 _STALE_KEYS = frozenset({"total_videos", "total_chunks"})
 """Older versions' counts."""
 _OF_FILES = frozenset({"video.fps", "video.height", "video.width", "video.codec", "video.pix_fmt", "has_audio"})
-"""Keys that the merged files say themselves."""
+"""Keys that are taken from the merged files themselves."""
 
 
 def merged_info(plan: MergePlan) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def merged_info(plan: MergePlan) -> dict[str, Any]:
 
 
 def differences(plan: MergePlan) -> list[str]:
-    """Return what info.json of some sources says, and that of the merged dataset doesn't, a line each."""
+    """Statements of some sources' info.json that the merged dataset's lacks, a line each."""
     sources, merged = plan.sources, merged_info(plan)
     raws = [source.raw_info for source in sources]
     lines = [
@@ -120,7 +120,7 @@ def _feature(sources: Sequence[MergeSource], feature: Feature) -> dict[str, Any]
 
 
 def _infos(sources: Sequence[MergeSource], feature: Feature) -> list[Mapping[str, Any]]:
-    """Return what each says of the feature; of a camera without its sound, since only the pictures are merged."""
+    """Each source's info of the feature; of a camera without its sound, since only the pictures are merged."""
     infos = [source.metadata.features[feature.key].info for source in sources]
     if not feature.is_camera:
         return infos
@@ -130,7 +130,7 @@ def _infos(sources: Sequence[MergeSource], feature: Feature) -> list[Mapping[str
 def _video_info(
     infos: Sequence[Mapping[str, Any]], pictures: Pictures | None, fps: float, feature: Feature
 ) -> dict[str, Any]:
-    """Return what all say alike, and what the files themselves say."""
+    """The info that all agree on, and that of the files themselves."""
     agreed, _ = _agreed(infos)
     info = {key: value for key, value in agreed.items() if key != _MARKS[1]}
     for key in _ENCODER_KEYS:
@@ -145,7 +145,7 @@ def _video_info(
 
 
 def _agreed(blocks: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return what all say alike, and the keys of the rest."""
+    """The entries that are equal in all blocks, and the keys of the others."""
     agreed = {key: value for key, value in blocks[0].items() if all(_has(block, key, value) for block in blocks)}
     return agreed, [key for key in dict.fromkeys(key for block in blocks for key in block) if key not in agreed]
 
@@ -155,7 +155,7 @@ def _has(block: Mapping[str, Any], key: str, value: object) -> bool:
 
 
 def _united(values: Sequence[Any]) -> list[Any]:
-    """The different ones, in first-seen order."""
+    """The distinct values, in first-seen order."""
     different: list[Any] = []
     for value in values:
         if value not in different:

@@ -1,7 +1,7 @@
 """A planned merge, and carrying it out, by any number of processes and in any number of attempts.
 
-Every file is written once. Statistics, and the tasks of each episode, are added up in pairs. Two passes are serial, the
-plan and ``write_metadata``, because an episode's file depends on all episodes before it. They take 0.1 ms an episode
+Every file is written once. Statistics, and the tasks of each episode, are added up in pairs. The plan and
+``write_metadata`` are serial, because an episode's file depends on all episodes before it. They take 0.1 ms an episode
 (one camera).
 """
 
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MergeProgress:
-    """The part that is written of the rows and videos."""
+    """The written part of the rows and videos."""
 
     bytes_done: int
     bytes_total: int
-    """About; at least ``bytes_done``."""
+    """An estimate, at least ``bytes_done``."""
     files_done: int
     files_total: int
 
 
 class ProgressCounter:
-    """Adds up what was written.
+    """Adds up written bytes and files.
 
     Args:
-        report: Called with each change, if there is one.
+        report: Called after each change; None reports nothing.
     """
 
     def __init__(self, report: Callable[[MergeProgress], object] | None) -> None:
@@ -63,11 +63,11 @@ class ProgressCounter:
         self._bytes_done = self._bytes_total = self._files_done = self._files_total = 0
 
     def expect(self, files: int, nbytes: int) -> None:
-        """Take how many files of rows and videos there will be, and about how many bytes."""
+        """Note the expected number of files of rows and videos, and about how many bytes they have."""
         self._files_total, self._bytes_total = files, nbytes
 
     def wrote(self, url: str, nbytes: int) -> None:
-        """The file has this many bytes so far."""
+        """Note that the file has this many bytes so far."""
         self._bytes_done += nbytes - self._bytes.get(url, 0)
         self._bytes[url] = nbytes
         if self._report is not None:
@@ -75,7 +75,7 @@ class ProgressCounter:
             self._report(MergeProgress(self._bytes_done, total, self._files_done, self._files_total))
 
     def finished(self, url: str, nbytes: int) -> None:
-        """The file is whole."""
+        """Note that the file is complete."""
         self._files_done += 1
         self.wrote(url, nbytes)
 
@@ -86,17 +86,17 @@ class FileWork:
     Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``quantiles``.
 
     Args:
-        pool: Does the work.
-        build: This merge holds it alone.
+        pool: Runs the pieces.
+        build: Held by this merge alone.
         units: The files.
         progress: Counts each of them.
     """
 
     def __init__(self, pool: WorkerPool, build: Build, units: Sequence[FileUnit], progress: ProgressCounter) -> None:
         self.files: list[WrittenFile] = []
-        """Files that are finished."""
+        """Finished files."""
         self.summary = Summary()
-        """All that is known of the rows."""
+        """Of all rows."""
         self.numbers: dict[str, Statistics] = {}
         """Statistics of numeric features over all rows."""
         self._pool = pool
@@ -108,11 +108,11 @@ class FileWork:
         self._workers = anyio.CapacityLimiter(pool.workers)
 
     async def do(self) -> None:
-        """Do all of it. What is finished stays, whatever happens.
+        """Write and summarise all files. Finished files stay, whatever happens.
 
         Raises:
-            FetchError: A source could not be read, or the destination not be written.
-            DatasetError: A source isn't what its metadata say.
+            FetchError: A source could not be read, or the destination could not be written.
+            DatasetError: A source contradicts its metadata.
         """
         workers = self._pool.workers
         await gather(self._write_and_summarise, partial(for_each, self._videos, self._write, workers=workers))
@@ -124,7 +124,7 @@ class FileWork:
         self._progress.finished(self._build.url(file.path), file.nbytes)
 
     async def _write_and_summarise(self) -> None:
-        """Write the files of rows, and look at each again while it is in memory; then as quantiles need it."""
+        """Write the files of rows, summarise each while it is in the page cache, and search for quantiles."""
         count = sum(sum(part.lengths) for part in self._parts)
         search = QuantileSearch(count, quantile_ranks(count))
         sums = self._begin_sum()
@@ -154,7 +154,7 @@ class FileWork:
         return PairwiseSum(len(self._parts), partial(self._pool.run, add))
 
     async def _add(self, sums: PairwiseSum, number: int, piece: Piece, more: tuple[object, ...]) -> None:
-        """Have a part looked at, and add what is found."""
+        """Run a piece on a part, and add its value."""
         async with self._workers:  # until it is added, so that few sums wait
             await sums.put(number, await self._pool.run(piece, self._build, self._parts[number], *more))
 
@@ -169,7 +169,7 @@ _ANYWHERE = frozenset({"file", "http", "https", "s3", "hf"})
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MergeJob:
-    """All that will be done. Plain data, which pickles."""
+    """A complete description of a merge. Plain data, which pickles."""
 
     plan: MergePlan
     units: tuple[FileUnit, ...]
@@ -182,31 +182,31 @@ class MergeJob:
 
     @property
     def build(self) -> Build:
-        """The build that it is made in."""
+        """The build at the destination."""
         return self.destination.build(self.plan.fingerprint())
 
     @property
     def nbytes(self) -> int:
-        """About, of the rows and videos."""
+        """Bytes of the rows and videos, about."""
         return sum(unit.nbytes for unit in self.units)
 
     @property
     def seconds(self) -> float:
-        """Seconds that a processor takes to write the files and to summarise them, about; 0 for this process alone."""
+        """Seconds of a processor for all files, about; 0 if only this process can read the sources."""
         return sum(unit.seconds for unit in self.units) if _are_anywhere(self.plan.sources) else 0
 
     def needed(self, workers: int) -> SpaceNeed:
-        """Return the bytes that so many workers need."""
+        """The bytes that so many workers need."""
         return SpaceNeed(self.nbytes, sum(sorted(unit.nbytes for unit in self.units)[-workers:]))
 
 
 async def plan_job(
     pool: WorkerPool, selections: Sequence[Selection], destination: Destination, limits: Limits, *, overwrite: bool
 ) -> MergeJob:
-    """Look whether the destination is free, read and check the sources, and plan.
+    """Check the destination, read and check the sources, and plan.
 
     Raises:
-        MergeError: It isn't, or they can't be read or disagree; lists every reason.
+        MergeError: It isn't free, or they can't be read or disagree; lists every reason.
     """
     await check_free(pool, destination, selections, overwrite=overwrite)
     different = list(dict.fromkeys(selections))
@@ -228,7 +228,7 @@ async def plan_job(
 async def check_free(
     pool: WorkerPool, destination: Destination, sources: Sequence[Selection | MergeSource], *, overwrite: bool
 ) -> None:
-    """MergeError unless a dataset of these can be written there."""
+    """MergeError unless a dataset of these sources can be written there."""
     with system_errors([destination.name]):
         await destination.check(pool.fetcher, [source.url for source in sources], overwrite=overwrite)
 
@@ -236,7 +236,7 @@ async def check_free(
 async def load_sources(
     setup: WorkerSetup, selections: Sequence[Selection]
 ) -> list[MergeSource | DatasetError | FetchError]:
-    """Each, or why it can't be read."""
+    """Each source, or the error of reading it."""
     limiter = anyio.CapacityLimiter(_SOURCES_AT_ONCE)
 
     async def load(selection: Selection) -> MergeSource | DatasetError | FetchError:
@@ -250,16 +250,16 @@ async def load_sources(
 
 
 async def carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: ProgressCounter) -> list[tuple[int, int]]:
-    """Write what isn't written yet: number of files and their bytes, by job.
+    """Write the files that aren't written yet; returns the number of files and their bytes, by job.
 
-    When all of it is written, the datasets take their places one right after the other. A merge that ends before that
-    leaves no dataset, and the same call goes on from there. Files that a killed merge had finished are counted, too.
+    Once all are written, the datasets are published one right after the other. A merge that ends before that leaves no
+    dataset, and the same call resumes from there. Files that a killed merge had finished are counted, too.
 
     Raises:
         MergeError: There is no room or no permission to write, or another merge is building the destination, or it was
             filled meanwhile.
-        FetchError: A source could not be read, or the destination not be written.
-        DatasetError: A source isn't what its metadata say.
+        FetchError: A source could not be read, or the destination could not be written.
+        DatasetError: A source contradicts its metadata.
     """
     progress.expect(sum(len(job.units) for job in jobs), sum(job.nbytes for job in jobs))
     with system_errors(job.destination.name for job in jobs):
@@ -295,7 +295,7 @@ async def _carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: Progr
 async def _write(
     job: MergeJob, pool: WorkerPool, progress: ProgressCounter, room: Path
 ) -> tuple[list[WrittenFile], list[str], int]:
-    """The files of rows and videos, the paths of those of metadata, which are in the room, and the bytes of all."""
+    """The files of rows and videos, the paths of those of metadata in the room, and the bytes of all."""
     work = FileWork(pool, job.build, job.units, progress)
     await work.do()
     metadata = await run_sync(write_metadata, job.plan, work.summary, work.numbers, room)
@@ -315,7 +315,7 @@ async def carry_out_share(job: MergeJob, pool: WorkerPool, rank: int, world_size
 
     Raises:
         MergeError: Another merge holds the build alone, or there is no room.
-        FetchError, DatasetError: See ``carry_out``.
+        FetchError, DatasetError: As of ``carry_out``.
     """
 
     async def write_file(unit: FileUnit) -> None:

@@ -1,8 +1,8 @@
-"""A merge's pieces on this machine: coroutines on this loop, what blocks in threads, or in processes where they pay.
+"""A merge's pieces on this machine: on this loop with threads, or in processes when they pay.
 
-Little is computed for a piece: the pictures of a video are copied without the interpreter, a header of 38,400 frames
-takes 43 ms, an episode's rows and their summary 2 ms. For most merges a process, which takes 1.1 s of CPU for its
-imports, costs more than it saves, so ``processes_pay`` decides by the plan. Sums are made here, where they are needed.
+Pieces compute little: the pictures of a video are copied without the GIL, a header of 38,400 frames takes 43 ms, an
+episode's rows and their summary 2 ms. For most merges a process, which takes 1.1 s of CPU for its imports, costs more
+than it saves, so ``processes_pay`` decides by the plan. Sums are made here, where they are needed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ START_SECONDS = 1.5
 
 
 def processes_pay(work_seconds: float, workers: int) -> bool:
-    """Return whether work is done earlier by so many processes than by threads of this one. Pure.
+    """Return whether work ends earlier with so many processes than with threads of this one. Pure.
 
-    Threads count as one processor, since most of the work holds the interpreter's lock. The gain must be twice the time
-    that a process takes to start: it is an estimate, and processes take memory, too.
+    Threads count as one processor, since most of the work holds the GIL. The gain must be twice the time that a process
+    takes to start, since it is an estimate, and processes take memory, too.
     """
     return workers > 1 and work_seconds - work_seconds / workers > 2 * START_SECONDS
 
 
 class OnThisMachine:
-    """An Executor that starts a process for each worker where there is enough to do.
+    """An Executor that starts a process for each worker if there is enough work.
 
     Args:
-        pays: Whether processes do so many seconds of work earlier, by so many workers.
+        pays: Decides, from seconds of work and a number of workers, whether processes pay.
 
     Raises:
         WorkerError: A process died, or can't be started.
@@ -53,7 +53,7 @@ class OnThisMachine:
     async def open(
         self, fetch: FetchConfig, workers: int | None, wrote: Callable[[str, int], object]
     ) -> AsyncIterator[_LocalPool]:
-        """The processes are gone when the block is left, whatever they were doing."""
+        """Open the workers; leaving the block ends the processes at once."""
         async with Fetcher(fetch) as fetcher, AsyncExitStack() as processes:
             yield _LocalPool(WorkerSetup(fetcher, wrote), workers or os.cpu_count() or 1, fetch, processes, self._pays)
 
@@ -77,7 +77,7 @@ class _LocalPool:
         self.workers = workers
         self.fetcher = setup.fetcher
         self._setup = setup
-        if fetch.max_bytes_per_second is not None:  # which is each process's
+        if fetch.max_bytes_per_second is not None:  # a bound of each process
             fetch = replace(fetch, max_bytes_per_second=max(1, fetch.max_bytes_per_second // workers))
         self._fetch = fetch
         self._processes = processes

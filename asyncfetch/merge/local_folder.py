@@ -1,23 +1,23 @@
-"""A local folder as a merge's destination, and where what goes there is built.
+"""A local folder as a merge's destination, and the folder in which it is built.
 
 A merged dataset is built in a folder beside the destination, which a killed merge leaves and the next one finds.
 
     .NAME.merging-FINGERPRINT/
         lock        locked as long as a merge builds here
-        dataset/    what becomes the destination, by renaming
-        journal/    a small file for each that is finished, with its size and checksum
-        replaced    what was at the destination, between two renames
-    finished    what the dataset is, from just before it takes its place until all else here is gone
+        dataset/    becomes the destination, by renaming
+        journal/    a small file for each finished file, with its size and checksum
+        replaced    the destination's former content, between two renames
+        finished    a description of the dataset, from just before it is published until all else here is gone
 
-The fingerprint is that of the plan, which determines every byte, so a finished file there needs no writing again. One
-that isn't in the journal, or isn't what the journal says, is written anew.
+The fingerprint is that of the plan, which determines every byte, so finished files aren't written again. A file that
+isn't in the journal, or doesn't match it, is written again.
 
-Files that are put elsewhere as soon as they are whole are written in a temporary folder.
+Files for destinations elsewhere are written in a temporary folder.
 
     TMPDIR/asyncfetch-merging-RANDOM/lock     locked as long as a merge writes there
 
-A killed merge leaves its folders with locks that are free; the next merge here removes those. Where the file system has
-no locks, they stay.
+A killed merge leaves its folders with free locks, and the next merge here removes them. On a file system without locks
+they stay.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PREFIX = "asyncfetch-merging-"
 def temporary_room() -> Iterator[Path]:
     """An empty folder, gone when the block is left. Blocks."""
     is_mine: bool | None = False
-    while is_mine is False:  # else it was swept away between its making and its locking
+    while is_mine is False:  # a sweep may have removed it before it was locked
         with (
             tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name,
             locked(Path(name)) as is_mine,
@@ -66,7 +66,7 @@ def temporary_room() -> Iterator[Path]:
 
 
 def sweep_rooms() -> None:
-    """Remove the folders that killed merges left. Blocks."""
+    """Remove the folders of killed merges. Blocks."""
     with os.scandir(tempfile.gettempdir()) as entries:
         left = [Path(entry.path) for entry in entries if entry.name.startswith(_PREFIX) and not entry.is_symlink()]
     for root in left:
@@ -89,7 +89,7 @@ class BuildFolder:
 
     @property
     def dataset(self) -> Path:
-        """The place of what becomes the destination."""
+        """The dataset, which becomes the destination."""
         return self.root / "dataset"
 
     @property
@@ -99,35 +99,35 @@ class BuildFolder:
 
     @property
     def replaced(self) -> Path:
-        """The place for what was at the destination."""
+        """The destination's former content."""
         return self.root / "replaced"
 
     @property
     def finished(self) -> Path:
-        """The note on the dataset that takes its place, or has taken it."""
+        """The description of the dataset that is being published, or was."""
         return self.root / "finished"
 
     def finished_at(self, target: Path) -> list[WrittenFile] | None:
-        """The files of the target, where it is what was built here and nothing else. Reads all of it."""
+        """The files of the target, if it is exactly the dataset built here. Reads all of it."""
         try:
             noted = [WrittenFile(**one) for one in json.loads(self.finished.read_text())]
             paths = sorted(str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir())
             return noted if noted == [_measure(target / path, path) for path in paths] else None
-        except (FileNotFoundError, ValueError):  # there is none, or half of it, or of the dataset
+        except (FileNotFoundError, ValueError):  # it, or the dataset, is missing or incomplete
             return None
 
     def find(self, path: str) -> WrittenFile | None:
-        """The file, if it is finished and still what it was. Reads all of it."""
-        with suppress(OSError, ValueError, TypeError):  # what can't be read is made anew
+        """The file, if it is finished and unchanged. Reads all of it."""
+        with suppress(OSError, ValueError, TypeError):  # an unreadable file is written again
             noted = WrittenFile(**json.loads(self._note(path).read_text()))
             if noted == _measure(self.dataset / path, path):
                 return noted
         return None
 
     def finish(self, path: str) -> WrittenFile:
-        """Note that the file is whole."""
+        """Note that the file is complete."""
         with (self.dataset / path).open("rb") as file:
-            os.fsync(file.fileno())  # the note mustn't outlive what it is about
+            os.fsync(file.fileno())  # the note mustn't outlive the file
         written = _measure(self.dataset / path, path)
         note = self._note(path)
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -139,17 +139,17 @@ class BuildFolder:
         return sum(path.stat().st_size for path in self.dataset.rglob("*") if path.is_file())
 
     def keep_finished(self) -> int:
-        """Return how many files the journal has; the folder is removed where nothing is finished."""
+        """The number of files in the journal; the folder is removed if there are none."""
         count = sum(1 for _ in (self.root / "journal").glob("*.json"))
         if not count and not self.finished.exists():
             self.remove()
         return count
 
     def publish(self, target: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool) -> None:
-        """Move the dataset to the target, and what is there out of its way. Until ``remove`` that is known.
+        """Move the dataset to the target, and the target's former content away. ``finished`` notes it until ``remove``.
 
         Raises:
-            MergeError: It was made, or filled, by another process.
+            MergeError: The target was made, or filled, by another process.
         """
         moves = overwrite and target.exists()
         whole = [*files, *(_measure(self.dataset / path, path) for path in metadata)]
@@ -158,7 +158,7 @@ class BuildFolder:
         if moves:
             target.rename(self.replaced)
         try:
-            self.dataset.rename(target)  # onto an empty directory too, but onto no other
+            self.dataset.rename(target)  # this replaces an empty directory, but no other
         except OSError as error:
             self.finished.unlink()
             if moves:
@@ -167,7 +167,7 @@ class BuildFolder:
         self._remove_all_but_the_note()
 
     def remove(self) -> None:
-        """All of it, the lock last: where that is killed, the next merge sees that it may go."""
+        """Remove the folder, the lock last: after a kill in between, the next merge can remove the rest."""
         self._remove_all_but_the_note()
         self.finished.unlink(missing_ok=True)
         shutil.rmtree(self.root, ignore_errors=True)
@@ -189,15 +189,15 @@ def _measure(place: Path, path: str) -> WrittenFile:
 
 
 def build_folder(target: Path, fingerprint: str) -> BuildFolder:
-    """The folder for this destination and plan, whether it is there or not."""
+    """The folder for this destination and plan, which may not exist."""
     return BuildFolder(target.parent / f"{_prefix(target)}{fingerprint}")
 
 
 @contextmanager
 def open_folder(folder: BuildFolder, target: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold the folder: alone, or with others of the same plan, who have divided the files among them.
+    """Hold the folder: alone, or with other processes of the same plan, which write other files.
 
-    Held alone, those of other plans for the same destination, which dead merges left, are removed.
+    When held alone, dead merges' folders of other plans for the same destination are removed.
 
     Raises:
         MergeError: Another merge builds for this destination.
@@ -214,14 +214,14 @@ def open_folder(folder: BuildFolder, target: Path, *, shared: bool = False) -> I
         if is_mine is False:
             raise _busy(target, folder)
         if not shared:
-            folder.finished.unlink(missing_ok=True)  # of what isn't there any more
-            if target.exists():  # a merge was killed when it had taken its place, before it had tidied up
+            folder.finished.unlink(missing_ok=True)  # its dataset is gone
+            if target.exists():  # a merge was killed between publishing and tidying up
                 shutil.rmtree(folder.replaced, ignore_errors=True)
         yield
 
 
 def restore_target(target: Path) -> None:
-    """Put back what was at the target, where a merge that was to replace it was killed between two renames."""
+    """Restore the target's former content if a merge was killed between its two renames."""
     for folder in _folders(target):
         with locked(folder.root) as is_mine:
             if is_mine and folder.replaced.exists() and not target.exists():
@@ -229,7 +229,7 @@ def restore_target(target: Path) -> None:
 
 
 def is_perhaps_finished(target: Path) -> bool:
-    """Return whether a merge was killed when its dataset was about to take its place here, or had taken it."""
+    """Return whether a merge was killed while it published a dataset here, or after that."""
     return any(folder.finished.exists() for folder in _folders(target))
 
 
@@ -238,7 +238,7 @@ def _prefix(target: Path) -> str:
 
 
 def _folders(target: Path) -> list[BuildFolder]:
-    """Return the build folders of all plans for this target, begun and not ended."""
+    """The unfinished build folders of all plans for this target."""
     try:
         with os.scandir(target.parent) as entries:
             found = [entry for entry in entries if entry.name.startswith(_prefix(target)) and not entry.is_symlink()]
@@ -255,7 +255,7 @@ def _busy(target: Path, folder: BuildFolder) -> MergeError:
 
 @contextmanager
 def locked(root: Path, *, shared: bool = False) -> Iterator[bool | None]:
-    """Yield whether the folder is ours until the block is left; None where a file system without locks can't tell."""
+    """Yield whether the folder is ours until the block is left; None on a file system without locks."""
     try:
         descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileNotFoundError:  # another merge is removing it
@@ -344,7 +344,7 @@ class _LocalBuild:
 
     @asynccontextmanager
     async def room(self) -> AsyncIterator[Path]:
-        """A folder where the files stay."""
+        """The dataset's folder."""
         yield self.folder.dataset
 
     async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
@@ -362,8 +362,8 @@ class _LocalBuild:
         check_space(self.folder.root, needed.dataset - self.folder.measure())
 
     def _leave(self, error: BaseException) -> None:
-        """Keep what the next attempt can go on with."""
-        if isinstance(error, DatasetError):  # which it would meet, too
+        """Keep finished files for the next attempt, unless that would fail, too."""
+        if isinstance(error, DatasetError):
             self.folder.remove()
         elif kept := self.folder.keep_finished():
             logger.warning("%d finished files stay in %s: the same merge goes on from there", kept, self.folder.root)
@@ -375,7 +375,7 @@ def _check_free(target: Path) -> None:
 
 
 def _place_of(source: str) -> Path | None:
-    """Return where on this machine a source lies, links followed; None where its url doesn't say."""
+    """The resolved path of a local source; None for another url."""
     scheme, separator, rest = source.partition("://")
     match scheme.lower() if separator else "file":
         case "file":

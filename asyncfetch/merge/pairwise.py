@@ -1,8 +1,8 @@
 """A sum of values that come in any order, of which few are held at a time.
 
-Neighbours are added as soon as both are there, then neighbouring sums, and so on. Which are added to which depends on
-their number alone, so the result is the same, rounding included, whoever works on it and however fast. What comes late
-delays no sum but those that it is part of, and n values are log2(n) additions deep.
+Neighbours are added as soon as both are there, then neighbouring sums, and so on. The additions depend on the values'
+numbers alone, so the result is the same, rounding included, in any order of arrival. A late value delays only the sums
+that it is part of, and n values are log2(n) additions deep.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class PairwiseSum:
     """The sum of ``count`` values, in the order of their numbers.
 
     Args:
-        count: How many there will be, at least one.
+        count: Number of values, at least one.
         add: Adds two neighbours, the left one first.
     """
 
@@ -27,7 +27,7 @@ class PairwiseSum:
         self._count = count
         self._add = add
         self._waiting: dict[tuple[int, int], Any] = {}
-        """Sums without a neighbour yet, by how many there are of this length, and their number among these."""
+        """Sums without a neighbour yet, by the number of sums on their level and their number among these."""
 
     async def put(self, number: int, value: Any) -> None:  # noqa: ANN401
         """Take the value with this number, and make all additions that it completes."""

@@ -1,10 +1,10 @@
-"""The check whether datasets can be one, and the whole merged dataset as data, before a byte of it is written. Pure.
+"""The check whether datasets can be merged, and the plan of the merged dataset, before a byte is written. Pure.
 
-Which file, frame, task and time each episode gets follows from the sources' metadata alone, so every file can be
-written on its own and once. Files are filled in the order of the episodes, which makes a merge of merges the same as
-one merge of all. All that disagrees is listed, not only the first of it.
+Each episode's file, frames, tasks and times follow from the sources' metadata alone, so every file can be written by
+itself and once. Files are filled in the order of the episodes, so a merge of merges equals one merge of all. All
+disagreements are listed, not only the first.
 
-Tables are made here, too: rows with their new numbers, tasks and episodes. That blocks: it is for use in a thread.
+Tables are made here, too: rows with their new numbers, tasks and episodes. That blocks, so run it in a thread.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 def common_type(one: ArrowType, other: ArrowType) -> ArrowType | None:
-    """The type that has room for the values of both, whichever types of text, bytes and lists hold them.
+    """The type that holds the values of both, which may differ in the representation of text, bytes and lists.
 
-    None where they differ in more than that and in nulls, at any depth.
+    None if they differ in more than that and in nulls, at any depth.
     """
     found = _common_type(one, other)
     are_fixed = all(map(require_pyarrow().types.is_fixed_size_list, (one, other)))
@@ -89,8 +89,8 @@ def _common_field(one: pa.Field[Any], other: pa.Field[Any]) -> pa.Field[Any] | N
 
 def converted(column: pa.ChunkedArray[Any], arrow_type: ArrowType) -> pa.ChunkedArray[Any]:
     """The column's values as this type, a ``common_type`` of its own."""
-    # Not by pyarrow's ``cast``, which spoils a null type within a list (26: "Struct child array #4 has length smaller
-    # than expected").
+    # Not by pyarrow's ``cast``, which fails for a null type within a list (26: "Struct child array #4 has length
+    # smaller than expected").
     arrow = require_pyarrow()
     same: pa.ChunkedArray[Any] = arrow.chunked_array(
         [_converted(arrow, chunk, arrow_type) for chunk in column.chunks], arrow_type
@@ -129,15 +129,15 @@ def _converted(pa: Any, array: Array, to: ArrowType) -> Array:  # noqa: ANN401
 _COMPRESSION = "snappy"
 """LeRobot's."""
 _EPISODES_PER_GROUP = 100
-"""Rows of meta/episodes that share a row group; LeRobot's recorder has 10, which its flushes ask for."""
+"""Rows of meta/episodes in a row group; LeRobot's recorder has 10, one for each flush."""
 _NUMBERED_ANEW = ("episode_index", "index", "task_index")
 
 
 def column_type(feature: Feature, stored: Any) -> Any:  # noqa: ANN401  (pyarrow's types know no lists)
-    """The type that the feature's column gets: the stored one, but a vector as a list of fixed size.
+    """The type of the feature's column: the stored one, but a vector as a list of fixed size.
 
-    What is numbered anew is an int64, as LeRobot has it: a narrower type may have no room for all sources' numbers.
-    Views within others become plain: pyarrow (26) doesn't write all of them.
+    Renumbered columns are int64, as in LeRobot: a narrower type may be too small for all sources' numbers. Views within
+    other types become plain: pyarrow (26) doesn't write all of them.
     """
     pa = require_pyarrow()
     if feature.key in _NUMBERED_ANEW:
@@ -155,9 +155,9 @@ def _has_views(arrow_type: ArrowType) -> bool:
 
 
 def rows_schema(plan: MergePlan) -> pa.Schema:
-    """The schema of the data files, in which the values of all have room.
+    """The schema of the data files, which holds the values of all sources.
 
-    It has the ``huggingface`` metadata of the first that has some and stores just these types.
+    It has the ``huggingface`` metadata of the first file that has some for exactly these types.
     """
     pa = require_pyarrow()
     schemas = [file.schema for source in plan.sources for file in source.data_files.values()]
@@ -186,7 +186,7 @@ def rows_schema(plan: MergePlan) -> pa.Schema:
 
 
 class RowsByIndex:
-    """A source's file of rows, whose episodes are looked up by ``index``, wherever they lie in it.
+    """A source's file of rows, in which episodes are found by ``index``, in any order.
 
     Raises:
         FormatError: ``index`` or ``episode_index`` aren't whole numbers.
@@ -203,7 +203,7 @@ class RowsByIndex:
         """The episode's rows, in order, with their new numbers.
 
         Raises:
-            FormatError: They aren't there, name a task that isn't, or have no room in the schema.
+            FormatError: They are missing, have an unknown task, or don't fit the schema.
         """
         pa = require_pyarrow()
         episode = planned.episode
@@ -234,7 +234,7 @@ class RowsByIndex:
 
 
 def write_rows(writer: Any, rows: pa.Table, where: str) -> None:  # noqa: ANN401  (pyarrow has no types)
-    """Write them as a row group.
+    """Write rows as a row group.
 
     Raises:
         FormatError: Parquet can't hold them; the message begins with ``where``.
@@ -279,7 +279,7 @@ def write_tasks(path: Path, tasks: Sequence[str]) -> None:
 
 
 def write_episodes(path: Path, columns: Mapping[str, Sequence[Any] | EpisodeColumn], first: int, stop: int) -> None:
-    """Rows [first, stop) of meta/episodes. ``columns`` has all episodes' values; what isn't known becomes null."""
+    """Write rows [first, stop) of meta/episodes. ``columns`` has all episodes' values; unknown ones become null."""
     pa = require_pyarrow()
     arrays = {
         name: _nested(pa, values.take(np.arange(first, stop)))
@@ -293,8 +293,8 @@ def write_episodes(path: Path, columns: Mapping[str, Sequence[Any] | EpisodeColu
 
 
 def _nested(pa: Any, column: EpisodeColumn) -> Any:  # noqa: ANN401
-    """Lists in lists, as many as an episode's value has axes."""
-    values = column.values[column.is_known]  # pyarrow to 23 writes no null that has values
+    """Nested lists, one level for each axis of an episode's value."""
+    values = column.values[column.is_known]  # pyarrow up to 23 can't write nulls over values
     array = pa.array(values.reshape(-1))
     for axis in range(values.ndim - 1, 0, -1):
         is_outer = axis == 1
@@ -318,7 +318,7 @@ file."""
 
 
 def disagreements(sources: Sequence[MergeSource]) -> list[str]:
-    """Return what sources, at least one, disagree in that a dataset has one of, each against the first that has it.
+    """The disagreements of sources, at least one, each with the first source.
 
     Encoder settings, per-feature ``fps`` and the probed numbers of ``info`` may differ: the files themselves are
     compared.
@@ -333,21 +333,21 @@ def disagreements(sources: Sequence[MergeSource]) -> list[str]:
                 for name, value in pictures._asdict().items():
                     statements.add(f"{name} of {camera}", value, url)
     for source in sources:
-        for key, columns in source.picture_statistics.items():  # those of numbers are taken anew
+        for key, columns in source.picture_statistics.items():  # those of numbers are computed again
             for name, column in columns.items():
                 statements.add(f"the shape of stats/{key}/{name}", column.values.shape[1:], source.url)
     return [*statements.disagreements, *_different_versions(sources)]
 
 
 class _Statements:
-    """Statements of sources, and those that differ from the first one's."""
+    """Statements of sources, and disagreements with the first source's."""
 
     def __init__(self) -> None:
         self.disagreements: list[str] = []
         self._first: dict[str, tuple[object, str]] = {}
 
     def add(self, what: str, value: object, url: str) -> None:
-        """Take what is said at this url."""
+        """Compare a statement at this url with the first one."""
         first, where = self._first.setdefault(what, (value, url))
         if value != first:
             self.disagreements.append(
@@ -379,7 +379,7 @@ def _meaning(feature: Feature) -> dict[str, Any]:
 
 
 def _different_columns(sources: Sequence[MergeSource]) -> Iterator[str]:
-    """Yield, of every file of rows, what it lacks, and what it stores otherwise, but for what may be null."""
+    """Yield missing columns and different types of every file of rows; nulls don't matter."""
     types: dict[str, tuple[Any, str]] = {}
     files = [(source, *item) for source in sources for item in source.data_files.items()]
     for source, url, file in files:
@@ -400,7 +400,7 @@ def _different_columns(sources: Sequence[MergeSource]) -> Iterator[str]:
 
 
 def _different_versions(sources: Sequence[MergeSource]) -> Iterator[str]:
-    """Yield the differences of a file that several have, read at different times."""
+    """Yield changes of a file that several sources have, read at different times."""
     objects: dict[str, ObjectInfo] = {}
     for source in sources:
         for url, info in source.objects.items():
@@ -411,17 +411,17 @@ def _different_versions(sources: Sequence[MergeSource]) -> Iterator[str]:
 MOST_FILES_PER_CHUNK = 1000
 """LeRobot reads files in the order of their names, which have three digits: file-1000 comes before file-101."""
 _FORMAT = 2
-"""Counted up with what is written for the same plan, so that nothing older is gone on with."""
+"""Raised with each change of the files for the same plan, so that no older build is resumed."""
 _GROUP_BYTES = 200
-"""Bytes that a column of a row group takes in the file's footer, about."""
+"""Bytes of a row group's column in the file's footer, about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on the size of files and directories. One episode is never split, so a long one makes a longer file.
+    """Bounds on the size of files and directories. An episode is never split, so a long one makes a longer file.
 
     Raises:
-        ConfigError: They aren't whole numbers of at least 1, or more files in a directory than keep the order of names.
+        ConfigError: They aren't whole numbers of at least 1, or too many files in a directory for the order of names.
     """
 
     data_file_max_bytes: int
@@ -440,14 +440,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """The place where an episode begins in a file."""
+    """The place of an episode in a file."""
 
     file: int
-    """Number of the file, counted on over the chunk directories."""
+    """Number of the file, over all chunk directories."""
     first: float
-    """Time in there that its rows' times are counted from, in frames; whole where they are at the rate of frames."""
+    """Origin of its rows' times in the file, in frames; whole if they follow the frame rate."""
     length: float
-    """Time that it is long, in frames."""
+    """Its duration, in frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,28 +455,28 @@ class PlannedEpisode:
     """An episode of the merged dataset."""
 
     source: int
-    """Number of the source that it comes from."""
+    """Number of its source."""
     episode: Episode
-    """The episode as it is there."""
+    """The source's episode."""
     index: int
     from_index: int
     data_file: int
     row_bytes: float
-    """Bytes that its rows take in that, about."""
+    """Bytes of its rows in the data file, about."""
     videos: Mapping[str, FilePlace]
     """Place in the video file, by camera."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """All that will be written."""
+    """The whole merged dataset, as data."""
 
     sources: tuple[MergeSource, ...]
     limits: Limits
     tasks: tuple[str, ...]
     """Tasks by task_index."""
     task_maps: tuple[Mapping[int, int], ...]
-    """Maps from a source's task_index to the new one, by source."""
+    """For each source, the new task_index by its own."""
     episodes: tuple[PlannedEpisode, ...]
     videos: Mapping[str, Sequence[Sequence[Segment]]]
     """Segments of each video file, by camera and the file's number."""
@@ -487,7 +487,7 @@ class MergePlan:
         return sum(planned.episode.length for planned in self.episodes)
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of all that the files follow from: the sources as they are now, and the limits."""
+        """A hash of everything that determines the files: the sources' versions, and the limits."""
         digest = blake2b(digest_size=16)
         for source in self.sources:
             digest.update(repr((source.url, source.version)).encode())
@@ -505,14 +505,14 @@ class MergePlan:
 
 
 def plan_merge(sources: Sequence[MergeSource], limits: Limits) -> MergePlan:
-    """Return where everything goes.
+    """Plan a merge.
 
     Args:
-        sources: At least one, in the order in which their episodes follow each other.
+        sources: At least one, in the order of the result.
         limits: Of the files.
 
     Raises:
-        MergeError: They disagree; the message lists in what.
+        MergeError: They disagree; the message lists every disagreement.
     """
     refuse(disagreements(sources))
     tasks: dict[str, int] = {}
@@ -531,7 +531,7 @@ def plan_merge(sources: Sequence[MergeSource], limits: Limits) -> MergePlan:
 def _pack_videos(
     sources: Sequence[MergeSource], camera: str, max_bytes: int
 ) -> tuple[list[list[Segment]], dict[tuple[int, int], FilePlace]]:
-    """The segments of each file, and where (source, episode) begins."""
+    """The segments of each file, and the place of each (source, episode)."""
     files: list[list[Segment]] = []
     places: dict[tuple[int, int], FilePlace] = {}
     filled_bytes = num_frames = 0
@@ -565,7 +565,7 @@ def _place_episodes(
                 if filled_bytes and filled_bytes + nbytes > max_bytes:
                     data_file, filled_bytes = data_file + 1, 0.0
                 filled_bytes += nbytes
-            # An episode without frames is nowhere, and may say so.
+            # An episode without frames has no place.
             videos = {
                 camera: found.get((number, episode.index), FilePlace(0, 0, 0)) for camera, found in places.items()
             }
@@ -575,6 +575,6 @@ def _place_episodes(
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name == "VideoPlan":  # in steps of format 2, which pickle builds before their format can be looked at
+    if name == "VideoPlan":  # in steps of format 2, which pickle builds before their format can be checked
         raise StateMismatch("this step was planned by another version of asyncfetch: make it anew by merge_steps")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

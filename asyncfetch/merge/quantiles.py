@@ -1,12 +1,12 @@
-"""Values at given places of an order that is never in memory, exactly. Pure.
+"""Exact values at given places of a sorted order that is never in memory. Pure.
 
-Numbers become whole ones of the same order: the bits of a float64. Those are looked at from the left, round by round.
-In the first one all rows are counted by their first bits, which tells the first bits of the value at each place; in the
-next only rows that begin with those, by some bits more; until all bits are known that any row has. A round's counts are
-sums over rows, taken anywhere and added in a tree. What they take doesn't grow with the rows: in the first round 1024
-counts for each power of two that occurs, later up to 32,768 for each place.
+Numbers become whole ones of the same order, from the bits of a float64. Their bits are searched from the left, in
+rounds. The first round counts all rows by their first bits, which gives the first bits of the value at each place; the
+next counts only rows that begin with those, by some bits more; and so on, until all bits are known that any row has. A
+round's counts are sums over rows, counted anywhere and added in a tree. Their size doesn't grow with the rows: in the
+first round 1024 counts for each power of two that occurs, later up to 32,768 for each place.
 
-float32, and whole numbers below 2**24, need two rounds; few rows are counted by all their bits at once.
+float32, and whole numbers below 2**24, need two rounds; a small number of rows is counted by all bits at once.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 _SHIFTS = (42, 29, 14, 0)
 """Bits on the right that a round leaves out. 10 bits of a float64's fraction, all that a float32 has, then the rest."""
 _FEW_ROWS = 65_536
-"""Number of rows of which a component's keys and counts take 1 MiB at most."""
+"""Number of rows whose keys and counts take at most 1 MiB for each component."""
 _SIGN = np.int64(-(2**63))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownValues:
-    """All that is known of the values at some places of one component's order."""
+    """The known bits of the values at some places of one component's order."""
 
     shift: int
-    """Bits that aren't known yet."""
+    """Number of bits that aren't known yet."""
     bins: NDArray[np.int64]
     """The bits left of those, by place."""
     ranks: NDArray[np.int64]
-    """Number of rows with the same bits that lie before the place."""
+    """Number of rows with the same bits before the place."""
 
     def values(self) -> NDArray[np.float64]:
-        """Return the values, with zeros for what isn't known."""
+        """The values, with zeros for unknown bits."""
         keys = self.bins << self.shift
         bits: NDArray[np.int64] = np.where(keys < 0, -keys | _SIGN, keys)
         return bits.view(np.float64)
@@ -54,7 +54,7 @@ class PrefixCounters:
     """First bits that occur, ascending."""
     counts: NDArray[np.int64]
     used_bits: int
-    """Bits that any key has, whole."""
+    """Bits set in any key."""
 
     def __add__(self, other: PrefixCounters) -> PrefixCounters:
         bins, places = np.unique(np.concatenate((self.bins, other.bins)), return_inverse=True)
@@ -63,13 +63,13 @@ class PrefixCounters:
         return PrefixCounters(bins, counts, self.used_bits | other.used_bits)
 
     def find(self, ranks: NDArray[np.int64], shift: int) -> KnownValues:
-        """The places with so many of the counted rows before them."""
+        """The values with so many of the counted rows before them."""
         behind = np.cumsum(self.counts)
         at = np.searchsorted(behind, ranks, "right")
         return KnownValues(shift, self.bins[at], ranks - (behind[at] - self.counts[at]))
 
     def narrow(self, place: KnownValues, shift: int) -> KnownValues:
-        """The same places, by the bits that were counted of the rows that ``place`` asks for."""
+        """The same places with more bits known, from a count of the rows that ``place`` asks for."""
         first = np.searchsorted(self.bins >> (place.shift - shift), place.bins)
         before = np.concatenate(([0], np.cumsum(self.counts)))
         return self.find(before[first] + place.ranks, shift)
@@ -89,23 +89,23 @@ class CountersByFeature:
 
 
 class QuantileSearch:
-    """The same places in the order of each component of each feature, looked for in rounds.
+    """A search in rounds, for the same places in the order of each component of each feature.
 
     Args:
-        num_rows: Of all features.
-        ranks: How many rows lie before each place.
+        num_rows: Number of rows.
+        ranks: Number of rows before each place.
     """
 
     def __init__(self, num_rows: int, ranks: NDArray[np.int64]) -> None:
         self.shift = 0 if num_rows <= _FEW_ROWS else _SHIFTS[0]
         """The next round's."""
         self.wanted: dict[str, list[KnownValues]] = {}
-        """Places that the next round is to ask for, by feature; none where all is known."""
+        """Places that the next round asks for, by feature; without features that are known."""
         self._ranks = ranks
         self._found: dict[str, list[KnownValues]] = {}
 
     def learn(self, counted: CountersByFeature) -> None:
-        """Learn from what a round has counted: the first one of all features, the others of what is wanted."""
+        """Learn from a round's counts: the first round's of all features, later ones' of ``wanted``."""
         found: dict[str, list[KnownValues]] = {}
         is_known = {}
         for key, tallies in counted.tallies.items():
@@ -134,7 +134,7 @@ def keys_of(values: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def count_prefixes(keys: NDArray[np.int64], shift: int, place: KnownValues | None = None) -> PrefixCounters:
-    """Counts of one component's keys: of all, or those that ``place`` asks for."""
+    """Counts of one component's keys: of all, or only those that ``place`` asks for."""
     if place is not None:
         keys = keys[np.isin(keys >> place.shift, place.bins)]
     bins, counts = np.unique(keys >> shift, return_counts=True)

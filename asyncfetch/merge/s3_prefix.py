@@ -1,13 +1,13 @@
 """A prefix of S3 as a merge's destination.
 
-    PREFIX/data/ videos/ meta/              each file put when it is whole, what was there replaced
-    PREFIX/.merging-FINGERPRINT/begun       put before anything else: what is there is a merge under way
-    PREFIX/.merging-FINGERPRINT/finished    what the dataset is, put right before info.json, and the last to go
-    PREFIX/.merging-FINGERPRINT/PATH        the note that the dataset's file PATH is finished, with its size and tag
+    PREFIX/data/ videos/ meta/              each file is put when it is complete, and replaces an older one
+    PREFIX/.merging-FINGERPRINT/begun       put before anything else: a merge is under way
+    PREFIX/.merging-FINGERPRINT/finished    a description of the dataset, put right before info.json, removed last
+    PREFIX/.merging-FINGERPRINT/PATH        a note that the dataset's file PATH is finished, with its size and tag
 
-``meta/info.json`` is removed first and put last, so no mixture looks like a dataset; the notes go after it. They
-are on S3, so a killed merge is gone on with from any machine, and by machines that share nothing else. Two merges for
-one prefix at a time aren't seen: S3 has no locks.
+``meta/info.json`` is removed first and put last, so no mixture looks like a dataset; the notes go after it. They are on
+S3, so any machine can resume a killed merge, and machines that share nothing else can work together. Two merges of
+different plans for one prefix aren't noticed: S3 has no locks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class S3Prefix:
     """The url, its scheme in lower case, without a slash at its end."""
 
     async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
-        """Refuse a prefix that holds more than a killed merge left."""
+        """MergeError for a prefix that isn't empty, except for the files of a killed merge."""
         for source in sources:
             scheme, _, place = source.partition("://")
             own, target = f"s3://{place.rstrip('/')}/", f"{self.name}/"
@@ -66,7 +66,7 @@ class S3Prefix:
             await self.check_free(fetcher, or_finished=True)
 
     async def check_free(self, fetcher: Fetcher, *, or_finished: bool = False) -> None:
-        """Raise MergeError unless nothing is there but what a killed merge left, which perhaps was finished."""
+        """MergeError unless the prefix is empty, except for the files of a killed merge, perhaps a finished one."""
         entries = await _list(fetcher, self.name)
         if not entries:
             return
@@ -80,7 +80,7 @@ class S3Prefix:
         raise is_taken(self.name)
 
     def build(self, fingerprint: str) -> _S3Build:
-        """Return the build with its notes below the prefix."""
+        """The build, with its notes below the prefix."""
         return _S3Build(self, f"{_MARK}{fingerprint}")
 
 
@@ -96,7 +96,7 @@ class _S3Build:
     async def open(
         self, fetcher: Fetcher, needed: SpaceNeed, *, overwrite: bool, shared: bool = False
     ) -> AsyncIterator[None]:
-        """Note that what was there is no dataset any more."""
+        """Hold the prefix: what was there is no dataset any more."""
         await run_sync(sweep_rooms)
         await run_sync(check_space, Path(tempfile.gettempdir()), needed.at_once)
         if not overwrite:
@@ -151,7 +151,7 @@ class _S3Build:
                     await run_sync(stack.close)
 
     async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
-        """Put it; it is in the room no more."""
+        """Put the file, and note it."""
         info = await fetcher.put(self.url(path), room / path)
         written = WrittenFile(path, info.size, str(info.etag))
         await fetcher.put(self._note(path), json.dumps(asdict(written)).encode())
@@ -177,15 +177,15 @@ class _S3Build:
         await fetcher.put(self.url(info), content)
 
     async def _leave(self, fetcher: Fetcher, error: BaseException) -> None:
-        """Keep what the next attempt can go on with."""
-        if isinstance(error, DatasetError):  # which it would meet, too
+        """Keep the files for the next attempt, unless that would fail, too."""
+        if isinstance(error, DatasetError):
             with anyio.CancelScope(shield=True), suppress(FetchError):
                 await self._remove(fetcher)
         else:
             logger.warning("what is finished stays at %s: the same merge goes on from there", self.prefix.name)
 
     async def _remove(self, fetcher: Fetcher) -> None:
-        """Remove what was put, and the notes of it after that."""
+        """Remove all files, and after that their notes."""
         notes = await _list(fetcher, self.url(self.journal), recursive=True)
         await _delete(fetcher, [self.url(note.removeprefix(self._note(""))) for note in notes])
         await _delete(fetcher, notes)
@@ -195,12 +195,12 @@ class _S3Build:
 
 
 def _described(path: str, content: bytes) -> WrittenFile:
-    """A file whose entity tag isn't known before it is put."""
+    """A file with a checksum of our own, since its entity tag isn't known before it is put."""
     return WrittenFile(path, len(content), blake2b(content, digest_size=16).hexdigest())
 
 
 async def _list(fetcher: Fetcher, url: str, *, recursive: bool = False) -> list[str]:
-    """Urls of what lies there; unless ``recursive``, what lies further below as prefixes that end in "/"."""
+    """Urls of the entries there, all if ``recursive``; else prefixes below end in "/"."""
     try:
         return [info.url for info in await fetcher.listdir(url, recursive=recursive)]
     except NotFound:

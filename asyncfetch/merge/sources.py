@@ -1,6 +1,6 @@
-"""All that has to be known of a dataset before it is merged: metadata, video indexes, table schemas; no rows.
+"""The parts of a dataset that are read before a merge: metadata, video indexes, table schemas; no rows.
 
-A dataset of LeRobot v2 is known in the terms of v3, and of one of which some episodes are wanted nothing else is read.
+A dataset of LeRobot v2 is described in the terms of v3. If only some episodes are selected, only those are read.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ if TYPE_CHECKING:
 
 
 def pack_schema(schema: pa.Schema) -> bytes:
-    """All of it, metadata included."""
+    """The schema's bytes, metadata included."""
     packed: bytes = schema.serialize().to_pybytes()
     return packed
 
 
 def unpack_schema(packed: bytes) -> pa.Schema:
-    """Return what was packed."""
+    """The schema of ``pack_schema``'s bytes."""
     arrow = require_pyarrow()
     schema: pa.Schema = arrow.ipc.read_schema(arrow.py_buffer(packed))
     return schema
@@ -72,13 +72,13 @@ _INFO = "meta/info.json"
 _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
 _FOOTERS_BYTES = 64 * 1024 * 1024
-"""Memory for what is known of files while their rows are looked for, or the times of these are read."""
+"""Memory for footers and row indexes while rows, or their times, are looked up."""
 _ENTRY_BYTES = 4096
-"""Bytes of a frame that hold all there is beside its picture."""
+"""Bytes at the beginning of a frame that hold all but its picture."""
 _ENTRIES_LOOKED_AT = 2
 _CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
 _CARRIED_OF_V2 = frozenset({"info.json", "stats.json", "tasks.jsonl", "episodes.jsonl", "episodes_stats.jsonl"})
-"""Files that are merged of what lies in ``meta``."""
+"""Files in ``meta`` that are merged."""
 
 
 _PictureStatistics = dict[str, dict[str, EpisodeColumn]]
@@ -86,15 +86,15 @@ _PictureStatistics = dict[str, dict[str, EpisodeColumn]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A dataset of which some episodes are meant. No repr shows the secrets of its url, and no pickle carries them."""
+    """A dataset, or some of its episodes. Reprs and pickles leave out the secrets of its url."""
 
     source: str | os.PathLike[str]
     """A directory or url."""
     episodes: Iterable[int] | None = None
-    """Their indices, in any order; None for all. Kept ascending, which is the order they are taken in.
+    """Their indices, in any order; None for all. They are sorted, and taken in ascending order.
 
     Raises:
-        ConfigError: They are none, or not different whole numbers of at least 0.
+        ConfigError: There are none, or they aren't distinct whole numbers of at least 0.
     """
 
     def __post_init__(self) -> None:
@@ -125,9 +125,9 @@ class DataFile:
     """A file of rows."""
 
     packed_schema: bytes
-    """The schema as ``pack_schema`` packs it: pickle would lose the names of lists' elements."""
+    """The schema by ``pack_schema``: pickle would lose the names of lists' elements."""
     row_bytes: float
-    """Bytes of a row as it is stored, on average."""
+    """Mean bytes of a stored row."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -137,44 +137,44 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class MergeSource:
-    """A dataset to be merged, checked by itself."""
+    """A dataset to merge, checked by itself."""
 
     url: str
     raw_info: Mapping[str, Any]
-    """info.json as it is, or in the terms of v3."""
+    """The content of info.json, in the terms of v3."""
     metadata: Metadata
-    """Metadata of the whole dataset, but without its statistics where not all episodes are to be merged."""
+    """Metadata of the whole dataset, but without its statistics if only some episodes are merged."""
     episodes: Sequence[Episode]
-    """Episodes to be merged, in their order."""
+    """Episodes to merge, in their order."""
     data_files: Mapping[str, DataFile]
-    """Files by url, those that episodes with frames name; what else lies there is left alone."""
+    """Files of rows by url: those of episodes with frames."""
     pictures: Mapping[str, Mapping[str, Pictures]]
     """Pictures by camera and video file."""
     segments: Mapping[str, Sequence[Segment]]
     """Segments by camera, in the order of the episodes."""
     objects: Mapping[str, ObjectInfo]
-    """Objects by url, the files of rows and videos as they were when all this was read of them."""
+    """The files of rows and videos by url, in the versions that were read."""
     picture_statistics: Mapping[str, Mapping[str, EpisodeColumn]]
-    """Statistics by feature with pictures and name, of all episodes of the dataset; of those that aren't to be merged
-    none."""
+    """Statistics of features with pictures, by feature and name. They have all episodes of the dataset, with unknown
+    values for those that aren't merged."""
     version: str
-    """Hash of what the files of rows and videos are, in their order, and of the metadata."""
+    """Hash of the versions of the files of rows and videos, and of the metadata."""
     dropped: tuple[str, ...]
-    """Urls of what lies in ``meta`` and isn't carried over, where the source can be listed."""
+    """Urls of entries of ``meta`` that aren't carried over, if the source can be listed."""
 
 
 def has_pictures(feature: Feature) -> bool:
-    """Return whether its statistics are of pictures, so that they can't be taken from the rows' numbers."""
+    """Return whether the feature's statistics are of pictures, and so can't be computed from the rows' numbers."""
     return feature.is_camera or feature.kind == "image"
 
 
 async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) -> MergeSource:
-    """Read what a merge has to know of a dataset.
+    """Read a dataset's metadata, video indexes and table schemas.
 
     Raises:
         FetchError: A file could not be fetched.
-        EpisodeNotFound: It hasn't all of the episodes.
-        DatasetError: It isn't whole, or not what it says it is.
+        EpisodeNotFound: It lacks an episode.
+        DatasetError: It is incomplete, or contradicts itself.
         MissingDependency: pyarrow isn't installed.
     """
     url = selection.url
@@ -187,7 +187,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     segments = {camera: await files.cut(camera) for camera in metadata.cameras}
     episodes = [files.placed.get(episode.index, episode) for episode in episodes]
     indices = [episode.index for episode in episodes]
-    if indices != list(range(len(metadata.episodes))):  # its statistics may be of others, too
+    if indices != list(range(len(metadata.episodes))):  # its statistics include other episodes
         metadata = replace(metadata, statistics=None)
         _forget_others(files.statistics, metadata.episodes, indices)
     versions = sorted((one, (info.size, info.version)) for one, info in files.objects.items())
@@ -207,7 +207,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
 
 
 class _SourceFiles:
-    """A dataset's files, as far as they are read before a merge."""
+    """The parts of a dataset's files that are read before a merge."""
 
     def __init__(self, reader: Fetcher, metadata: Metadata, old: Version2 | None, run: RunSync) -> None:
         self.tables: dict[str, DataFile] = {}
@@ -215,7 +215,7 @@ class _SourceFiles:
         self.objects: dict[str, ObjectInfo] = {}
         """Files of rows and videos, by url."""
         self.placed: dict[int, Episode] = {}
-        """Episodes by index, of those that lie elsewhere than the metadata says."""
+        """Episodes by index, with corrected places, if they are elsewhere than the metadata says."""
         self.statistics: _PictureStatistics = {}
         self.dropped: tuple[str, ...] = ()
         self._reader = reader
@@ -238,7 +238,7 @@ class _SourceFiles:
         self._seconds: dict[int, NDArray[np.float64]] = {}
 
     async def read(self, episodes: Iterable[Episode]) -> None:
-        """Read all that concerns these episodes."""
+        """Read everything about these episodes."""
         filled = [episode for episode in episodes if episode.length]
         by_table: dict[str, list[Episode]] = defaultdict(list)
         for episode in filled:
@@ -255,10 +255,10 @@ class _SourceFiles:
         )
 
     async def cut(self, camera: str) -> list[Segment]:
-        """Return the segments of a camera's videos, in the order of the episodes."""
+        """The segments of a camera's videos, in the order of the episodes."""
         spans = self._spans[camera]
         sizes = {(self._indexes[url].height, self._indexes[url].width) for url in spans}
-        if len(sizes) == 1:  # where they differ, that is among the disagreements
+        if len(sizes) == 1:  # ``disagreements`` lists different ones
             self._metadata.found_picture(camera, sizes.pop(), redact_url(next(iter(spans))))
         segments: list[Segment] = []
         for url, of_file in spans.items():
@@ -267,7 +267,7 @@ class _SourceFiles:
         return sorted(segments, key=lambda one: one.places[0])
 
     def pictures(self, camera: str) -> dict[str, Pictures]:
-        """Return what each of a camera's videos says of its pictures."""
+        """The picture properties of each of a camera's videos."""
         return {url: describe_pictures(self._indexes[url]) for url in self._spans[camera]}
 
     async def _read_statistics(self) -> None:
@@ -281,12 +281,12 @@ class _SourceFiles:
         self.dropped = await _dropped(self._reader, join_url(self._metadata.url, "meta"), carried)
 
     async def _read_seconds(self, episodes: Sequence[Episode]) -> None:
-        """Read the times of the rows, and keep those that aren't at the rate of frames."""
+        """Read the times of the rows, and keep those that don't follow the frame rate."""
         if not self._metadata.cameras:
             return
         columns: list[Any] = []
         positions = self._metadata.episodes.positions([episode.index for episode in episodes])
-        with suppress(DatasetError):  # of rows that can't be read, or aren't there; writing them raises it
+        with suppress(DatasetError):  # writing unreadable or missing rows will raise it
             async for batch in scan(self._rows, self._reader, ["timestamp"], positions, run=self._run):
                 columns += batch.columns
         if columns:
@@ -298,7 +298,7 @@ class _SourceFiles:
             self._indexes[url] = await self._run(partial(parse_moov, moov, url=url))
 
     async def _read_table(self, url: str, episodes: Sequence[Episode]) -> None:
-        """Read the schema of a file of rows, and look for those of the episodes that don't lie in it."""
+        """Read the schema of a file of rows, and look elsewhere for episodes that it lacks."""
         async with self._limiter:
             if self._old is not None:
                 indexed = await self._open_table(url)
@@ -308,7 +308,7 @@ class _SourceFiles:
                 await self._look_for(episodes)
 
     async def _has(self, url: str, episodes: Sequence[Episode]) -> bool:
-        """Return whether the file may have the episodes' rows under the numbers that the metadata gives them."""
+        """Return whether the file may have the episodes' rows under the metadata's numbers."""
         try:
             indexed = await self._open_table(url)
         except (AccessDenied, NotFound):
@@ -327,7 +327,7 @@ class _SourceFiles:
             await self._open_table(url)
 
     async def _open_table(self, url: str) -> IndexedTable | None:
-        """Read the schema; None where the file lacks the numbers of its rows, which is among the disagreements."""
+        """Read the schema; None if the file doesn't number its rows, which ``disagreements`` will list."""
         end = await fetch_end(self._reader, url)
         file = await open_end(self._reader, end, run=self._run)
         self.objects[url] = end.file
@@ -338,7 +338,7 @@ class _SourceFiles:
 
 
 def _own_seconds(columns: list[Any], metadata: Metadata, episodes: Sequence[Episode]) -> dict[int, NDArray[np.float64]]:
-    """The times of the rows of those episodes, by index, in which they aren't those of the rate of frames."""
+    """The times of the rows by episode, for episodes that don't follow the frame rate."""
     column = require_pyarrow().chunked_array(columns)
     seconds = to_column(column, metadata.features["timestamp"], metadata.url)
     found = {}
@@ -369,9 +369,9 @@ def _digest(*described: object) -> str:
 async def _cut(
     reader: RangeReader, index: Mp4Index, wanted: Sequence[EpisodeSpan], *, fps: float, run: RunSync
 ) -> list[Segment]:
-    """Cut the file where decoding can start: of H.264 not at recovery points, which lean on what is before them.
+    """Cut the file where decoding can start; in H.264 not at recovery points, which depend on earlier frames.
 
-    A few places are looked at, and all of them where one is none: an encoder writes them all alike.
+    A few places are checked, and all of them once one is a recovery point: an encoder writes all of them alike.
     """
     no_edges: frozenset[int] = frozenset()
     while True:
@@ -397,19 +397,19 @@ async def _is_recovery_point(reader: RangeReader, index: Mp4Index, sample: int) 
 async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -> tuple[str, ...]:
     try:
         entries = await fetcher.listdir(directory)
-    except (ConfigError, AccessDenied, NotFound):  # a web server; or one may read, but not list
+    except (ConfigError, AccessDenied, NotFound):  # a web server, or no permission to list
         return ()
     return tuple(entry.url for entry in entries if entry.url.rstrip("/").rsplit("/", 1)[-1] not in carried)
 
 
 async def read_indices(reader: Fetcher, url: str, *, run: RunSync) -> Sequence[int]:
-    """Return the indices of the dataset's episodes, ascending; errors as of load_source."""
+    """The indices of the dataset's episodes, ascending; errors as of load_source."""
     metadata, _, _ = await _load_metadata(reader, url, run)
     return metadata.episodes.indices
 
 
 async def read_version(reader: RangeReader, url: str, *, run: RunSync) -> str:
-    """Return the version of LeRobot, as the dataset has it; empty where it says nothing, and is none."""
+    """The dataset's version of LeRobot's format; empty if it says none, or there is no dataset."""
     with suppress(NotFound):
         return str((await _raw_info(reader, url, run)).get("codebase_version", ""))
     return ""
@@ -423,15 +423,15 @@ async def _raw_info(reader: RangeReader, url: str, run: RunSync) -> dict[str, An
 async def _load_metadata(
     reader: Fetcher, url: str, run: RunSync
 ) -> tuple[Metadata, Mapping[str, Any], Version2 | None]:
-    """Load it with info.json in the terms of v3, and all that is known of a dataset of v2."""
+    """The metadata, info.json in the terms of v3, and for a dataset of v2 its own description."""
     raw: Mapping[str, Any] = {}
-    with suppress(NotFound):  # reading the rest says so, and more
+    with suppress(NotFound):  # loading the rest raises a better error
         raw = await _raw_info(reader, url, run)
     if is_v2(raw):
         old = await load_version2(reader, url, run=run)
         return old.metadata, old.raw_info, old
     metadata = await load_metadata(reader, url, list_tables=partial(list_tables, reader), run=run)
-    _ = metadata.stats  # a damaged one is to fail now, not when all is written
+    _ = metadata.stats  # raises for damaged statistics now, not after all is written
     return metadata, raw, None
 
 
@@ -479,7 +479,7 @@ def _put(
     values: Sequence[Any],
     where: str,
 ) -> None:
-    """Note a statistic of some of the episodes."""
+    """Note a statistic of some episodes."""
     if not len(values):
         return
     try:

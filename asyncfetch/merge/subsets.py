@@ -1,6 +1,6 @@
 """Some of a dataset's episodes as a dataset of their own, the parts of a split, a v2 dataset as one of v3.
 
-All are merges of one source, and do as ``merge_datasets`` does.
+All are merges of one source, with the behaviour of ``merge_datasets``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Share: TypeAlias = float | int | Iterable[int]
 
 
 class MergeOptions(TypedDict, total=False):
-    """Options, as a call has them."""
+    """Keyword options of ``merge_datasets``."""
 
     workers: int | None
     overwrite: bool
@@ -55,11 +55,10 @@ async def select_episodes(
     episodes: Iterable[int],
     **options: Unpack[MergeOptions],
 ) -> MergeReport:
-    """Write some of a dataset's episodes as a dataset, in the source's order and numbered anew.
+    """Write some of a dataset's episodes as a dataset, in the source's order and renumbered.
 
-    Nothing of the other episodes is read but their metadata, and rows that share a row group with chosen ones. All
-    tasks keep their numbers, also those that no chosen episode has. Statistics of pictures are combined from the
-    episodes' own.
+    Of other episodes only metadata are read, and rows in the same row groups as chosen ones. All tasks keep their
+    numbers, even those that no chosen episode has. Statistics of pictures are combined from the episodes' own.
 
     Args:
         source: A directory or url.
@@ -69,7 +68,7 @@ async def select_episodes(
 
     Raises:
         ConfigError: There is no episode, or one twice.
-        MergeError: As of merge_datasets; its cause is EpisodeNotFound where the source hasn't all of them.
+        MergeError: As of merge_datasets; its cause is EpisodeNotFound if the source lacks an episode.
     """
     return await merge_datasets([Selection(source, episodes)], destination, **options)
 
@@ -84,22 +83,22 @@ async def split_dataset(
 ) -> dict[str, MergeReport]:
     """Write parts of a dataset as datasets, each in a directory of its name in the destination.
 
-    All are there at the end, one right after the other, and before that none. The same call goes on with what was
-    interrupted, also between two of them.
+    They appear at the end, one right after the other, and none before that. The same call resumes an interrupted one,
+    even between two datasets.
 
     Args:
         source: A directory or url.
-        splits: By name: which part of the episodes (floats, in all at most 1.0), how many (ints), or which ones. They
-            are of one kind and don't overlap; what is left over is in no part.
+        splits: By name: a share of the episodes (floats, in all at most 1.0), a number (ints), or indices. All are of
+            one kind and don't overlap; remaining episodes are in no part.
         destination: The directory or prefix to put them in.
         seed: Draws the episodes of parts and numbers at random; None takes them in their order, the first part first.
         options: As of merge_datasets.
 
     Returns:
-        What was written, by name; seconds are those of all parts.
+        The reports, by name; their seconds are those of all parts.
 
     Raises:
-        ConfigError: The parts can't be meant, or one gets no episode.
+        ConfigError: The splits are invalid, or one gets no episode.
         FetchError: The source's metadata could not be read.
         DatasetError: It isn't one, or contradicts itself.
         MergeError: As of merge_datasets.
@@ -117,8 +116,8 @@ async def convert_dataset(
 ) -> MergeReport:
     """Write a dataset of LeRobot v2.0 or v2.1 as one of v3, its videos copied as they are.
 
-    Arguments are those of merge_datasets, and so are errors, but that a dataset of v3 is a MergeError, too:
-    merge_datasets of it alone writes it anew, regular and without what no episode names.
+    Arguments and errors are those of merge_datasets; a dataset of v3 is a MergeError, too. merge_datasets of it alone
+    rewrites it in regular form, without data that no episode refers to.
     """
     selection = Selection(source)
     async with Fetcher(options.get("fetch") or FetchConfig()) as fetcher:
@@ -137,15 +136,15 @@ def split_episodes(
     *,
     seed: int | None = None,
 ) -> dict[str, list[int]]:
-    """Return which episodes each part of a split gets, for ``Stream(episodes=...)``: as ``split_dataset`` takes them.
+    """The episodes of each part of a split, for ``Stream(episodes=...)``.
 
     Args:
-        episodes: How many there are, or their indices.
-        splits: By name, shares as ``split_dataset`` takes them: ``{"train": 0.9, "val": 0.1}``, or numbers, or indices.
+        episodes: Their number, or their indices.
+        splits: Shares by name, as of ``split_dataset``: ``{"train": 0.9, "val": 0.1}``, or numbers, or indices.
         seed: Draws the episodes at random; None takes them in their order, the first part first.
 
     Raises:
-        ConfigError: See split_dataset.
+        ConfigError: The splits are invalid, or one gets no episode.
     """
     episodes = range(episodes) if isinstance(episodes, int) else episodes
     if not isinstance(splits, Mapping) or not splits:
@@ -178,7 +177,7 @@ def split_episodes(
 
 
 def _of_python(share: Share) -> Share:
-    """A number as Python's: numpy's are as good."""
+    """The share with NumPy's numbers as Python's."""
     if isinstance(share, Integral):
         return int(share)
     return float(share) if isinstance(share, Real) else share
@@ -188,7 +187,7 @@ def _by_fractions(splits: Mapping[str, Share], episodes: Sequence[int], seed: in
     fractions = [float(share) for share in splits.values() if isinstance(share, float)]
     if not all(math.isfinite(one) and one > 0 for one in fractions) or math.fsum(fractions) > 1 + 1e-9:
         raise ConfigError(f"fractions must be above 0 and in all at most 1.0, not {fractions}")
-    # Of the sum so far, so that what is rounded off one part is the next one's.
+    # Rounding the sums, not the parts, gives each episode to one part.
     edges = [0, *(round(len(episodes) * min(1.0, total)) for total in accumulate(fractions))]
     numbers = (stop - start for start, stop in pairwise(edges))
     return _by_numbers(dict(zip(splits, numbers, strict=True)), episodes, seed)

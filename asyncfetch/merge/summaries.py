@@ -1,11 +1,11 @@
-"""All that is known of the rows: statistics of features, and the pieces of a merge that read back what was written.
+"""Statistics of features, and the pieces of a merge that read written rows back for them.
 
-Then it doesn't matter whether a file was written now or before an interruption.
+Reading back makes no difference between files written now and before an interruption.
 
-Statistics are as ``meta/stats.json`` and the ``stats/*`` columns have them. Those of numbers are taken from the rows:
-Moments add up, and ``quantiles`` finds the values that QUANTILES lie between. Those of pictures would need decoding, so
-they are combined: counts, means and deviations exactly, extremes and quantiles as an envelope, since quantiles can't be
-recovered.
+Statistics are those of ``meta/stats.json`` and the ``stats/*`` columns. Those of numbers are computed from the rows:
+Moments add up, and ``quantiles`` finds the values between which QUANTILES are interpolated. Those of pictures would
+need decoding, so the sources' are combined: counts, means and deviations exactly, extremes and quantiles as an
+envelope, since quantiles can't be recovered.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 STATISTICS = ("min", "max", "mean", "std", "count", *QUANTILES)
 """Statistics in the order in which LeRobot writes them."""
 _LOWER = ("min", "q01", "q10", "q50")
-"""Statistics of which the envelope is the least of the parts' values, as LeRobot has it; of the others it is the
-greatest."""
+"""Statistics whose envelope is the least of the parts' values, as in LeRobot; for the others it is the greatest."""
 _SHARES = np.array(list(QUANTILES.values()))
 
 
@@ -53,7 +52,7 @@ class EpisodeColumn:
     """(episodes,). Unknown ones have any values."""
 
     def take(self, positions: NDArray[np.int64]) -> EpisodeColumn:
-        """Return the column of some, in this order."""
+        """The column of these episodes, in this order."""
         return EpisodeColumn(self.values[positions], self.is_known[positions])
 
 
@@ -63,7 +62,7 @@ class Moments:
 
     count: int
     least: NDArray[np.float64]
-    """NaN where one of the values is; the others likewise."""
+    """NaN if one of the values is; the others likewise."""
     greatest: NDArray[np.float64]
     mean: NDArray[np.float64]
     squares: NDArray[np.float64]
@@ -71,7 +70,7 @@ class Moments:
 
     @classmethod
     def of_rows(cls, values: NDArray[Any]) -> Moments:
-        """Take the moments over the last axis, which isn't empty."""
+        """The moments over the last axis, which isn't empty."""
         exact = values.astype(np.float64)
         with np.errstate(invalid="ignore"):  # of infinities the deviation is NaN
             mean = exact.mean(axis=-1)
@@ -91,7 +90,7 @@ class Moments:
             )
 
     def statistics(self, ordered: NDArray[np.float64]) -> Statistics:
-        r"""Return them as LeRobot names them; quantiles are linear between neighbours.
+        r"""The statistics under LeRobot's names; quantiles are linear between neighbours.
 
         Args:
             ordered: (\*shape, 10) values at the ``quantile_ranks`` of so many rows.
@@ -117,22 +116,19 @@ def components_of(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def quantile_ranks(count: int) -> NDArray[np.int64]:
-    """The 10 places in the order of so many rows that QUANTILES lie between: those below, then those above."""
+    """The 10 places in the order of so many rows around QUANTILES: those below, then those above."""
     below = np.floor(_SHARES * (count - 1)).astype(np.int64)
     return np.concatenate((below, np.minimum(below + 1, count - 1)))
 
 
 def describe(components: NDArray[Any]) -> Statistics:
-    """The statistics of rows that are at hand, over the last axis."""
+    """The statistics of rows in memory, over the last axis."""
     ordered = np.sort(components, axis=-1)[..., quantile_ranks(components.shape[-1])]
     return Moments.of_rows(components).statistics(ordered.astype(np.float64))
 
 
 def combine(parts: Sequence[Mapping[str, Any]]) -> Statistics | None:
-    """The statistics of parts together; None where they are of nothing. A quantile that a part lacks is left out.
-
-    Parts with a count of 0 don't count.
-    """
+    """The combined statistics of parts; None without any value. A quantile that a part lacks is left out."""
     arrays = [
         {name: np.asarray(part[name], np.float64) for name in STATISTICS if name in part}
         for part in parts
@@ -178,10 +174,10 @@ class SummaryTask:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All that is known of the rows of some episodes that follow each other."""
+    """A summary of the rows of some consecutive episodes."""
 
     tasks: tuple[tuple[int, ...], ...] = ()
-    """Tasks of each episode, different ones, in the order of its frames."""
+    """Distinct tasks of each episode, in the order of its frames."""
     episodes: tuple[Mapping[str, Statistics], ...] = ()
     """Statistics by feature, the first axis over some of the episodes."""
     moments: Mapping[str, Moments] = field(default_factory=dict)
@@ -193,7 +189,7 @@ class Summary:
 
 
 def cut_parts(path: str, lengths: Sequence[int], features: tuple[Feature, ...]) -> list[SummaryTask]:
-    """A file's row groups, of these lengths, some at a time."""
+    """A file's row groups, of these lengths, as tasks of bounded size."""
     parts = []
     first = rows = 0
     for at, length in enumerate(lengths):
@@ -205,7 +201,7 @@ def cut_parts(path: str, lengths: Sequence[int], features: tuple[Feature, ...]) 
 
 
 async def summarise(setup: WorkerSetup, build: Build, part: SummaryTask, shift: int) -> Summary:
-    """Return what is known of some row groups of a written file, its quantiles as a first round of their search."""
+    """A summary of some row groups of a written file, with the first round of the search for quantiles."""
     url, table = await _read_part(setup, build, part, [feature.key for feature in part.features])
     return await run_sync(_summarise, table, part, url, shift)
 

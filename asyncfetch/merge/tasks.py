@@ -1,6 +1,6 @@
 """The pieces of a merge that write its files.
 
-A unit is plain data that says all about one file, so any process can write it.
+A unit is a complete description of one file as plain data, so any process can write it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
 
 _PIECE_BYTES = 8 * 1024 * 1024
-"""Bytes read and written at a time of a video: large enough for one request to pay, small beside a file of 200 MB."""
+"""Bytes of a video read and written at a time: enough for an efficient request, and little beside a file of 200 MB."""
 _SEGMENT_SECONDS, _EPISODE_SECONDS, _BYTE_SECONDS = 0.0003, 0.002, 1 / 1024**3
 """Seconds of a processor (2.1 GHz, Python 3.11): for a segment of 60 pictures, for 60 rows, and to read, write and
 check."""
@@ -52,13 +52,13 @@ check."""
 
 @dataclass(frozen=True, slots=True)
 class VideoTask:
-    """A video to be written."""
+    """A video to write."""
 
     path: str
     """Path in the dataset."""
     segments: tuple[Segment, ...]
     objects: Mapping[str, ObjectInfo]
-    """Objects by url, the files that these lie in, as they were when it was planned."""
+    """The segments' files by url, in their versions at planning."""
     fps: float
 
     @property
@@ -68,24 +68,24 @@ class VideoTask:
 
     @property
     def seconds(self) -> float:
-        """Seconds that a processor takes to write it, about."""
+        """Seconds of a processor to write it, about."""
         return _SEGMENT_SECONDS * len(self.segments) + _BYTE_SECONDS * self.nbytes
 
     @property
     def num_episodes(self) -> int:
-        """Episodes that are in it."""
+        """Number of its episodes."""
         return sum(len(segment.places) for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
 class RowsTask:
-    """A file of rows to be written, a row group an episode."""
+    """A file of rows to write, with a row group for each episode."""
 
     path: str
     episodes: tuple[PlannedEpisode, ...]
-    """Episodes that have rows."""
+    """Episodes with rows."""
     objects: Mapping[str, ObjectInfo]
-    """Objects by url, the files that these lie in, as they were when it was planned."""
+    """The episodes' files by url, in their versions at planning."""
     task_maps: Mapping[int, Mapping[int, int]]
     """Maps of tasks by number of the source."""
     packed_schema: bytes
@@ -96,16 +96,16 @@ class RowsTask:
 
     @property
     def seconds(self) -> float:
-        """Seconds that a processor takes to write and to summarise it, about."""
+        """Seconds of a processor to write and summarise it, about."""
         return _EPISODE_SECONDS * len(self.episodes) + _BYTE_SECONDS * self.nbytes
 
     @property
     def num_episodes(self) -> int:
-        """Episodes that have rows in it."""
+        """Number of episodes with rows in it."""
         return len(self.episodes)
 
     def parts(self) -> list[SummaryTask]:
-        """Return what is to be known of it, some episodes at a time."""
+        """The tasks of its summary, some episodes each."""
         return cut_parts(self.path, [planned.episode.length for planned in self.episodes], self.features)
 
 
@@ -134,17 +134,17 @@ def file_units(plan: MergePlan) -> list[FileUnit]:
 
 
 def file_path(plan: MergePlan, template: str, number: int, camera: str = "") -> str:
-    """Path in the dataset of a file that is counted on over the chunk directories."""
+    """Path in the dataset of a file whose number runs over the chunk directories."""
     chunk, file = divmod(number, plan.limits.files_per_chunk)
     return PathTemplate(template).format(chunk_index=chunk, file_index=file, video_key=camera)
 
 
 async def write(setup: WorkerSetup, build: Build, unit: FileUnit) -> WrittenFile:
-    """Write the file, or find that it was.
+    """Write the file, unless it is finished already.
 
     Raises:
-        FetchError: A source could not be read; ObjectChanged where it isn't what it was when this was planned.
-        DatasetError: A source isn't what its metadata say.
+        FetchError: A source could not be read; ObjectChanged if it changed since this was planned.
+        DatasetError: A source contradicts its metadata.
     """
     written = await build.find(setup.fetcher, unit.path)
     if written is None:
@@ -199,7 +199,7 @@ async def _write_rows(setup: WorkerSetup, path: Path, unit: RowsTask) -> None:
 async def _read_rows(
     fetcher: Fetcher, url: str, columns: Sequence[str], episodes: Sequence[PlannedEpisode]
 ) -> pa.Table:
-    """The row groups with rows of these episodes, which are of this file; nothing of the others."""
+    """The row groups with rows of these episodes of this file."""
     run = run_sync
     indexed = await index_table(fetcher, await open_table(fetcher, url, run=run), run=run)
     groups: set[int] = set()
@@ -217,17 +217,17 @@ def _write_episodes(writer: Any, unit: RowsTask, episodes: Sequence[PlannedEpiso
 
 
 _NEEDED = {"count", "mean", "std"}
-"""Statistics of a part that are needed to put it together with others."""
+"""Statistics of a part that are needed to combine it with others."""
 
 
 def write_metadata(plan: MergePlan, summary: Summary, numbers: Mapping[str, Statistics], root: Path) -> list[str]:
-    """Write them into the dataset at ``root``.
+    """Write the files of metadata.
 
     Args:
-        plan: Of the merge.
+        plan: The merge's.
         summary: Of all rows.
         numbers: Statistics of numeric features over all rows.
-        root: Has the directory ``meta``, or gets it.
+        root: The dataset.
 
     Returns:
         Their paths in the dataset, info.json last.
@@ -259,10 +259,10 @@ def _overall_statistics(plan: MergePlan, numbers: Mapping[str, Statistics]) -> d
 
 
 def _picture_statistics(source: MergeSource, key: str) -> Sequence[Mapping[str, Any]]:
-    """A source's own, or those of its episodes; empty where neither are there whole, or they are of no picture.
+    """A source's own statistics, or those of its episodes; empty if both are incomplete, or of no picture.
 
-    Where both say the same, counts, means and deviations are those of its episodes: then the sums of a merge of merges
-    are those of the merge of all, term by term.
+    If both agree, counts, means and deviations are those of its episodes: then the sums of a merge of merges are those
+    of the merge of all, term by term.
     """
     columns = source.picture_statistics[key]
     parts: list[dict[str, Any]] = []
@@ -284,7 +284,7 @@ def _picture_statistics(source: MergeSource, key: str) -> Sequence[Mapping[str, 
 
 
 def _is_same(one: Any, other: NDArray[Any]) -> bool:  # noqa: ANN401 - as JSON has it
-    """Return whether rounding alone tells them apart: a deviation that LeRobot takes of square sums is off by 1e-8."""
+    """Return whether they are equal but for rounding: LeRobot's deviations from square sums are off by 1e-8."""
     return np.shape(one) == other.shape and np.allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
@@ -297,7 +297,7 @@ def _write_episode_table(plan: MergePlan, columns: Mapping[str, list[Any] | Epis
 
 
 def _episodes_per_file(plan: MergePlan, num_columns: int) -> int:
-    """Return as many as fit with about five numbers a column, unpacked: more than most have."""
+    """The number of episodes that fit at five uncompressed numbers a column, more than most have."""
     return max(1, plan.limits.data_file_max_bytes // (40 * num_columns))
 
 
@@ -355,7 +355,7 @@ def _statistics_columns(
 
 
 def _picture_column(plan: MergePlan, key: str, name: str) -> EpisodeColumn | None:
-    """A statistic that the sources have for their episodes; None where none has."""
+    """A statistic of the sources' episodes; None if no source has it."""
     columns = [source.picture_statistics[key].get(name) for source in plan.sources]
     like = next((column.values for column in columns if column is not None), None)
     if like is None:

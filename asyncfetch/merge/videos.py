@@ -1,14 +1,13 @@
 """One video file out of many segments: the same coded pictures, with new tables in front of them.
 
-A video file is cut where it can be cut, into segments that decode without anything around them. LeRobot begins each
-episode with a fresh key frame, so a segment is an episode. Where others wrote the file, an episode may begin between
-two key frames: it then stays together with what it needs, and those frames are copied along. Samples that no episode
-needs are left out.
+A video file is cut into segments that decode by themselves. LeRobot begins each episode with a key frame, so a segment
+is an episode. In files of other writers an episode may begin between two key frames: then the frames that it needs are
+copied along. Samples that no episode needs are left out.
 
-Times stay whole ticks. Segment after segment begins at a whole frame, whatever the rounding of the ones before, and is
-shown there: its composition offsets are shifted so that all segments lag alike behind their decoding, and the edit list
-takes off that lag. The layout is moov in front, then one mdat with one chunk a segment; it depends on the segments'
-pictures only, not on the files that they lay in.
+Times stay whole ticks. Each segment begins at a whole frame, whatever the rounding of earlier ones, and is shown there:
+its composition offsets are shifted so that all segments have the same lag between decoding and presentation, and the
+edit list removes that lag. The layout is moov in front, then one mdat with one chunk a segment; it depends only on the
+segments' pictures, not on their source files.
 """
 
 from __future__ import annotations
@@ -37,41 +36,41 @@ if TYPE_CHECKING:
 
 
 class EpisodeSpan(NamedTuple):
-    """The frames of a video file that are an episode's."""
+    """An episode's frames in a video file."""
 
     episode: int
     """Its index in its dataset."""
     span: VideoSpan
     seconds: NDArray[np.float64] | None = None
-    """Times of its rows, where they aren't those of the rate of frames: see ``own_seconds``."""
+    """Times of its rows, if they don't follow the frame rate: see ``own_seconds``."""
 
 
 class EpisodePlace(NamedTuple):
-    """The place of an episode in a segment's time, in frames at the dataset's rate; whole where its rows are at it."""
+    """The place of an episode in a segment's time, in frames at the dataset's rate; whole if its rows follow that."""
 
     episode: int
     """Its index in its dataset."""
     first: float
-    """The time that its rows' times are counted from."""
+    """The origin of its rows' times."""
     length: float
     """Time from there to the end of its last row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Samples [first, stop) of a file in decode order: a closed stretch, which begins with its earliest picture."""
+    """Samples [first, stop) of a file in decode order, which decode by themselves and begin with the earliest one."""
 
     index: Mp4Index
     first: int
     stop: int
     num_frames: int
-    """Number of frames that it is long on the screen, at the dataset's rate; a part of one counts as a whole."""
+    """Its duration on the screen in frames at the dataset's rate, rounded up."""
     places: tuple[EpisodePlace, ...]
     """Ascending by episode."""
     nbytes: int
     """Length of its samples."""
     configuration: tuple[bytes, bytes]
-    """The configuration that two segments must have in common to lie in one file."""
+    """The configuration, which all segments of a file have in common."""
 
 
 def cut_file(
@@ -79,11 +78,11 @@ def cut_file(
 ) -> list[Segment]:
     """The segments with all these episodes, none of them empty, in the order of their first episode.
 
-    The file isn't cut at the samples ``no_edges``, whatever it says of them.
+    The file isn't cut at the samples ``no_edges``, even if it marks them as key frames.
 
     Raises:
         FormatError: The file lacks frames of an episode, or has others in their place.
-        DatasetError: The metadata gives an episode a place that can't be its own.
+        DatasetError: The metadata gives an episode an impossible place.
     """
     edges, configuration = (
         np.setdiff1d(_closed_edges(index), list(no_edges)),
@@ -103,7 +102,7 @@ def cut_file(
 
 
 def _closed_edges(index: Mp4Index) -> NDArray[np.int64]:
-    """Samples at which the file can be cut, and its end: key frames shown before all that follows, after all before."""
+    """Samples at which the file can be cut, and its end: key frames shown after all earlier and before all later."""
     count = index.num_samples
     times = index.samples.presentation_times(0, count)
     sync = np.arange(count) if index.samples.sync is None else index.samples.sync
@@ -144,7 +143,7 @@ def _segment(
     shown = index.samples.presentation_times(first, stop)
     ticks = index.timescale / fps
     origin = round((int(shown.min()) - index.edit.shift) / ticks)
-    # By the pictures, and by the times of decoding: the next segment's must come after both.
+    # By presentation and by decoding times: the next segment's must come after both.
     last = max(round(int(shown.max() - shown.min()) / ticks), int((decode[-1] - decode[0]) // ticks))
     places = tuple(
         sorted(
@@ -156,7 +155,7 @@ def _segment(
 
 
 def _place(member: EpisodeSpan, origin: int, origin_seconds: float, fps: float) -> EpisodePlace:
-    """Return where an episode is in a segment that begins at this frame, and this time, of its file."""
+    """The place of an episode in a segment that begins at this frame, and this time, of its file."""
     episode, span, seconds = member
     if seconds is None:
         return EpisodePlace(episode, span.first_frame - origin, span.num_frames)
@@ -174,23 +173,23 @@ _PLAIN_PROFILES = frozenset({66, 77, 88})
 
 
 class Pictures(NamedTuple):
-    """The properties that all videos of a camera must have in common to be one camera's."""
+    """The properties that all videos of a camera must have in common."""
 
     codec: str
     """Codec as info.json names it: "av1", "h264", "hevc"."""
     width: int
     height: int
     pixel_format: str
-    """Pixel format as FFmpeg names it: "yuv420p", "gray12le"; empty where the configuration doesn't tell."""
+    """Pixel format as FFmpeg names it: "yuv420p", "gray12le"; empty if the configuration doesn't have it."""
     timescale: int
     """Ticks per second."""
 
 
 def describe_pictures(index: Mp4Index) -> Pictures:
-    """Return what the file's own index says.
+    """The pictures' properties, from the file's index.
 
     Raises:
-        FormatError: It has more than one sample description, or one that is cut off.
+        FormatError: It has more than one sample description, or a truncated one.
     """
     if len(index.formats) != 1:
         raise FormatError(
@@ -204,10 +203,7 @@ def describe_pictures(index: Mp4Index) -> Pictures:
 
 
 def plain_description(stsd: bytes) -> bytes:
-    """A sample description's body without what says nothing of the pictures.
-
-    That is the bit rate (``btrt``), true of one file only, and square pixels (``pasp``), the default.
-    """
+    """A sample description's body without the bit rate (``btrt``), true of one file only, and the default ``pasp``."""
     pieces = [stsd[:_STSD_BYTES]]
     for entry in _entries(stsd, "stsd"):
         body = [bytes(entry.body[:_ENTRY_BYTES])]
@@ -248,7 +244,7 @@ def _pixel_format(boxes: dict[str, Box]) -> str:
 
 
 def _h264_format(box: Box) -> tuple[int, int]:
-    """(chroma format, bit depth), from behind the parameter sets."""
+    """(chroma format, bit depth), from the fields after the parameter sets."""
     data = bytes(box.body)
     if len(data) < 7:
         raise box.error(f"is {len(data)} bytes long, too short for a decoder configuration")
@@ -260,14 +256,14 @@ def _h264_format(box: Box) -> tuple[int, int]:
         position += 1
         for _ in range(count):
             position += 2 + int.from_bytes(data[position : position + 2], "big")
-    if position + 2 > len(data):  # older writers leave the end out
+    if position + 2 > len(data):  # older writers omit these fields
         return 1, 8
     return data[position] & 3, (data[position + 1] & 7) + 8
 
 
 @dataclass(frozen=True, slots=True)
 class SourceVideo:
-    """A video to be written: its first bytes, then ranges of other files."""
+    """A video to write: its first bytes, then ranges of other files."""
 
     header: bytes
     ranges: tuple[tuple[str, int, int], ...]
@@ -297,7 +293,7 @@ def _timing(segments: Sequence[Segment], fps: float) -> Timing:
     durations, start = [], 0
     for segment in segments:
         own = segment.index.samples.durations[segment.first : segment.stop].astype(np.int64)
-        # The last one reaches to the frame at which the next segment begins.
+        # The last sample reaches to the frame at which the next segment begins.
         own[-1] = round((start + segment.num_frames) * ticks) - round(start * ticks) - int(own[:-1].sum())
         durations.append(own)
         start += segment.num_frames
@@ -326,7 +322,7 @@ def _runs(segments: Sequence[Segment]) -> ByteRuns:
 
 
 def _source_ranges(segments: Sequence[Segment]) -> Iterator[tuple[str, int, int]]:
-    """Yield the ranges that the samples lie in, those that follow each other as one."""
+    """Yield the ranges of the samples, adjacent ones joined."""
     url, start, stop = segments[0].index.url, 0, 0
     for segment in segments:
         runs = segment.index.samples.byte_runs(segment.first, segment.stop)

@@ -1,9 +1,9 @@
 """A process that runs pieces of a merge, one at a time.
 
-It is started by ``subprocess``, not by multiprocessing, which would run the caller's main module once more in each: a
-merge needs no ``if __name__ == "__main__"``. Requests go to its standard input and answers come from its standard
-output, as pickles with their length in front; what anything in it prints goes to standard error. When its standard
-input closes, because the merge has ended or was killed, it ends at once, in the midst of whatever it does.
+It is started by ``subprocess``, not by multiprocessing, which would run the caller's main module again in each process:
+a merge needs no ``if __name__ == "__main__"``. Requests go to its standard input and answers come from its standard
+output, as pickles with their length in front; its prints go to standard error. When its standard input closes, because
+the merge has ended or was killed, it ends at once.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ WROTE, DONE, FAILED, BEAT = "wrote", "done", "failed", "beat"
 
 @dataclass(slots=True)
 class PieceProcess:
-    """The process, as the one that started it has it."""
+    """The parent's side of the process."""
 
     process: Process
     answers: BufferedByteReceiveStream
     silent_seconds: float
-    """See ``TimeoutConfig.silent_process_seconds``."""
+    """``TimeoutConfig.silent_process_seconds``."""
     beats: int | None = None
     """Signs of life so far; None before the first."""
 
@@ -84,7 +84,7 @@ class PieceProcess:
         return worker
 
     async def run(self, piece: Piece, arguments: Sequence[Any], wrote: Callable[[str, int], object]) -> Any:  # noqa: ANN401
-        """Return the piece's value, or raise its error. After an error or a cancellation, ``end`` it.
+        """The piece's value, or its error. After an error or a cancellation, ``end`` the process.
 
         Raises:
             WorkerError: The process has died, is stopped, or hangs.
@@ -173,7 +173,7 @@ async def _serve(fetch: FetchConfig, requests: IO[bytes], answers: IO[bytes]) ->
     threading.Thread(target=_send_all, args=(outbox, answers), name="asyncfetch answers", daemon=True).start()
     async with Fetcher(fetch) as fetcher, anyio.create_task_group() as tasks:
         setup = WorkerSetup(fetcher, lambda url, nbytes: outbox.put((WROTE, (url, nbytes))))
-        while True:  # also while a piece runs, so as to see the end
+        while True:  # even while a piece runs, to notice the end of the input
             piece, arguments = await run_sync(_next_request, requests)
             tasks.start_soon(_run, setup, piece, arguments, outbox)
 
@@ -185,7 +185,7 @@ async def _run(
         tasks.start_soon(beat, lambda turns: outbox.put((BEAT, turns)))
         try:
             outbox.put((DONE, await piece(setup, *arguments)))
-        except Exception as error:  # noqa: BLE001 - it is raised where the piece was asked for
+        except Exception as error:  # noqa: BLE001 - it is raised in the parent
             if not isinstance(error, AsyncFetchError):
                 error.add_note(traceback.format_exc())
             outbox.put((FAILED, error))
@@ -196,7 +196,7 @@ def _next_request(requests: IO[bytes]) -> Any:  # noqa: ANN401
     length = requests.read(LENGTH_BYTES)
     data = requests.read(int.from_bytes(length, "big"))
     if not data:
-        os._exit(0)  # half a file stays, which isn't noted to be whole
+        os._exit(0)  # an incomplete file may stay; it isn't noted as finished
     return pickle.loads(data)
 
 

@@ -1,14 +1,12 @@
-"""Figures of what the engine does, which cost next to nothing to keep.
+"""Statistics of the engine, which cost next to nothing to keep.
 
-figures     Statistics as people read them, and sums of them; Histogram: durations in bounded memory, any quantile of
-            them within 2 %. Pure
-requests    Where the time of one request goes: the meter and the trace, told as one
-waits       Where the wait of a pass's consumer went. Pure
-report      Why it waits, and what to set. Pure
-trace       What happened when, as a file that Perfetto opens
+figures     statistics, their sums and tables; Histogram: durations in bounded memory, with quantiles within 2 %. Pure
+requests    the time of one request, for the meter and the trace
+waits       the wait of a pass's consumer, by cause. Pure
+report      the bottleneck, and the setting to change. Pure
+trace       a timeline, as a file that Perfetto opens
 
-``Collector``, which gives statistics to Prometheus, is in ``asyncfetch.prometheus``, above all that it shows; its name
-here, from 0.1, leads there.
+``Collector``, for Prometheus, is in ``asyncfetch.prometheus``, above all that it shows; its name here is from 0.1.
 """
 
 from __future__ import annotations
@@ -23,6 +21,6 @@ __all__ = ["Figures", "Histogram", "Quantiles", "trace"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
-    if name == "Collector":  # not above: it knows the rooms that stand on this one
+    if name == "Collector":  # not imported above: it imports rooms that import this one
         return importlib.import_module("asyncfetch.prometheus").Collector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,9 @@
-"""Statistics as people read them, the sum of several, and durations, counted in buckets whose widths grow with them.
+"""Statistics, their sums and tables, and durations, counted in buckets that are wider for longer durations.
 
-A list of all durations would grow for ever, and a sample of them forgets the rare slow ones, which are what one asks
-about. So the logarithm of a duration is its bucket, as in DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-
-mergeable quantile sketch with relative-error guarantees", VLDB 2019): every duration of a bucket lies within
-RELATIVE_ERROR of the bucket's value, however the durations are distributed, and two histograms merge by addition.
+A list of all durations would grow for ever, and a sample of them loses the rare slow ones, which matter most. So the
+logarithm of a duration is its bucket, as in DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable quantile
+sketch with relative-error guarantees", VLDB 2019): every duration of a bucket is within RELATIVE_ERROR of the bucket's
+value, whatever the distribution, and two histograms merge by addition.
 
 DDSketch grows and collapses its buckets to fit any numbers. Ours are durations, so their range is known and fixed.
 """
@@ -28,13 +28,13 @@ class Figures:
     _telling: ClassVar[tuple[str, ...]] = ()
     """The fields that matter."""
     _of_moment: ClassVar[tuple[str, ...]] = ()
-    """The fields that tell of the moment of the snapshot; the others count, and only grow."""
+    """The fields that describe the moment of the snapshot; the others are counters, and only grow."""
     _is_line: ClassVar[bool] = False
-    """True if a table has it in one line."""
+    """True if a table shows it in one line."""
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name}={_short(getattr(self, name))}" for name in self._telling)
-        return f"{type(self).__name__}({told})"
+        shown = ", ".join(f"{name}={_short(getattr(self, name))}" for name in self._telling)
+        return f"{type(self).__name__}({shown})"
 
     def __str__(self) -> str:
         rows = list(_rows(self, ""))
@@ -42,12 +42,10 @@ class Figures:
         return "\n".join(f"{name:{width}}  {value}".rstrip() for name, value in rows)
 
     def _plus(self, other: Self) -> Self:
-        """See ``sum_of``."""
         together = {item.name: _sum(getattr(self, item.name), getattr(other, item.name)) for item in _of(self)}
         return type(self)(**together)
 
     def _since(self, earlier: Self) -> Self:
-        """See ``counted_since``."""
         parts = {}
         for name in (each.name for each in _of(self)):
             now, then = getattr(self, name), getattr(earlier, name)
@@ -64,7 +62,6 @@ class Figures:
         return type(self)(**parts)
 
     def _ended(self) -> Self:
-        """See ``counts_of``."""
         parts = {each.name: getattr(self, each.name) for each in _of(self)}
         for name, value in parts.items():
             if isinstance(value, Figures):
@@ -80,19 +77,19 @@ FiguresT = TypeVar("FiguresT", bound=Figures)
 
 
 def sum_of(first: FiguresT, *others: FiguresT) -> FiguresT:
-    """Return the sum, as if what all of them counted had been counted by one."""
+    """The sum, as if one had counted everything."""
     for other in others:
         first = first._plus(other)
     return first
 
 
 def counted_since(now: FiguresT, earlier: FiguresT) -> FiguresT:
-    """Return what was counted since an earlier snapshot of the same; all of it where it was counted anew."""
+    """The counts since an earlier snapshot of the same; all of them if the counters were reset since."""
     return now._since(earlier)
 
 
 def counts_of(statistics: FiguresT) -> FiguresT:
-    """Return the counts alone, for a sum with those of what goes on: nothing is of this moment any more."""
+    """The counters alone, with zeros for all that describes the moment, to be added to those of a later run."""
     return statistics._ended()
 
 
@@ -131,14 +128,14 @@ def _sum(one: Any, other: Any) -> Any:  # noqa: ANN401
 
 
 RELATIVE_ERROR = 0.02
-"""The relative error of each quantile. 1 % would double the memory to tell nobody more."""
+"""The relative error of each quantile. 1 % would double the memory for no use."""
 SHORTEST_SECONDS = 1e-6
-"""The first bucket has this and all that is shorter: no two clock readings tell those apart."""
+"""The first bucket has this and all shorter durations, which a clock can't distinguish."""
 LONGEST_SECONDS = 3600.0
-"""The last bucket has all that is longer. Every phase of a request has a limit well below."""
+"""The last bucket has all longer durations. Every phase of a request has a limit well below."""
 
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
-"""Upper bound of a bucket by its lower one."""
+"""Ratio of a bucket's upper bound to its lower one."""
 _BUCKETS_PER_E = 1 / log(_GAMMA)
 _LAST = ceil(log(LONGEST_SECONDS / SHORTEST_SECONDS) * _BUCKETS_PER_E)
 _EMPTY = array("Q", bytes(8 * (_LAST + 1)))
@@ -146,9 +143,9 @@ _EMPTY = array("Q", bytes(8 * (_LAST + 1)))
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Quantiles(Figures):
-    """Durations at one moment: all that were recorded since the start. Zeros where there were none.
+    """All durations recorded since the start, as a snapshot. Zeros without any.
 
-    A quantile is the shortest duration that so many are no longer than, within 2 %.
+    A quantile is exact within 2 %.
     """
 
     count: int = 0
@@ -158,13 +155,13 @@ class Quantiles(Figures):
     p50_seconds: float = 0.0
     """The median."""
     p95_seconds: float = 0.0
-    """19 of 20 took no longer."""
+    """The duration that 19 of 20 don't exceed."""
     p99_seconds: float = 0.0
-    """99 of 100 took no longer."""
+    """The duration that 99 of 100 don't exceed."""
     max_seconds: float = 0.0
     """The longest, exactly."""
     buckets: tuple[tuple[int, int], ...] = field(default=(), compare=False)
-    """Durations by the histogram's bucket, where there are any."""
+    """Pairs of a bucket and its number of durations, without empty ones."""
     _is_line = True
 
     def __repr__(self) -> str:
@@ -180,7 +177,7 @@ class Quantiles(Figures):
     __str__ = __repr__
 
     def _plus(self, other: Self) -> Self:
-        """See ``sum_of``: exactly what one histogram of all durations would tell."""
+        """Exactly the quantiles of one histogram of all durations."""
         both = Histogram()
         for quantiles in (self, other):
             for bucket, count in quantiles.buckets:
@@ -190,7 +187,7 @@ class Quantiles(Figures):
         return both.snapshot()  # type: ignore[return-value]
 
     def _since(self, earlier: Self) -> Self:
-        """See ``counted_since``: what a histogram begun then would tell, its longest duration within 2 %."""
+        """The quantiles of a histogram begun then, with the longest duration within 2 %."""
         if self.count < earlier.count:
             return self
         later, then = Histogram(), dict(earlier.buckets)
@@ -204,16 +201,15 @@ class Quantiles(Figures):
         return later.snapshot()  # type: ignore[return-value]
 
     def _ended(self) -> Self:
-        """See ``counts_of``: all of it counts."""
         return self
 
 
 class Histogram:
-    """Counts durations. Takes 4.5 KB, however many there are.
+    """Counts durations, in 4.5 KB.
 
-    Not thread-safe for several writers: two that record at once may lose one of their durations. ``snapshot`` may be
-    called in any thread; its quantiles are of one moment, its sum and maximum perhaps of one duration earlier or later.
-    ``median_seconds`` is the writer's alone.
+    Two threads that record at once may lose one of their durations. ``snapshot`` may be called in any thread; its
+    quantiles are of one moment, its sum and maximum perhaps of one duration earlier or later. ``median_seconds`` is for
+    the writer only.
     """
 
     __slots__ = ("_below", "_count", "_counts", "_max_seconds", "_middle", "_sum_seconds")
@@ -227,7 +223,7 @@ class Histogram:
         self._max_seconds = 0.0
 
     def record(self, seconds: float) -> None:
-        """Counts one duration, finite and not negative."""
+        """Count one duration, finite and not negative."""
         bucket = ceil(log(seconds / SHORTEST_SECONDS) * _BUCKETS_PER_E) if seconds > SHORTEST_SECONDS else 0
         self._counts[min(_LAST, bucket)] += 1
         self._count += 1
@@ -238,7 +234,7 @@ class Histogram:
             self._max_seconds = seconds
 
     def merge(self, other: Histogram) -> None:
-        """Counts all durations of ``other``, too; as if they had been recorded here."""
+        """Count all durations of ``other``, too."""
         self._counts = array("Q", map(add, self._counts, other._counts))
         self._count, self._below = sum(self._counts), sum(self._counts[: self._middle])
         self._sum_seconds += other._sum_seconds
@@ -251,7 +247,7 @@ class Histogram:
 
     @property
     def median_seconds(self) -> float:
-        """The snapshot's ``p50_seconds``, at a small part of its cost: a median moves by few buckets, now and then."""
+        """The snapshot's ``p50_seconds``, at a small part of its cost, since a median moves by few buckets."""
         counts, bucket, below = self._counts, self._middle, self._below
         rank = (self._count + 1) // 2
         while below >= rank > 0:
@@ -264,8 +260,8 @@ class Histogram:
         return min(_value(bucket), self._max_seconds)
 
     def snapshot(self) -> Quantiles:
-        """Return what was recorded so far."""
-        counts = self._counts[:]  # in one go, which other threads can't come between
+        """The quantiles of all durations so far."""
+        counts = self._counts[:]  # atomic for other threads
         up_to = list(accumulate(counts))
         count, longest = up_to[-1], self._max_seconds
 
@@ -285,9 +281,9 @@ class Histogram:
 
 
 def _value(bucket: int) -> float:
-    """The duration that is within RELATIVE_ERROR of all in the bucket but the first and the last one."""
+    """The duration that is within RELATIVE_ERROR of all in the bucket, except in the first and the last one."""
     if bucket == 0:
         return SHORTEST_SECONDS
     if bucket == _LAST:
-        return float("inf")  # the longest one, then
+        return float("inf")  # callers bound it by the longest duration
     return SHORTEST_SECONDS * _GAMMA**bucket * 2 / (1 + _GAMMA)

@@ -1,4 +1,4 @@
-"""The time of one request, by its causes: by the meter of who waits for it, and in the trace of the process."""
+"""The time of one request by its causes, for its caller's meter and for the process's trace."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class RequestWatch:
         """Write the request to the trace, and give the lane back.
 
         Args:
-            since: When it had its place.
-            first_byte: When it was sent, and when its answer's head was there; None where none came.
+            since: When it got its place.
+            first_byte: When it was sent, and when its answer's head came; None without one.
         """
         if self._tracer is not None and self._lane is not None:
             self._tracer.request(self._name, self._lane, since, first_byte, self.details)

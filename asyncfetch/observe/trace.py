@@ -1,8 +1,8 @@
-"""A record of what happened when, as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""A timeline as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-One file has the events of all processes, each with lanes of its own: the requests that a host has at a time, the
-threads that decode, the loop with the episodes on their way, and the consumer with its waits. Each process appends
-whole events; the array that they are has no end, as the format allows, so that a process that is killed spoils nothing.
+One file has the events of all processes, each with lanes of its own: a host's concurrent requests, the threads that
+decode, the loop with the episodes on their way, and the consumer with its waits. Each process appends whole events. The
+array has no end, as the format allows, so a killed process spoils nothing.
 """
 
 from __future__ import annotations
@@ -31,31 +31,30 @@ if TYPE_CHECKING:
 
 VARIABLE = "ASYNCFETCH_TRACE"
 BEGUN = "ASYNCFETCH_TRACE_BEGUN"
-"""Set for processes that are started by one which has begun the file: they go on with it. The size that it may have,
-and its path."""
+"""Set by the process that begins the file, so that those it starts continue it: the bound on its size, and its path."""
 MAX_BYTES = 256 * 1024 * 1024
-"""The size of a file, at most. What comes after that isn't written; Perfetto takes a minute to open as much."""
+"""Bound on a file; later events are dropped. Perfetto takes a minute to open as much."""
 FLUSH_BYTES, FLUSH_SECONDS = 64 * 1024, 0.5
 LOOP = 2**22
-"""The lane of a process's loop. Those of threads have the threads' own numbers, which are smaller: Linux's largest is
-this. Those of consumers and hosts come behind it."""
+"""The lane of a process's loop. Lanes of threads have the threads' own numbers, which are smaller: this is Linux's
+largest. Those of consumers and hosts are larger."""
 LANES = 2**16
-"""Lanes that a host may have, or the consumers."""
+"""Lanes of each host, and of the consumers."""
 LEAST_BYTES = 1024
-"""A file that holds less would hold little more than names."""
+"""A smaller file would hold little more than names."""
 CONSUMER = "consumer"
-"""The name in place of a host's for ``enter`` and ``leave``: passes that go on side by side have a lane each."""
+"""The name in place of a host's for ``enter`` and ``leave``: concurrent passes have a lane each."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class Tracer:
-    """Appends this process's events to a file. Thread-safe. Where the file can't be written, a warning says so once.
+    """Appends this process's events to a file. Thread-safe. Logs one warning if the file can't be written.
 
     Args:
-        path: The file. A new one is begun by the process that names it, others go on with it.
-        max_bytes: Of the file, about.
+        path: The file, which exists.
+        max_bytes: Bound on the file, about.
     """
 
     def __init__(self, path: str, max_bytes: int = MAX_BYTES) -> None:
@@ -74,7 +73,7 @@ class Tracer:
         self.add({"name": "process_name", "ph": "M", "args": {"name": f"asyncfetch, process {self._pid}"}}, LOOP)
 
     def add(self, event: dict[str, Any], lane: int, name: str | None = None) -> None:
-        """Add an event to a lane, which is called ``name``."""
+        """Add an event to a lane called ``name``."""
         with self._lock:
             if name is not None and lane not in self._named:
                 self._named.add(lane)
@@ -83,13 +82,13 @@ class Tracer:
             if self._line_bytes >= FLUSH_BYTES or time.perf_counter() - self._flushed_at > FLUSH_SECONDS:
                 self._flush()
 
-    def span(self, name: str, since: float, until: float, lane: int, lane_name: str, **told: Any) -> None:  # noqa: ANN401
-        """Add what took from one reading of ``time.perf_counter`` to another."""
+    def span(self, name: str, since: float, until: float, lane: int, lane_name: str, **details: Any) -> None:  # noqa: ANN401
+        """Add a span between two readings of ``time.perf_counter``."""
         begin, end = _microseconds(since), _microseconds(until)
-        self.add({"name": name, "ph": "X", "ts": begin, "dur": max(0, end - begin), "args": told}, lane, lane_name)
+        self.add({"name": name, "ph": "X", "ts": begin, "dur": max(0, end - begin), "args": details}, lane, lane_name)
 
     def enter(self, host: str) -> int:
-        """Return a lane of the host, or of consumers, that no other request or pass is in; for ``leave``."""
+        """A free lane of the host, or of consumers, to be given back by ``leave``."""
         with self._lock:
             if host not in self._lanes:
                 self._lanes[host] = LOOP + LANES * (1 + len(self._lanes)), [], count()
@@ -103,21 +102,21 @@ class Tracer:
             heappush(free, lane - first)
 
     def request(
-        self, host: str, lane: int, since: float, first_byte: tuple[float, float] | None, told: Mapping[str, Any]
+        self, host: str, lane: int, since: float, first_byte: tuple[float, float] | None, details: Mapping[str, Any]
     ) -> None:
         """Add a request that ends now, and within it the times to its first and to its last byte."""
         now, name = time.perf_counter(), f"{host} {lane % LANES}"
-        self.span("request", since, now, lane, name, host=host, **told)
+        self.span("request", since, now, lane, name, host=host, **details)
         if first_byte is not None:
             self.span("first byte", *first_byte, lane, name)
             self.span("body", first_byte[1], now, lane, name)
 
     def episode(self, episode: int, since: float, until: float, weights: Mapping[Cause, float]) -> None:
-        """Add an episode's way into memory, beside those of others: a pair of events that a number holds together.
+        """Add an episode's way into memory: a pair of events, linked by a number of their own.
 
-        It isn't the episode's: another pass or dataset may have that one on its way, too.
+        The episode's number wouldn't do: another pass or dataset may have that on its way, too.
         """
-        told = {"episode": episode} | {f"{cause.key}_ms": 1e3 * seconds for cause, seconds in weights.items()}
+        details = {"episode": episode} | {f"{cause.key}_ms": 1e3 * seconds for cause, seconds in weights.items()}
         with self._lock:
             rows = self._episodes_until
             row = next((row for row, end in enumerate(rows) if end <= since), len(rows))
@@ -128,25 +127,25 @@ class Tracer:
                 "ph": phase,
                 "id": f"{self._pid}.{row}",
                 "ts": _microseconds(at),
-                "args": told,
+                "args": details,
             }
             self.add(event, LOOP, "loop")
 
     def waits(self, lane: int, since: float, until: float, path: Iterable[WaitStep]) -> None:
-        """Add a consumer's wait, cut where what it waited for came along, each piece called by its largest cause."""
+        """Add a consumer's wait, one span for each step, named after the step's largest cause."""
         name = f"{CONSUMER} {lane % LANES}" if lane % LANES else CONSUMER
         for step in path:
             end = min(step.until, until)
             if end > since and step.weights:
                 cause = max(step.weights, key=step.weights.__getitem__)
-                told = {} if step.episode is None else {"episode": step.episode}
-                self.span(f"wait: {cause.key}", since, end, lane, name, **told)
+                details = {} if step.episode is None else {"episode": step.episode}
+                self.span(f"wait: {cause.key}", since, end, lane, name, **details)
                 since = end
         if until > since:
             self.span(f"wait: {Cause.HAND_OVER.key}", since, until, lane, name)
 
     def close(self) -> None:
-        """Write what is left. Events that come later are dropped."""
+        """Write the remaining events. Later ones are dropped."""
         with self._lock:
             self._flush()
             self._is_full = True
@@ -170,23 +169,23 @@ class Tracer:
             self._cut(self._max_bytes - size)
         content = "".join(f"{line},\n" for line in self._lines).encode()
         self._lines, self._line_bytes, self._flushed_at = [], 0, time.perf_counter()
-        try:  # by one call, between which and another process's nothing comes
+        try:  # one call, so that lines of other processes don't come in between
             written = os.write(self._file, content) if content else 0
         except OSError as error:
             self._end(error.strerror)
             return
         if written < len(content):
-            if os.fstat(self._file).st_size == size + written:  # else another process's lines are behind it
+            if os.fstat(self._file).st_size == size + written:  # else another process's lines follow
                 os.ftruncate(self._file, size)
             self._end(os.strerror(errno.ENOSPC))
 
     def _end(self, why: str | None) -> None:
-        """No reason for what is traced to fail."""
+        """End the trace with a warning, and let the traced program go on."""
         self._is_full = True
         _log.warning("the trace %s ends here, for it can't be written: %s", self.path, why)
 
     def _cut(self, left_bytes: int) -> None:
-        """Keep the lines for which there is room, with one behind them that says that it ended."""
+        """Keep the lines for which there is room, with a last one that says that the file is full."""
         self._is_full = True
         end = {"name": "the file is full", "ph": "i", "s": "p", "ts": _microseconds(time.perf_counter()), "args": {}}
         self._lines.insert(0, self._line(end, LOOP))
@@ -196,14 +195,14 @@ class Tracer:
 
 
 def _microseconds(at: float) -> int:
-    """Whole ones: of fractions the end of a span would be a little after the beginning of the next, and hold it."""
+    """Whole microseconds: with fractions, rounding could let a span end after the next one begins, and contain it."""
     return round(at * 1e6)
 
 
 _tracers: dict[str, Tracer] = {}
 
 running: Callable[[], Tracer | None] = partial(_tracers.get, "the process's")
-"""Gives the process's tracer, if it has one. No Python function: each request asks three times."""
+"""Returns the process's tracer, if any. No Python function: each request calls it three times."""
 
 
 def _set(tracer: Tracer) -> None:
@@ -212,18 +211,18 @@ def _set(tracer: Tracer) -> None:
 
 @contextmanager
 def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[None]:
-    """Write what happens in this block to a file that Perfetto opens: here, and in loader workers begun in it.
+    """Trace this block, and loader workers started in it, to a file for Perfetto.
 
     Events name hosts, ranges, statuses, episodes and causes of waits; neither paths of urls nor headers. Setting the
-    environment's ``ASYNCFETCH_TRACE`` to a path traces a whole program, and those that it starts go on with the file.
+    environment's ``ASYNCFETCH_TRACE`` to a path traces a whole program, together with those that it starts.
 
     Args:
         path: The file, which is replaced.
-        max_bytes: Of the file, about; what happens later isn't in it.
+        max_bytes: Bound on the file, about; later events are dropped.
 
     Raises:
-        ConfigError: Something is traced already, or ``max_bytes`` is below 1,024.
-        OSError: The file can't be written. Later, on a full disk, the trace ends with a warning, and the block goes on.
+        ConfigError: A trace is under way already, or ``max_bytes`` is below 1,024.
+        OSError: The file can't be opened. Later, on a full disk, the trace ends with a warning, and the block goes on.
     """
     if max_bytes < LEAST_BYTES:
         raise ConfigError(f"max_bytes of a trace must be at least {LEAST_BYTES}, not {max_bytes!r}")
@@ -253,11 +252,11 @@ def _begin(path: str) -> None:
 def _go_on_in_child() -> None:
     parents = _tracers.pop("the process's", None)
     if parents is not None and (tracer := _opened(parents.path, parents._max_bytes)) is not None:
-        util.register_after_fork(tracer, _close_at_exit)  # multiprocessing forgets what was to be done at exit before
+        util.register_after_fork(tracer, _close_at_exit)  # multiprocessing drops the parent's finalizers
 
 
 def _opened(path: str, max_bytes: int) -> Tracer | None:
-    """The process's tracer from now to its end; None, and a warning, where the file can't be written."""
+    """The process's tracer from now to its end; None, and a warning, if the file can't be written."""
     try:
         tracer = Tracer(path, max_bytes)
     except OSError as error:
@@ -279,13 +278,13 @@ os.register_at_fork(after_in_child=_go_on_in_child)
 def _begin_by_environment() -> None:
     given = os.environ.get(VARIABLE)
     if given:
-        path = os.path.abspath(given)  # wherever the program goes
+        path = os.path.abspath(given)  # the program may change its directory
         max_bytes, _, begun = os.environ.get(BEGUN, "").partition(" ")
         if begun != path:
             max_bytes = str(MAX_BYTES)
-            # On each node the first rank begins the file, which may lie on a disk of its own.
+            # The first rank of each node begins the file, which may be on a local disk.
             if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0":
-                with suppress(OSError):  # which opening it meets again
+                with suppress(OSError):  # opening it raises the same
                     _begin(path)
         os.environ[VARIABLE], os.environ[BEGUN] = path, f"{max_bytes} {path}"
         _opened(path, int(max_bytes))

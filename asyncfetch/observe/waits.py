@@ -1,9 +1,9 @@
 """The wait of a pass's consumer: each second exactly once, by its cause. Pure.
 
-A consumer waits for the sample that comes next, and that one's job or episode was late because of all that it went
-through, not of what it was at when the consumer looked: of eight answers on their way side by side, each of which takes
-0.5 s to its first byte and 0.05 s to its last, one ends every 70 ms, and nearly always in its body. So a wait is cut at
-the moments at which what it waited for came along, and each piece is shared out as the life of that was.
+A consumer waits for the next sample, and that sample's job or episode was late because of its whole history, not of its
+state when the consumer looked: of eight answers side by side, each of which takes 0.5 s to its first byte and 0.05 s to
+its last, one ends every 70 ms, and nearly always in its body. So a wait is cut at the moments at which its jobs and
+episodes arrived, and each piece is divided by the causes in the history of its job or episode.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from array import array
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncfetch.observe.figures import Figures
+from asyncfetch.observe.figures import Figures, sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,23 +27,23 @@ class Cause(IntEnum):
     OPENING = 0
     """Metadata, indexes of videos, footers of tables."""
     LIMIT = 1
-    """The limit of requests to a host, a bound on bandwidth, or a quota that the host has told of."""
+    """The limit of requests to a host, a bound on bandwidth, or a host's quota."""
     FIRST_BYTE = 2
     """Connections, and answers that hadn't begun."""
     BODIES = 3
-    """Answers that had."""
+    """Answers that had begun."""
     RETRIES = 4
     """Attempts that failed, and the pauses after them."""
     ROOM = 5
     """Memory for clips, within ``max_bytes``."""
     DISK = 6
-    """The disk cache, and files that are local."""
+    """The disk cache, and local files."""
     DECODING = 7
-    """Reading samples from clips, in threads or for want of one."""
+    """Decoding samples from clips, or waiting for a thread to do it."""
     TRANSFORM = 8
-    """The user's own function, likewise."""
+    """The user's own function, or waiting for a thread to run it."""
     HAND_OVER = 9
-    """Putting batches together, and the way from the loop to the consumer."""
+    """Assembling batches, and the way from the loop to the consumer."""
     OUTAGE = 10
     """Hosts that are away."""
 
@@ -54,7 +54,7 @@ class Cause(IntEnum):
 
 
 class Meter:
-    """The time that the requests of one episode took so far, by cause. Requests side by side count each."""
+    """The time of one episode's requests so far, by cause. Requests side by side count each."""
 
     __slots__ = ("_at", "_since", "seconds")
 
@@ -64,16 +64,16 @@ class Meter:
         self._since = 0.0
 
     def add(self, cause: Cause, seconds: float) -> None:
-        """Count what has ended."""
+        """Count a stretch that has ended."""
         self._at = None
         self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
 
     def begin(self, cause: Cause, now: float) -> None:
-        """Note what the latest request is at."""
+        """Note the current cause of the latest request."""
         self._at, self._since = cause, now
 
     def share(self, seconds: float, now: float | None, otherwise: Cause) -> dict[Cause, float]:
-        """Return the seconds shared out as what was counted; with ``now``, what is still under way too."""
+        """Divide the seconds in proportion to the counted time; with ``now``, including the stretch under way."""
         weights = dict(self.seconds)
         if now is not None and self._at is not None:
             weights[self._at] = weights.get(self._at, 0.0) + max(0.0, now - self._since)
@@ -86,12 +86,12 @@ class Meter:
 _meter: ContextVar[Meter | None] = ContextVar("_meter", default=None)
 
 running_meter = _meter.get
-"""Gives the meter that this task's requests are counted by; None where nobody waits for them."""
+"""Returns the meter of this task's requests; None if no consumer waits for them."""
 
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[None]:
-    """Count by ``meter`` what is asked for in this block, and in tasks that it starts."""
+    """Count the requests of this block, and of tasks that it starts, by ``meter``."""
     token = _meter.set(meter)
     try:
         yield
@@ -100,11 +100,11 @@ def metered(meter: Meter) -> Iterator[None]:
 
 
 class WaitStep(NamedTuple):
-    """Something that somebody waited for until some moment."""
+    """A part of a wait, for one job or episode."""
 
     until: float
     weights: Mapping[Cause, float]
-    """The causes among which its life was divided, with the weight of each."""
+    """The causes in its history, with the weight of each."""
     episode: int | None = None
 
 
@@ -119,41 +119,41 @@ class Waits(Figures):
     )  # fmt: skip
 
     consumers: int = 0
-    """Passes that are counted: one, or those of a loader's workers."""
+    """Number of passes: one, or those of a loader's workers."""
     samples: int = 0
-    """Delivered."""
+    """Samples delivered."""
     wall_seconds: float = 0.0
     """The time from the beginning to the end, or to now; of all consumers together."""
     busy_seconds: float = 0.0
-    """The consumer's own: between a sample and the call for the next few."""
+    """The consumer's own time, between a sample and the call for the next."""
     working_seconds: float = 0.0
-    """That part of it in which the consumer's thread ran or waited for a core; 0 where it is the loop's."""
+    """The part of it in which the consumer's thread ran or waited for a core; 0 if that is the loop's thread."""
     loop_busy_seconds: float = 0.0
     """Time in which the loop's thread ran or waited for a core, of all of the time."""
     loop_ran_seconds: float = 0.0
-    """That part of it in which it ran."""
+    """The part of it in which it ran."""
     transform_worked_seconds: float = 0.0
     """Time in which decode threads ran, or waited for a core, in the user's own functions; of all threads together."""
     transform_ran_seconds: float = 0.0
-    """That part of it in which they ran."""
+    """The part of it in which they ran."""
     least_idle_share: float = 0.0
-    """Share of the time after its first sample, or of all of a short run, in which a consumer's thread had nothing to
-    do and waited for nothing; of several the least. Workers whose batches a loader takes in turns stand still for the
-    slowest of them."""
-    by_cause: Mapping[Cause, float] = field(default_factory=dict)
-    """Seconds of wait."""
-    start_by_cause: Mapping[Cause, float] = field(default_factory=dict)
-    """The seconds of waiting until the first sample was there, by cause."""
+    """Share of the time after its first sample, or of all of a short run, in which a consumer's thread had no work and
+    didn't wait; of several, the least. A loader takes batches from its workers in turn, so they idle while the slowest
+    one works."""
+    by_cause: Mapping[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
+    """Seconds of wait, by cause."""
+    start_by_cause: Mapping[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
+    """Seconds of wait until the first sample, by cause."""
     longest_wait_episode: int | None = None
-    """The episode that most of the wait was for."""
+    """The episode with the longest wait."""
     longest_wait_seconds: float = 0.0
-    """The wait for that one."""
+    """The wait for it."""
     mean_bytes: float = 0.0
-    """Memory of a segment's clips."""
+    """Mean memory of a segment's clips."""
     largest_bytes: float = 0.0
-    """That of the largest."""
+    """Memory of the largest segment's clips."""
     largest_episode: int | None = None
-    """The episode that it is of."""
+    """The episode of that segment."""
     other_bytes: float = 0.0
     """The mean of the others."""
 
@@ -163,38 +163,28 @@ class Waits(Figures):
         return sum(self.by_cause.values())
 
     def _plus(self, other: Waits) -> Waits:
-        """See ``sum_of``."""
-        return Waits.together([self, other])
+        longest = max(self, other, key=lambda one: one.longest_wait_seconds)
+        return replace(
+            Figures._plus(self, other),
+            least_idle_share=min((one.least_idle_share for one in (self, other) if one.consumers), default=0.0),
+            **{name: getattr(longest, name) for name in _OF_LONGEST},
+        )
 
     @classmethod
     def together(cls, each: Iterable[Waits]) -> Waits:
-        """Return the sum."""
-        each = list(each)
-        longest = max(each, key=lambda one: one.longest_wait_seconds, default=cls())
-        return cls(
-            consumers=sum(one.consumers for one in each),
-            samples=sum(one.samples for one in each),
-            wall_seconds=sum(one.wall_seconds for one in each),
-            busy_seconds=sum(one.busy_seconds for one in each),
-            working_seconds=sum(one.working_seconds for one in each),
-            loop_busy_seconds=sum(one.loop_busy_seconds for one in each),
-            loop_ran_seconds=sum(one.loop_ran_seconds for one in each),
-            transform_worked_seconds=sum(one.transform_worked_seconds for one in each),
-            transform_ran_seconds=sum(one.transform_ran_seconds for one in each),
-            least_idle_share=min((one.least_idle_share for one in each if one.consumers), default=0.0),
-            by_cause={cause: sum(one.by_cause.get(cause, 0.0) for one in each) for cause in Cause},
-            start_by_cause={cause: sum(one.start_by_cause.get(cause, 0.0) for one in each) for cause in Cause},
-            longest_wait_episode=longest.longest_wait_episode,
-            longest_wait_seconds=longest.longest_wait_seconds,
-            mean_bytes=longest.mean_bytes,
-            largest_bytes=longest.largest_bytes,
-            largest_episode=longest.largest_episode,
-            other_bytes=longest.other_bytes,
-        )
+        """The sum."""
+        first, *others = [*each] or [cls()]
+        return sum_of(first, *others)
+
+
+_OF_LONGEST = (
+    "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes", "largest_episode", "other_bytes",
+)  # fmt: skip
+"""Figures that a sum takes from the consumer with the longest wait."""
 
 
 MAX_EPISODES = 64
-"""Episodes whose waits are told apart at a time."""
+"""Episodes whose waits are counted separately at a time."""
 _IDLE, _BUSY, _WAITING = 0, 1, 2
 _STATE, _SINCE, _AT, _SAMPLES, _BUSY_SECONDS, _WORKING, _LOOP_BUSY, _LOOP_RAN, _EPISODE, _EPISODE_SECONDS = range(10)
 _SIZES = _EPISODE_SECONDS + 1
@@ -212,7 +202,7 @@ class WaitAccount:
     Written by one thread at a time, and read by any. ``now`` is by one clock, whose readings other processes share.
 
     Args:
-        figures: Where to count, ``FIGURES`` numbers; memory shared with another process, say. None means its own.
+        figures: Memory for ``FIGURES`` numbers, perhaps shared with another process; None means its own.
     """
 
     __slots__ = ("_by_episode", "figures")
@@ -225,14 +215,14 @@ class WaitAccount:
 
     @property
     def waiting_since(self) -> float | None:
-        """The time at which the consumer asked for what it hasn't got yet; None where it doesn't wait."""
+        """The time since which the consumer has waited; None if it doesn't wait."""
         return self.figures[_SINCE] if self.figures[_STATE] == _WAITING else None
 
     def wait(self, now: float, worked: float = 0.0) -> None:
-        """The consumer asks for something. ``worked`` are the seconds of work of its thread since the last answer."""
+        """Begin a wait. ``worked`` are the seconds of work of the consumer's thread since the last ``give``."""
         figures = self.figures
         if figures[_STATE] == _BUSY:
-            # First, so that who reads in between, in another thread or process, finds less, and never some time twice.
+            # Written first, so that a concurrent reader sees too little time, never the same twice.
             since, figures[_SINCE] = figures[_SINCE], now
             figures[_BUSY_SECONDS] += now - since
             figures[_WORKING] += worked
@@ -241,7 +231,7 @@ class WaitAccount:
             figures[_AT], figures[_SINCE], figures[_STATE] = -1, now, _WAITING
 
     def give(self, now: float, path: Iterable[WaitStep] = (), samples: int = 0) -> None:
-        """The consumer has it. ``path`` is what it waited for, one after the other; the rest was handing over."""
+        """End a wait. ``path`` are its parts, one after the other; the rest was handing over."""
         figures = self.figures
         self.end(now, path)
         if samples and not figures[_SAMPLES]:
@@ -250,7 +240,7 @@ class WaitAccount:
         figures[_SINCE], figures[_STATE] = now, _BUSY
 
     def end(self, now: float, path: Iterable[WaitStep] = ()) -> None:
-        """The consumer won't ask any more."""
+        """Note that the consumer won't ask any more."""
         figures = self.figures
         since, figures[_SINCE] = figures[_SINCE], now  # first: see wait
         if figures[_STATE] == _WAITING:
@@ -262,9 +252,13 @@ class WaitAccount:
     def note(
         self, loop_busy: float, loop_ran: float, sizes: tuple[int, int, int, int], transform: tuple[float, float]
     ) -> None:
-        """Note the loop's seconds of work, and those of them in which it ran; and both in transforms, so far.
+        """Note work so far.
 
-        ``sizes`` says how many segments have how many bytes, the largest how many of them, and which episode's that is.
+        Args:
+            loop_busy: Seconds in which the loop ran or waited for a core.
+            loop_ran: Seconds in which it ran.
+            sizes: Number and bytes of all segments, bytes of the largest, and its episode.
+            transform: Both kinds of seconds of transforms.
         """
         figures, (episodes, total_bytes, largest_bytes, largest) = self.figures, sizes
         figures[_LOOP_BUSY] += loop_busy
@@ -276,12 +270,12 @@ class WaitAccount:
         figures[_TRANSFORM], figures[_TRANSFORM + 1] = transform
 
     def note_worked(self, worked: float) -> None:
-        """Note the consumer's seconds of work since the last answer, where it hasn't asked again."""
+        """Note the consumer's seconds of work since the last ``give``, if it hasn't asked again."""
         if self.figures[_STATE] == _BUSY:
             self.figures[_WORKED_SO_FAR] = worked
 
     def note_cause(self, path: Sequence[WaitStep]) -> None:
-        """Note what a consumer that waits is waiting for, for readers in other processes."""
+        """Note the cause of the wait under way, for readers in other processes."""
         if path and path[-1].weights:
             self.figures[_AT] = max(path[-1].weights, key=path[-1].weights.__getitem__)
 
@@ -309,11 +303,11 @@ class WaitAccount:
             del by_episode[min(by_episode, key=by_episode.__getitem__)]
 
     def settled(self, now: float) -> Waits:
-        """Return the snapshot, but that a wait under way has no cause yet, as that may turn out to be another one."""
+        """A snapshot in which the wait under way has no cause yet, since that may change."""
         return self._snapshot(now, None)
 
     def snapshot(self, now: float, path: Iterable[WaitStep] = ()) -> Waits:
-        """Return what was counted, and what is under way; ``path`` says what a consumer that waits is waiting for."""
+        """A snapshot with the wait under way, of which ``path`` are the parts."""
         return self._snapshot(now, path)
 
     def _snapshot(self, now: float, path: Iterable[WaitStep] | None) -> Waits:
@@ -333,7 +327,7 @@ class WaitAccount:
         working_seconds = figures[_WORKING] + figures[_WORKED_SO_FAR]
         wall_seconds = figures[_BUSY_SECONDS] + sum(waited) + unsettled_seconds
         idle_seconds = max(0.0, figures[_BUSY_SECONDS] - working_seconds)
-        told_seconds = wall_seconds - sum(start) if wall_seconds > 2 * sum(start) else wall_seconds
+        judged_seconds = wall_seconds - sum(start) if wall_seconds > 2 * sum(start) else wall_seconds
         return Waits(
             consumers=int(is_used),
             samples=int(figures[_SAMPLES]),
@@ -344,7 +338,7 @@ class WaitAccount:
             loop_ran_seconds=figures[_LOOP_RAN],
             transform_worked_seconds=figures[_TRANSFORM],
             transform_ran_seconds=figures[_TRANSFORM + 1],
-            least_idle_share=idle_seconds / told_seconds if told_seconds > 0 else 0.0,
+            least_idle_share=idle_seconds / judged_seconds if judged_seconds > 0 else 0.0,
             by_cause={cause: waited[cause] for cause in Cause},
             start_by_cause={cause: start[cause] for cause in Cause},
             longest_wait_episode=int(figures[_EPISODE]) if figures[_EPISODE_SECONDS] else None,
@@ -357,7 +351,7 @@ class WaitAccount:
 
     @classmethod
     def read(cls, figures: Sequence[float], now: float) -> Waits:
-        """Return the snapshot of an account that another process keeps in this memory."""
+        """The snapshot of an account that another process keeps in this memory."""
         account = cls.__new__(cls)
         account.figures, account._by_episode = array("d", figures), {}
         return account.snapshot(now)

@@ -1,8 +1,7 @@
 """Blocks that are ended from outside, telling cancellations apart; one timer for many deadlines.
 
-A timer of asyncio's takes its place among all others when it is made and when it ends, and most never go off. So those
-who wait for something are noted, and one timer stands at the earliest of their deadlines. It goes off once for all that
-have come and gone since it was set, and looks at those that are left.
+Each asyncio timer costs a place in the loop's heap, and most never go off. So waits are noted, and one timer stands at
+the earliest of their deadlines. When it goes off, it looks at the waits that are left.
 """
 
 from __future__ import annotations
@@ -65,10 +64,10 @@ class Interrupt:
 
 
 def was_cancelled() -> bool:
-    """Return whether somebody cancelled the running task and that isn't over.
+    """Return whether the running task is being cancelled; for use where a CancelledError was caught.
 
-    Asked where a CancelledError was caught. False means that it came out of a future which somebody else cancelled: an
-    error like any other, but a task group takes it for a failure of its child and cancels all others.
+    False means that it came from a cancelled future: an error like any other, but a task group would take it for a
+    failure of its child and cancel all others.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
@@ -85,10 +84,10 @@ async def end_tasks(group: TaskGroup) -> None:
 
 
 async def outlast(call: Callable[[], Awaitable[None]], *, seconds: float) -> None:
-    """Awaits ``call()``, which a cancellation of the caller, of whichever kind, lets go on for ``seconds`` more.
+    """Awaits ``call()``, which may go on for ``seconds`` more after any kind of cancellation of the caller.
 
-    For what can only be undone when it is known what came of it, and for undoing it. A caller that was cancelled gets
-    its cancellation after that, whatever came of the call: its effects have to tell.
+    For a call that can only be undone once its result is known, and for undoing it. A cancelled caller gets its
+    cancellation after that, and never the call's error, so only the call's effects show how it ended.
     """
     scope, ended = anyio.CancelScope(shield=True), anyio.Event()
     error: Exception | None = None
@@ -121,16 +120,15 @@ class Deadline(Protocol):
     """Something that has a deadline. Compared by identity."""
 
     due: float
-    """Time that it is due, by the loop's clock. To be moved back as one likes; whoever moves it forward must say so by
-    ``watch``."""
+    """Time by the loop's clock. It may be put off freely; bringing it forward needs a call of ``watch``."""
 
     def is_due(self, now: float) -> None:
-        """Told when the deadline has come; it must then have a later one, or have left."""
+        """Called at the deadline. Must set a later one, or leave."""
         ...
 
 
 class Deadlines:
-    """Tells things when they are due. Belongs to one loop."""
+    """Calls ``is_due`` of what is watched. Belongs to one loop."""
 
     __slots__ = ("_context", "_due", "_loop", "_timer", "_watched", "time")
 
@@ -139,39 +137,39 @@ class Deadlines:
         is_asyncios = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
         self.time = time.monotonic if is_asyncios else loop.time  # which is the same for asyncio's, in one call more
         """The loop's clock, in seconds."""
-        self._context = contextvars.Context()  # not that of whoever happens to set it, which would live on with it
+        self._context = contextvars.Context()  # the current one would be kept alive
         self._watched: dict[Deadline, None] = {}
         self._timer: asyncio.Handle | None = None
         self._due = math.inf
 
     def watch(self, one: Deadline) -> None:
-        """Tells it when it is due, from now until ``leave``."""
+        """Watches it until ``leave``."""
         self._watched[one] = None
         if one.due < self._due:
             self._set(one.due)
 
     def leave(self, one: Deadline) -> None:
-        """It isn't told any more. May be called again."""
+        """Watches it no longer. Idempotent."""
         self._watched.pop(one, None)
 
     def watched(self) -> list[Deadline]:
-        """Return all that are told."""
+        """All that are watched."""
         return list(self._watched)
 
     def forget(self) -> list[Deadline]:
-        """Let go of all, whose loop does nothing more, and return them."""
+        """Let go of all and return them, for a loop that doesn't run any more."""
         watched = self.watched()
         self._watched.clear()
         return watched
 
     def close(self) -> None:
-        """Nobody is told any more."""
+        """Watch nothing any more."""
         self._watched.clear()
         if self._timer is not None:
             self._timer.cancel()
 
     def _set(self, due: float) -> None:
-        # Kept beside the timer: below a millisecond uvloop's is a plain handle, which doesn't know.
+        # Kept beside the timer: below a millisecond uvloop's is a plain handle without a time.
         if self._timer is not None:
             self._timer.cancel()
         self._due, self._timer = due, self._loop.call_at(due, self._look, context=self._context)

@@ -1,8 +1,8 @@
 """Items from an event loop to a blocking consumer in another thread, in batches.
 
-A coroutine call per item costs 110-250 us of thread switches. Here a batch crosses in a ``queue.SimpleQueue``, whose
-``get`` Ctrl-C interrupts. The consumer wakes the loop only where that waits for room, and not before it has taken more
-than half of what is on the way: so several batches cross for one wake-up. Nobody polls and nobody holds a lock.
+A coroutine call per item costs 110-250 us of thread switches. Here a batch crosses in a ``queue.SimpleQueue``, and
+Ctrl-C interrupts its ``get``. The consumer wakes the loop only if that waits for room, and not before it has taken more
+than half of the batches on the way: so several batches cross for one wake-up. There is no polling and no lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _ChannelEnd:
-    """The last thing in a queue: the end, or with an error the failure, which is a different thing."""
+    """The last entry of a queue: the end, or a failure."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -55,9 +55,9 @@ class ThreadChannel(Generic[T]):
     raises WrongLoop and ``close`` does nothing.
 
     Args:
-        max_batches: That may be on the way at a time, at least 1, beside the one that the consumer was given last.
-        times: Records how long each batch took from one thread to the other, which begins when it is put or, where
-            that is later, when the consumer asks for it. Two consumers that record at once may lose one.
+        max_batches: Most batches on the way at a time, at least 1, beside the one that the consumer got last.
+        times: Records how long each batch took from one thread to the other, from its ``put`` or from the consumer's
+            request, whichever is later. Two consumers that record at once may lose one.
         on_ask, on_given: Called in the consumer's thread when it asks for a batch, and when it has one, or none.
     """
 
@@ -88,13 +88,13 @@ class ThreadChannel(Generic[T]):
         """Wait until one more batch may be put.
 
         Raises:
-            ClosedError: The consumer left, so nobody will see it.
+            ClosedError: The consumer left.
         """
         if self._is_full:
             woken = asyncio.Event()
             self._waiting = asyncio.get_running_loop(), woken
             try:
-                # The consumer counts, then looks whether somebody waits. So who waits says so, then looks at the count.
+                # The consumer counts, then looks at ``_waiting``. So this sets ``_waiting``, then looks at the count.
                 if self._is_full:
                     await woken.wait()
             finally:
@@ -103,26 +103,26 @@ class ThreadChannel(Generic[T]):
             raise ClosedError("the consumer of these items is gone")
 
     def put(self, batch: Iterable[T]) -> None:
-        """Hand a batch over, for which there is room. An empty one costs nothing."""
+        """Hand a batch over, after ``room``. An empty one costs nothing."""
         items = deque(batch)
         if items:
             self._put += 1
             self._queue.put(_ItemBatch(items, time.perf_counter()))
 
     def finish(self) -> None:
-        """Tell the consumer that no more items come; iteration ends after those on the way."""
+        """End the iteration after the items on the way."""
         self._queue.put(_ChannelEnd())
 
     def fail(self, error: BaseException) -> None:
         """Raise the error in the consumer, after the items on the way; then iteration is over."""
-        if isinstance(error, StopIteration):  # raised by __next__ it would be a silent end: what PEP 479 is about
+        if isinstance(error, StopIteration):  # raised by __next__ it would be a silent end, as in PEP 479
             substitute = RuntimeError("StopIteration was raised where the items are made")
             substitute.__cause__ = error
             error = substitute
         self._queue.put(_ChannelEnd(error))
 
     def close(self) -> None:
-        """Stop consuming: what is on the way is dropped, iteration ends, ``room`` raises ClosedError. Idempotent."""
+        """Stop consuming: items on the way are dropped, iteration ends, ``room`` raises ClosedError. Idempotent."""
         if self._guard.in_child or self._closed:
             return
         self._closed = True
@@ -155,7 +155,7 @@ class ThreadChannel(Generic[T]):
             finally:
                 del received  # else error -> traceback -> this frame -> error is a cycle
         self._taken += 1
-        # While the loop waits, what is on the way only becomes less: it comes by this number once.
+        # While the loop waits, the number on the way only falls: it passes this one once.
         if self._put - self._taken == (self._max_batches - 1) // 2:
             self._wake_loop()
         if self._times is not None:
@@ -185,11 +185,11 @@ def iterate(
 ) -> Generator[T, None, None]:
     """Yield the items of ``async with factory() as batches: async for batch in batches``, run on the loop thread.
 
-    All of it runs in one task, from the first ``next`` on, at most ``max_batches`` ahead of the one that the consumer
-    is at. What is raised there, by leaving the context too, is raised here after the items before it. Closing the
-    generator (an early ``break``, ``close``, collection) cancels the task and waits for its end, but no longer than
-    STOP_SECONDS; with ``ends_thread``, for that of the loop thread, which is closed then. ``times``, ``on_ask`` and
-    ``on_given`` are HandOver's.
+    All of it runs in one task, from the first ``next`` on, at most ``max_batches`` ahead of the consumer. Its errors,
+    those of leaving the context too, are raised here after the items before them. Closing the generator (an early
+    ``break``, ``close``, collection) cancels the task and waits for its end, but no longer than STOP_SECONDS; with
+    ``ends_thread``, it closes the loop thread and waits for that. ``times``, ``on_ask`` and ``on_given`` are
+    ThreadChannel's.
 
     Raises:
         ClosedError: The loop thread was closed meanwhile.
@@ -202,7 +202,7 @@ def iterate(
     try:
         call.start()
         for items in hand_over:
-            while items:  # each is let go of as it is given
+            while items:  # none is kept once it is given
                 yield items.popleft()
                 guard.check()
     finally:

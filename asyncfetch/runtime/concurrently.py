@@ -1,8 +1,8 @@
-"""Calls side by side, whose first error comes out alone; and errors that are kept, for others who wait or for later.
+"""Calls side by side, whose first error comes out alone; and errors that are kept for several receivers or for later.
 
-A traceback keeps its frames, those that called them, and all that their variables refer to: handles with their room,
-buffers, a whole stream with its threads. Raised again, an error gathers its receivers' frames, too. So what is kept is
-a copy without frames, and each who is told of it is given a copy of that.
+A traceback keeps its frames, their callers, and everything that their variables refer to: handles with their room,
+buffers, a whole stream with its threads. Raised again, an error gathers its receivers' frames, too. So a copy without
+frames is kept, and each receiver gets a copy of that.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ E = TypeVar("E", bound=BaseException)
 
 
 def copied(error: E) -> E:
-    """The same error, with the same cause, for one more receiver: no frame hangs on it.
+    """A copy of the error for one more receiver: with its cause, without frames.
 
-    One of a type that can't be copied, such as a frozen dataclass, is given as it is.
+    An error of a type that can't be copied, such as a frozen dataclass, is returned itself.
     """
     try:
         return _copied(error, error.args, error.__cause__)
@@ -34,9 +34,9 @@ def copied(error: E) -> E:
 
 
 def kept(error: E) -> E:
-    """A copy to be kept: no frame hangs on it, nor on its causes. Where one that isn't ours arose, a note says.
+    """A copy to keep, without frames, as are its causes. A note says where a foreign error arose.
 
-    One that can't be copied is kept as it is.
+    An error that can't be copied is returned itself.
     """
     try:
         again = _bare(error)
@@ -56,7 +56,7 @@ def _bare(error: E) -> E:
 
 
 def _copied(error: E, args: Sequence[Any], cause: BaseException | None) -> E:
-    """Copy without ``copy.copy``, which calls the type's constructor: that may want arguments other than it keeps."""
+    """A copy without a call of the type's constructor, as ``copy.copy`` makes, whose arguments may not be ``args``."""
     kind = base = type(error)
     while not isinstance(base.__dict__.get("__new__"), BuiltinFunctionType):
         base = base.__base__  # type: ignore[assignment]  # which every type but ``object`` has
@@ -65,9 +65,9 @@ def _copied(error: E, args: Sequence[Any], cause: BaseException | None) -> E:
     for each in kind.__mro__:
         for name, place in vars(each).items():
             if isinstance(place, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
-                with suppress(AttributeError, TypeError):  # it isn't set, or can't be
+                with suppress(AttributeError, TypeError):  # unset, or read-only
                     value = getattr(error, name)
-                    if value is not getattr(again, name, again):  # an OSError without errno isn't one whose is None
+                    if value is not getattr(again, name, again):  # setting errno to None would change an OSError
                         setattr(again, name, value)
     again.__dict__.update(error.__dict__)
     if hasattr(error, "__notes__"):
@@ -84,13 +84,13 @@ class RunSync(Protocol):
     """Runs a blocking call off the loop, as ``runtime.threads.run_sync`` does."""
 
     def __call__(self, func: Callable[[], T], /) -> Awaitable[T]:
-        """Its result or its error, once it has ended; a cancelled caller waits for that too."""
+        """The call's result or error, once it has ended; a cancelled caller waits for that too."""
         ...
 
 
 @contextmanager
 def ungrouped() -> Iterator[None]:
-    """Around a task group: what comes out is the first error alone, not a group."""
+    """Let a task group in this block raise its first error alone, not a group."""
     try:
         yield
     except BaseExceptionGroup as group:

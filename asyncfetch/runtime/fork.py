@@ -1,7 +1,7 @@
-"""A guard for objects that must not be used on the other side of a fork, and what a fork waits for.
+"""A guard for objects that must not be used across a fork, and blocks that a fork waits for.
 
-A fork copies the locks of C libraries and of Python's imports as they are. One that another thread holds just then
-stays taken in the child for ever, and who needs it there hangs.
+A fork copies the locks of C libraries and of Python's imports as they are. A lock that another thread holds then stays
+taken in the child for ever, and hangs its next user there.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 PAUSE_SECONDS: Final = 1.0
 """Seconds that a fork waits for loops to stand still, and they for the fork."""
 IMPORT_SECONDS: Final = 10.0
-"""Seconds that a fork waits for blocks that must be over: the import of torch takes seconds."""
+"""Seconds that a fork waits for blocks of ``forks_wait``: the import of torch takes seconds."""
 
 
 class ForkGuard:
     """Remembers the process that it was made in.
 
-    A child gets copies of loops, threads and locks, but not the threads that make them work; what it does to a copied
-    epoll or socket reaches the parent's. So the owner asks here first, and leaves all of it alone in a child.
+    A child gets copies of loops and locks, but not the threads that make them work, and its operations on a copied
+    epoll or socket affect the parent's. So the owner checks here first, and leaves all of it alone in a child.
 
     Args:
-        subject: What the owner is called in the message, e.g. "this LoopThread".
+        subject: The owner, for the message, e.g. "this LoopThread".
     """
 
     __slots__ = ("_pid", "_subject")
@@ -63,26 +63,26 @@ class ForkGuard:
 
 
 _pid = os.getpid()
-"""This process. Every sample asks for it, and the system would take longer to say so than the sample takes."""
+"""This process. Every sample checks it, and a system call would take longer than the sample."""
 _fork_count = 0
 _threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, int] = weakref.WeakKeyDictionary()
-"""Threads of loops that stand still."""
+"""Threads of the loops that stand still at forks."""
 _forked: dict[int, threading.Event] = {}
 """Events of the forks under way, by the thread that forks."""
 
 
 def fork_count() -> int:
-    """A count that each fork of this process moves on as it begins and as it ends; see ``was_forked_since``."""
+    """A count that grows as each fork of this process begins and ends; see ``was_forked_since``."""
     return _fork_count
 
 
 def was_forked_since(count: int) -> bool:
-    """True if a child may see what there was at this ``fork_count``: a fork has begun since, or is under way."""
+    """True if a child may share memory of the time of this ``fork_count``: a fork has begun since, or is under way."""
     return count != _fork_count or bool(_block.forking)
 
 
 def stand_still_at_forks() -> None:
-    """Have the running loop, which is a thread's of its own, wait while another thread forks the process.
+    """Have the running loop, which has a thread of its own, wait while another thread forks the process.
 
     In the middle of a handshake it would hold one of OpenSSL's locks, and the child's first handshake would hang.
     """
@@ -90,7 +90,7 @@ def stand_still_at_forks() -> None:
 
 
 class _ForkBlock:
-    """A block that forks wait for, or that waits for forks; by thread, since none waits for itself."""
+    """State of ``forks_wait``, by thread, since no thread waits for itself."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -106,8 +106,8 @@ def forks_wait() -> Iterator[None]:
     """A block that holds locks which no child must copy taken: an import, a first use of a C library.
 
     A fork by another thread waits for its end, IMPORT_SECONDS at most, and it waits for a fork under way, PAUSE_SECONDS
-    at most. Reentrant. Not for blocks that wait for other threads, or call what the user gave. Behind it OpenSSL has
-    forgotten the thread; see ``leave_openssl``.
+    at most. Reentrant. Not for blocks that wait for other threads, or call a user's functions. At its end OpenSSL
+    forgets the thread; see ``leave_openssl``.
     """
     block, thread = _block, threading.get_ident()
     with block.changed:
@@ -127,10 +127,10 @@ def forks_wait() -> Iterator[None]:
 
 
 def leave_openssl() -> None:
-    """The last thing of a thread that may have used OpenSSL: have it forget the thread, while forks wait.
+    """Have OpenSSL forget the thread, while forks wait: the last call of a thread that may have used OpenSSL.
 
-    Else it does so when the thread of the system ends, with one of its locks. Python has seen the thread off by then:
-    a fork right after a ``join`` would copy the lock taken. Used again, OpenSSL remembers the thread again.
+    Else OpenSSL does so when the system's thread ends, holding one of its locks. Python's ``join`` has returned by
+    then, and a fork right after it would copy the lock taken. Another use of OpenSSL brings the thread back.
     """
     with forks_wait():
         pass
@@ -143,11 +143,11 @@ def _forget_thread() -> None:
 
 @cache
 def _thread_stop() -> Callable[[], None] | None:
-    """OPENSSL_thread_stop of the library that Python's ssl uses, as documented there; None where it can't be had."""
+    """OPENSSL_thread_stop of the library that Python's ssl uses; None if it isn't accessible."""
     import ctypes
 
     try:
-        # PyDLL keeps the interpreter: to have it back may take 5 ms, and the call takes less than one microsecond.
+        # PyDLL keeps the GIL: getting it back may take 5 ms, and the call takes less than a microsecond.
         return ctypes.PyDLL(getattr(sys.modules["_ssl"], "__file__", None)).OPENSSL_thread_stop
     except (OSError, AttributeError):  # linked into Python with its names hidden; LibreSSL
         return None
@@ -174,23 +174,23 @@ def _stop_loops() -> None:
     standing = []
     for reference in _threads.keyrefs():  # a list at once: a thread may add its loop meanwhile
         loop, stands = reference(), threading.Event()
-        if loop is not None and _threads.get(loop) != forker and call_on(loop, _stand, stands, forked):
+        if loop is not None and _threads.get(loop) != forker and call_on(loop, _stand_still, stands, forked):
             standing.append(stands)
     deadline = time.monotonic() + PAUSE_SECONDS
-    for stands in standing:  # one that is blocked doesn't keep the fork from coming
+    for stands in standing:  # a blocked loop doesn't prevent the fork
         stands.wait(max(0.0, deadline - time.monotonic()))
 
 
-def _stand(stands: threading.Event, forked: threading.Event) -> None:
+def _stand_still(stands: threading.Event, forked: threading.Event) -> None:
     stands.set()
     forked.wait(PAUSE_SECONDS)
 
 
 def _go_on() -> None:
     global _fork_count
-    _fork_count += 1  # what was made since it began may be in the child, too
+    _fork_count += 1  # memory made since it began may be in the child, too
     forked = _forked.pop(threading.get_ident(), None)
-    if forked is not None:  # else an interrupt came before it
+    if forked is not None:  # else an interrupt came first
         forked.set()
     with _block.changed:
         _block.forking.discard(threading.get_ident())
@@ -202,18 +202,18 @@ def _forget() -> None:
     _pid = os.getpid()
     thread = threading.get_ident()
     _block.changed = threading.Condition()  # a thread that didn't come along may have held the other one
-    _block.inside = +Counter({thread: _block.inside[thread]})  # without it where it is in none
+    _block.inside = +Counter({thread: _block.inside[thread]})  # empty if the thread is in no block
     _block.forking.clear()
     _threads.clear()
     _forked.clear()
 
 
-# What is registered last comes first: what forks wait for may log, and may hand calls to threads, until it is over.
+# Hooks run last in, first out: the blocks that forks wait for may log and hand calls to threads until they are over.
 os.register_at_fork(before=_stop, after_in_parent=_go_on, after_in_child=_forget)
 
 
 class AsyncOnly:
-    """What is entered by ``async with`` alone, and stays in its process: it says so to who tries otherwise."""
+    """An object that is entered by ``async with`` only, and stays in its process; other uses raise UsageError."""
 
     __slots__ = ()
 
@@ -236,10 +236,10 @@ def running_loop(subject: str) -> asyncio.AbstractEventLoop:
     """Return the event loop that runs the caller's task.
 
     Args:
-        subject: What needs it, for the message, e.g. "this ByteCache".
+        subject: The object that needs it, for the message, e.g. "this ByteCache".
 
     Raises:
-        ConfigError: The caller is in no task of asyncio's: trio runs it, or nothing does.
+        ConfigError: The caller isn't in a task of asyncio: trio runs it, or nothing does.
     """
     loop = asyncio._get_running_loop()
     if loop is None or asyncio.current_task(loop) is None:  # trio can run as asyncio's guest, in its callbacks
@@ -255,7 +255,7 @@ class LoopGuard:
     """Remembers the running loop that it was made on, and the process.
 
     Args:
-        subject: What the owner is called in the message, e.g. "this ByteCache".
+        subject: The owner, for the message, e.g. "this ByteCache".
 
     Raises:
         ConfigError: As ``running_loop``.
@@ -270,7 +270,7 @@ class LoopGuard:
 
     def check(self) -> None:
         """Raise WrongLoop anywhere but on the guard's own running loop."""
-        # asyncio's own getter, because anyio has none that is both synchronous and silent off the loop.
+        # asyncio's own getter: anyio has no synchronous one that doesn't raise off the loop.
         if asyncio._get_running_loop() is self._loop:  # it is None in a forked child, whatever ran in the parent
             return
         self._fork.check()

@@ -25,7 +25,7 @@ class LRUStatistics:
     leased_bytes: int
     """Part of ``used_bytes`` that can't be evicted now."""
     reserved_bytes: int
-    """Promised to values that aren't there yet."""
+    """Bytes reserved for values to come."""
     entries: int
     """Entries that a lookup can find."""
     hits: int
@@ -54,11 +54,11 @@ class EntryLease(Generic[K, V]):
 
     @property
     def value(self) -> V:
-        """The value that was committed; valid after the release too, but no longer paid for."""
+        """The committed value; valid after the release too, but then its bytes don't count any more."""
         return self._entry.value
 
     def share(self) -> EntryLease[K, V]:
-        """One more lease on the same entry, even where that entry was dropped or replaced meanwhile.
+        """One more lease on the same entry, even if it was dropped or replaced meanwhile.
 
         Raises:
             RuntimeError: This lease was released.
@@ -75,9 +75,9 @@ class EntryLease(Generic[K, V]):
 
 
 class RoomReservation(Generic[K, V]):
-    """Room for one value: turned into an entry by ``commit``, or given back by ``release`` or by leaving the context.
+    """Room for one value: ``commit`` makes it an entry; ``release``, or leaving the context, gives it back.
 
-    Whichever comes first counts; a ``release`` after it does nothing.
+    The first of these counts; a later ``release`` does nothing.
     """
 
     __slots__ = ("_lru", "_open", "size_bytes")
@@ -94,7 +94,7 @@ class RoomReservation(Generic[K, V]):
         self.release()
 
     def commit(self, key: K, value: V) -> EntryLease[K, V]:
-        """Make the room an entry, and lease it. An entry that the key had is dropped; its leases stay good.
+        """Turn the room into a leased entry. An earlier entry of the key is dropped; its leases stay valid.
 
         Raises:
             RuntimeError: The room was committed or released before.
@@ -115,15 +115,15 @@ class LeasedLRU(Generic[K, V]):
     """Values by key, within a bound in bytes.
 
     Room is reserved before a value is made, so the bound holds at any time. Making room evicts the least recently used
-    of the entries that nobody leases; where that isn't enough, nothing is evicted and the reservation is refused.
-    Nothing here waits: who wants to wait for room does it above.
+    entries without a lease; if that isn't enough, nothing is evicted and the reservation is refused. Nothing here
+    waits.
 
-    Not thread-safe; only ``statistics`` may be called from any thread, whose figures then can be one event apart.
+    Not thread-safe, except ``statistics``, whose figures then can be one event apart.
 
     Args:
         max_bytes: Bound on entries and reservations together.
-        on_evict: Called with key and value of each entry that leaves the table (evicted, dropped, replaced), when the
-            table is consistent again, so it may call back. What it raises goes to the caller of the verb.
+        on_evict: Called with key and value of each entry that leaves the table (evicted, dropped, replaced), once the
+            table is consistent again, so it may call back. Its errors go to the caller of the verb.
     """
 
     def __init__(self, max_bytes: int, *, on_evict: Callable[[K, V], None] | None = None) -> None:
@@ -156,7 +156,7 @@ class LeasedLRU(Generic[K, V]):
         return EntryLease(self, entry)
 
     def reserve(self, size_bytes: int) -> RoomReservation[K, V] | None:
-        """Room for ``size_bytes``, or None where leases and reservations leave less than that."""
+        """Room for ``size_bytes``, or None if leases and reservations leave less than that."""
         if self._leased_bytes + self._reserved_bytes + size_bytes > self._max_bytes:
             return None
         victims = []
@@ -175,14 +175,14 @@ class LeasedLRU(Generic[K, V]):
         return reservation
 
     def drop(self, match: Callable[[K], bool]) -> int:
-        """Forget the entries whose key matches and return how many; what is leased stays paid for until its release.
+        """Forget the entries whose key matches; returns their number. Leased ones still count until their release.
 
-        Looks at all of them; ``drop_keys`` only at those that are named.
+        Looks at all entries; ``drop_keys`` only at those named.
         """
         return self.drop_keys([key for key in self._entries if match(key)])
 
     def drop_keys(self, keys: Iterable[K]) -> int:
-        """Do as ``drop``, for these keys. One that isn't there, or named before, doesn't count."""
+        """Like ``drop``, for these keys. Unknown and repeated keys don't count."""
         victims = [self._entries[key] for key in dict.fromkeys(keys) if key in self._entries]
         for entry in victims:
             self._unlist(entry)

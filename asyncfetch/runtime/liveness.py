@@ -1,9 +1,9 @@
-"""Signs of life of a process that works for this one: the beats of its loop, and what the system says of it.
+"""Signs of life of a process that works for this one: the beats of its loop, and its state in /proc.
 
 A process that was killed is noticed at once, by its channel's end. One that is stopped, or hangs, keeps its channels
-open and says nothing, and so does one that computes for minutes. So its loop beats, as long as it turns. Who waits for
-it looks now and then whether it still does, and where it doesn't, whether the process computes: a function that keeps
-the interpreter to itself holds up the beats, too.
+open and says nothing, and so does one that computes for minutes. So its loop beats as long as it turns. Its parent
+looks now and then whether it still does, and if not, whether the process computes: a function that holds the GIL holds
+up the beats, too.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 1.0
-"""Seconds between two looks. Twice that without one, and it was this process that stood still."""
+"""Seconds between two looks. If twice that passes, this process itself stood still."""
 WORKING_SHARE: Final = 0.01
-"""A share of a processor. A process that gets more of one computes; what wakes up for no reason takes a thousandth."""
+"""A share of a processor. A process that uses more computes; idle wake-ups take a thousandth."""
 
 LONGER_SILENCE: Final = (
     "Where one may be stopped for longer, set FetchConfig(timeouts=TimeoutConfig(silent_process_seconds=...))"
 )
-"""What else may be done about it."""
+"""The remedy for a process that is silent for longer on purpose."""
 
 
 async def beat(note: Callable[[bool], object]) -> None:
-    """Call ``note`` with True as long as this loop turns, for a task of its own; with False at its end."""
+    """Call ``note`` with True as long as this loop turns, and with False at its end. Needs a task of its own."""
     try:
         while True:
             note(True)
@@ -43,13 +43,13 @@ class Vitals(NamedTuple):
     """A process as the system sees it."""
 
     is_stopped: bool
-    """True between SIGSTOP, or SIGTSTP of a terminal, and SIGCONT. One that a debugger has isn't."""
+    """True between SIGSTOP, or SIGTSTP of a terminal, and SIGCONT; False under a debugger."""
     cpu_seconds: float
     """Seconds that it has computed."""
 
 
 def vitals(pid: int) -> Vitals | None:
-    """Look at a process; None where it has ended, or the system doesn't tell."""
+    """A look at a process; None if it has ended, or without /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # behind the name, which may hold anything
@@ -60,10 +60,9 @@ def vitals(pid: int) -> Vitals | None:
 
 
 class Silence:
-    """The time for which a process has shown no sign of life, by the looks of who waits for it. Pure.
+    """The time for which a process has shown no sign of life, as its parent sees it. Pure.
 
-    What this process doesn't see, because it stands still itself, as all processes of a suspended job do, isn't
-    counted.
+    Time in which this process stands still itself, as in a suspended job, doesn't count.
 
     Args:
         now: The beginning, in monotonic seconds.
@@ -79,9 +78,9 @@ class Silence:
 
         Args:
             now: Monotonic seconds.
-            beat: The latest beat, a number that differs from the one before; None where none is due, because its loop
+            beat: The latest beat, a number that differs from the one before; None if none is due, because its loop
                 hasn't begun or has ended. Then only a stopped process is silent.
-            seen: The process itself.
+            seen: The process's state.
         """
         if now - self._looked_at > 2 * LOOK_SECONDS:
             self._since += now - self._looked_at
@@ -99,8 +98,8 @@ class Watch:
 
     Args:
         pid: The process.
-        max_silent_seconds: See ``TimeoutConfig.silent_process_seconds``.
-        remedy: What to do when it is lost, a sentence without its end.
+        max_silent_seconds: ``TimeoutConfig.silent_process_seconds``.
+        remedy: Advice for when it is lost, a sentence without its full stop.
         now: The beginning, in monotonic seconds.
     """
 
@@ -109,9 +108,9 @@ class Watch:
         self._silence = Silence(now)
 
     def look(self, now: float, beat: float | None) -> str:
-        """Return in words why it is to be killed, and what to do; nothing where it isn't. See ``Silence.look``.
+        """Why to kill the process, and what to do, in words; empty to let it live. Arguments as of ``Silence.look``.
 
-        A process that is stopped heeds nothing else.
+        It has to be killed, since a stopped process reacts to nothing else.
         """
         seen = vitals(self._pid)
         seconds = 0.0 if seen is None else self._silence.look(now, beat, seen)
@@ -121,14 +120,14 @@ class Watch:
 
 
 def how_silent(seconds: float, seen: Vitals | None) -> str:
-    """Return in words how a process is silent."""
+    """How a process is silent, in words."""
     if seen is not None and seen.is_stopped:
         return f"is stopped, by SIGSTOP or a terminal, and was for {seconds:.0f} s"
     return f"hangs: it has shown no sign of life for {seconds:.0f} s"
 
 
 def how_it_ended(code: int | None) -> str:
-    """Return in words how a process ended, by its exit code as Python tells it, and why where that can be known."""
+    """How a process ended, in words, by its exit code as Python reports it."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     how = f"was killed by {signal.Signals(-code).name}"

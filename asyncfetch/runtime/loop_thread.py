@@ -1,11 +1,11 @@
 """An event loop in a thread, for callers that aren't coroutines.
 
-Why not anyio's blocking portal: it has no answer to an interrupted caller (the coroutine must be cancelled and seen
-off), a loop that ends between a call and its start (the caller must not wait for ever), a fork, collection without
-``close`` and interpreter exit.
+No anyio blocking portal, because that doesn't handle an interrupted caller (the coroutine must be cancelled and
+awaited), a loop that ends between a call and its start (the caller must not wait for ever), a fork, collection without
+``close``, or interpreter exit.
 
-The thread holds an ``_LoopEngine``, never the ``LoopThread`` itself, so that a forgotten LoopThread is collected, and
-collecting it ends the thread.
+The thread refers to a ``_LoopEngine``, never to the ``LoopThread``, so a forgotten LoopThread is collected, and that
+ends the thread.
 """
 
 from __future__ import annotations
@@ -54,19 +54,18 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 0.8
-"""Seconds that a close, an interrupt or an early exit waits for coroutines to end; Ctrl-C is to act within a second.
-What was waited for in vain isn't waited for again: an interrupt is often followed by a close, and that by the
-interpreter's exit."""
+"""Seconds that a close, an interrupt or an early exit waits for coroutines to end; Ctrl-C must act within a second.
+A wait in vain isn't repeated: an interrupt is often followed by a close, and that by the interpreter's exit."""
 LATE_SECONDS: Final = 0.4
-"""And once more at the interpreter's exit, when calls in threads have ended, for what had to wait for one of those."""
+"""Second wait, at the interpreter's exit, for coroutines that had to wait for a call in a thread."""
 LATE_CALL_SECONDS: Final = 10.0
-"""Longest wait, at the exit, for calls in threads of a daemon's loop: to decode or parse takes less than a second."""
+"""Longest wait, at the exit, for calls in threads of a daemon's loop: decoding or parsing takes less than a second."""
 
 
 class LoopCall(Generic[T]):
     """One coroutine on a LoopThread, as other threads see it. Every method may be called from any thread.
 
-    Whoever has one before it starts can end it whenever Ctrl-C strikes; see ``LoopThread.call``.
+    It exists before its coroutine starts, so its owner can end it whenever Ctrl-C strikes; see ``LoopThread.call``.
     """
 
     def __init__(self, engine: _LoopEngine, work: Callable[[], Awaitable[T]]) -> None:
@@ -76,14 +75,14 @@ class LoopCall(Generic[T]):
         self._scope: anyio.CancelScope | None = None
         self._cancelled = False
         self.given_up = False
-        """True if somebody has waited for its end in vain."""
+        """True after a wait for its end in vain."""
 
     def start(self) -> None:
-        """Start the coroutine, once. It is settled for sure, also when the loop ends before it starts."""
+        """Start the coroutine, once. The call is always settled, even if the loop ends before it starts."""
         self._engine.start(self)
 
     def result(self) -> T:
-        """Wait for the coroutine and return or raise what it did, whatever the exception's type.
+        """Wait for the coroutine and return its result, or raise its exception of whatever type.
 
         Interrupted by Ctrl-C, it cancels the coroutine and waits for its end, but no longer than STOP_SECONDS.
 
@@ -106,7 +105,7 @@ class LoopCall(Generic[T]):
             del self, error  # else error -> traceback -> this frame -> future -> error is a cycle
 
     def cancel(self) -> None:
-        """Ask for the coroutine's cancellation, without waiting for it. Harmless when it is done."""
+        """Request the coroutine's cancellation, without waiting for it. Does nothing once it is done."""
         if not self._engine.guard.in_child and not self._future.done():
             self._engine.call_soon(self._cancel_on_loop)
 
@@ -116,7 +115,7 @@ class LoopCall(Generic[T]):
         self.given_up = not self.wait(0 if self.given_up else STOP_SECONDS)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait for the coroutine's end, at most so long, and tell whether it came.
+        """Wait for the coroutine's end, at most so long; returns whether it came.
 
         On the loop's own thread, and in a forked child, the end can't come while we wait, so this returns at once.
         """
@@ -127,11 +126,11 @@ class LoopCall(Generic[T]):
         return self._future.done()
 
     def add_done_callback(self, callback: Callable[[BaseException | None], object]) -> None:
-        """Call ``callback(error or None)`` when the coroutine is done, on the loop's thread, or now where it is."""
+        """Call ``callback(error or None)`` on the loop's thread when the coroutine is done, or now if it is."""
         self._future.add_done_callback(lambda future: callback(future.exception()))
 
     async def serve(self) -> None:
-        """Run the coroutine, on the loop, and settle. Raises nothing but the LoopThread's own cancellation."""
+        """Run the coroutine, on the loop, and settle the call. Raises only the LoopThread's own cancellation."""
         try:
             with anyio.CancelScope() as self._scope:
                 if not self._cancelled:
@@ -143,7 +142,7 @@ class LoopCall(Generic[T]):
                 self.settle(error=self._engine.closed_error())
                 raise
             self.settle(error=error)
-        except BaseException as error:  # noqa: BLE001 - it is the caller's, who gets it as it was raised
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
             self.settle(error=error)
         finally:
             self._engine.calls.discard(self)
@@ -191,10 +190,10 @@ class _LoopEngine:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     def run(self) -> None:
-        """Start the thread and wait for its loop. It ends by ``request_stop``, also where that comes first.
+        """Start the thread and wait for its loop. It ends by ``request_stop``, even if that comes first.
 
         Raises:
-            ClosedError: There is no thread, or no loop in it.
+            ClosedError: The thread or its loop can't be started.
         """
         try:
             self._thread.start()
@@ -208,7 +207,7 @@ class _LoopEngine:
         return threading.get_ident() == self._thread.ident
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Run the callback on the loop, in a task, as anyio's calls need it; or never if the loop has ended."""
+        """Run the callback on the loop, in a task, as anyio needs it; never if the loop has ended."""
         assert self._loop is not None
         call_on(self._loop, self._callbacks.put_nowait, callback)  # the thread's end settles what waits there
 
@@ -224,14 +223,13 @@ class _LoopEngine:
         if self.guard.in_child:
             return
         self._stops = True
-        if self._loop is not None:  # else ``_serve``, which sets it before it looks whether to stop, will see that
+        if self._loop is not None:  # else ``_serve`` sees it, which sets ``_loop`` before it looks at ``_stops``
             self.call_soon(_wake)
 
     def join(self, timeout_seconds: float, *, again: bool = False) -> bool:
-        """Wait for the thread's end, at most so long, and tell whether it came.
+        """Wait for the thread's end, at most so long; returns whether it came.
 
-        Without a wait where somebody waited in vain before, for this, or for a call that is still running; but for
-        ``again``.
+        Unless ``again``, it doesn't wait after a wait in vain for this, or for a call that is still running.
         """
         given_up = not again and (self._given_up or any(call.given_up for call in list(self.calls)))
         self._thread.join(0 if given_up else timeout_seconds)
@@ -241,8 +239,8 @@ class _LoopEngine:
     def _main(self) -> None:
         try:
             anyio.run(self._serve)
-        except BaseException as error:  # nobody is above in this thread; whoever waits gets it
-            if self._started.done():  # what ``_serve`` died of is noted; else other code stopped the loop
+        except BaseException as error:  # for the threads that wait: this one has no caller
+            if self._started.done():  # ``_serve`` has noted its own error; else other code stopped the loop
                 _LOGGER.exception("the event loop of %s died", self._thread.name)
             else:
                 self._failure = error
@@ -266,14 +264,14 @@ class _LoopEngine:
                 except BaseException as error:
                     self._failure = error  # for the calls under way, which are cancelled now
                     raise
-                del callback  # nor is its call kept until the next one
+                del callback  # else its call is kept until the next one
             self._group.cancel_scope.cancel()
 
     def _spawn(self, call: LoopCall[Any]) -> None:
         self._group.start_soon(call.serve)
 
     def closed_error(self) -> ClosedError:
-        """Return why a call isn't done and won't be."""
+        """The reason why a call won't be done."""
         if self._stops:
             return ClosedError("the LoopThread was closed before this call was done")
         if self._failure is None:
@@ -291,32 +289,26 @@ class _LoopEngine:
 
 
 def _wake() -> None:
-    """Do nothing: the loop wakes and looks whether it is to stop."""
+    """Do nothing: the loop wakes and looks at ``_stops``."""
 
 
 def _context() -> Context:
-    """The caller's context, without what anyio notes there where the caller runs on trio: our loop is asyncio's."""
+    """The caller's context, but with asyncio as its async library: the caller may run on trio."""
     context = copy_context()
     if "sniffio" in sys.modules:
         context.run(sys.modules["sniffio"].current_async_library_cvar.set, "asyncio")
     return context
 
 
-async def _see_off(ended: asyncio.Event) -> None:
-    while not ended.is_set():
-        with suppress(asyncio.CancelledError), anyio.CancelScope(shield=True):
-            await ended.wait()  # a scope shields from scopes; a second ``Task.cancel()`` comes through
-
-
 _engines: weakref.WeakSet[_LoopEngine] = weakref.WeakSet()
 
 
 def _stop_at_exit() -> None:
-    """Stop every loop of ours that is still running, with one bound on all of them; then anyio's threads of others.
+    """Stop every loop of ours that is still running, within one bound for all; then anyio's threads of other loops.
 
-    Its threads end with the task that a loop was run for, in a callback. A loop that was left before that and isn't
-    closed never calls it: Ctrl-C ended it, or ``stop``, or nest_asyncio's ``asyncio.run``, which always leaves it so.
-    The interpreter, which waits for all threads, would wait for ever.
+    Its threads end with the task that a loop was run for, in a callback. A loop that is left before that and not
+    closed never calls it: by Ctrl-C, by ``stop``, or by nest_asyncio's ``asyncio.run``, which always leaves it so. The
+    interpreter, which waits for all threads, would wait for ever.
     """
     begin_exit()
     engines = [engine for engine in _engines if not engine.guard.in_child]
@@ -330,11 +322,11 @@ def _stop_at_exit() -> None:
             thread.stop()
 
 
-def _await_the_late() -> None:
+def _join_late_loops() -> None:
     """Wait for loops that didn't end in time because they waited for a call in a thread: those have all ended by now.
 
-    A loop's thread that came to its next line of Python only when the interpreter is gone would end amid a call of
-    torch's, which aborts the process.
+    A loop's thread that reached its next line of Python after the interpreter's end would stop amid a call of torch's,
+    which aborts the process.
     """
     deadline = time.monotonic() + LATE_SECONDS
     for engine in [engine for engine in _engines if not engine.guard.in_child]:
@@ -345,36 +337,36 @@ def _await_the_late() -> None:
 # Not ``atexit``: that comes after the interpreter has joined all threads that aren't daemons, and anyio's worker
 # threads aren't. They end with the loop they work for, so the loop must end first. concurrent.futures does the same.
 threading._register_atexit(_stop_at_exit)  # type: ignore[attr-defined]
-atexit.register(_await_the_late)
+atexit.register(_join_late_loops)
 
 
 class LoopThread:
-    """Owns one thread and the event loop in it; made running.
+    """Owns one thread and the event loop in it, which runs at once.
 
-    ``close`` or a ``with`` block ends it, and so do collection and interpreter exit, where coroutines are cancelled and
-    get STOP_SECONDS to end; the thread is a daemon, so one that doesn't can't keep the process alive.
+    ``close`` or a ``with`` block ends it, and so do collection and interpreter exit: coroutines are cancelled and get
+    STOP_SECONDS to end. The thread is a daemon, so it can't keep the process alive.
 
-    Thread-safe. Not fork-safe: in a child every call raises WrongLoop and ``close`` does nothing, and the parent's goes
-    on undisturbed.
+    Thread-safe. Not fork-safe: in a child every call raises WrongLoop and ``close`` does nothing; the parent's goes on
+    undisturbed.
 
     Args:
         name: The thread's name.
 
     Raises:
-        ClosedError: There is no thread, or no event loop for it.
+        ClosedError: The thread or its loop can't be started.
     """
 
     def __init__(self, *, name: str = "asyncfetch loop") -> None:
         self._engine = _LoopEngine(name)
         self._closed = False
         # It may run in the middle of anything, even on the loop's own thread, so it doesn't wait. At exit our hook is
-        # earlier. From before the start on, because Ctrl-C may strike there: then nobody gets this.
+        # earlier. It comes before the start, where Ctrl-C may strike and leave this without an owner.
         weakref.finalize(self, self._engine.request_stop).atexit = False
         self._engine.run()
         _engines.add(self._engine)
 
     def run(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
-        """Run ``async_fn(*args)`` on the loop and wait for what it returns or raises; see ``LoopCall.result``.
+        """Run ``async_fn(*args)`` on the loop and wait for its result; see ``LoopCall.result``.
 
         Raises:
             WrongLoop: Called on the loop's own thread, which would wait for itself, or in a forked child.
@@ -397,11 +389,11 @@ class LoopThread:
         return call
 
     def call(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> LoopCall[T]:  # noqa: ANN401
-        """``async_fn(*args)``, not started yet: its owner can end it from its very start on. Raises as ``run`` does."""
+        """``async_fn(*args)``, not started yet, so its owner can end it from the start on. Raises as ``run`` does."""
         self._engine.guard.check()
         if self._closed or self._engine.ended:  # asked first: the system gives an ended thread's number to a new one
             hold_daemon_at_exit()
-            if not self._closed:  # nobody closed it: other code ended its loop
+            if not self._closed:  # other code ended its loop
                 raise self._engine.closed_error()
             raise ClosedError("this LoopThread is closed: make a new one")
         if self._engine.is_current_thread:
@@ -411,8 +403,8 @@ class LoopThread:
     async def acall(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
         """Run ``async_fn(*args)`` on the loop for a coroutine of another loop.
 
-        Cancelled, however often, it asks for the cancellation over there and waits for its end: until then the
-        coroutine may still write to what it was given.
+        Cancelled, however often, it cancels the coroutine and waits for its end: until then the coroutine may still
+        write to its arguments.
 
         Raises:
             WrongLoop, ClosedError: As ``run`` does.
@@ -425,12 +417,14 @@ class LoopThread:
             await ended.wait()
         except BaseException:
             call.cancel()
-            await _see_off(ended)
+            while not ended.is_set():
+                with suppress(asyncio.CancelledError), anyio.CancelScope(shield=True):
+                    await ended.wait()  # a scope shields from scopes; a second ``Task.cancel()`` comes through
             raise
         return call.result()
 
     def close(self) -> None:
-        """Cancel what runs on the loop, end the thread and wait for that, at most STOP_SECONDS. Idempotent."""
+        """Cancel all calls, end the thread and wait for that, at most STOP_SECONDS. Idempotent."""
         if self._engine.guard.in_child:
             return
         self._closed = True
@@ -450,14 +444,14 @@ class LoopThread:
 
 
 class BackgroundContext(Generic[T]):
-    """Enters it on a loop thread, and leaves it there in the very task that entered it, as task groups insist on.
+    """An async context that is entered on a loop thread, and left there by the same task, as task groups require.
 
-    Closing the thread leaves it as well. No SharedCall: threads wait for its value, which have no loop.
+    Closing the thread leaves it as well. No SharedCall: threads wait for its value, and they have no loop.
 
     Args:
-        thread: Where it lives.
-        make: Called on the loop; what it returns is entered.
-        name: What it is, for an error.
+        thread: The loop thread.
+        make: Returns the context; called on the loop.
+        name: Its name, for an error.
     """
 
     def __init__(self, thread: LoopThread, make: Callable[[], AbstractAsyncContextManager[T]], *, name: str) -> None:
@@ -475,15 +469,15 @@ class BackgroundContext(Generic[T]):
         return self._entered.done() and self._entered.exception() is not None
 
     def value(self) -> T:
-        """Return what entering gave; waits for it. Raises what entering raised, or ClosedError."""
+        """The entered value; waits for it. Raises the error of entering, or ClosedError."""
         if self._entered.exception() is not None:
             hold_daemon_at_exit()
         return self._entered.result()
 
     def leave(self) -> None:
-        """Leave it and wait until that is done; raises what leaving raises.
+        """Leave it and wait for that; raises the error of leaving.
 
-        Does nothing where it wasn't entered, and in a forked child.
+        Does nothing if it wasn't entered, or in a forked child.
         """
         if not self._guard.in_child and self._leave.done():
             self._thread.run(_call, self._leave.result())
@@ -499,7 +493,7 @@ async def _keep(
     async with AsyncExitStack() as stack:
         try:
             value = await stack.enter_async_context(make())
-        except Exception as error:  # noqa: BLE001 - it is for those who ask for the value
+        except Exception as error:  # noqa: BLE001 - for the callers of ``value``
             entered.fail(error)
             return
         leave.set_result(left.set)

@@ -1,10 +1,9 @@
-"""Blocks of memory used again: a fresh page costs more than what is written to it.
+"""Blocks of memory that are used again: a fresh page costs more than writing to it.
 
-The system gives each page at its first touch, one fault and one clearing at a time: 0.5-0.8 ms per MiB where this was
-measured, ten times what copying a MiB costs; in pages of 2 MiB, where it has such, 0.07. And memory that many threads
-allocate and free by the megabyte leaves holes in their heaps that the C library keeps. So what bodies and clips land in
-comes from here: mappings of our own, in huge pages, used again while somebody needs some, and given back to the system
-whole.
+The system provides each page at its first touch, by one fault and one clearing at a time: measured, 0.5-0.8 ms per MiB,
+ten times the cost of copying a MiB; 0.07 ms in pages of 2 MiB. And memory that many threads allocate and free by the
+megabyte leaves holes in their heaps that the C library keeps. So buffers for bodies and clips come from here: mappings
+of our own, in huge pages, used again while there is demand, and returned to the system whole.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
 SMALL_BYTES = 64 * 1024
 """Below this the C library reuses memory well by itself, and a mapping would cost more than it saves."""
 HUGE_BYTES = 1024 * 1024
-"""Size from which on memory is asked for in huge pages: shorter mappings seldom make one, and a cache would have so
-many that Linux refuses more (65,530)."""
+"""Size from which on memory comes in huge pages: shorter mappings seldom contain one, and a cache would have so many
+that Linux refuses more (65,530)."""
 _HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 MAX_IDLE_BUFFER_BYTES = 128 * 1024 * 1024
 """Memory of bodies that a fetcher keeps for the next ones: fresh pages cost more than all the rest of a fetch over
-plain HTTP. It comes beside the bound of a ByteCache over the fetcher; streams and datasets keep none."""
+plain HTTP. A ByteCache over the fetcher doesn't count it; streams and datasets keep none."""
 STEPS = 8
-"""Sizes of blocks between two powers of two, so that one is at most an eighth larger than what was asked for."""
+"""Sizes of blocks between two powers of two, so that a block is at most an eighth larger than requested."""
 
 
 @lru_cache(maxsize=1024)
@@ -64,7 +63,7 @@ class _Memory(NamedTuple):
 
     array: NDArray[np.uint8]
     interface: dict[str, Any]
-    """Interface that numpy wants of it, which takes as long to find out as all the rest of a block."""
+    """The array's, kept because reading it takes as long as making the rest of a block."""
 
 
 class _Mapping:
@@ -81,8 +80,8 @@ class _Mapping:
         return {**self._memory.interface, "shape": (self._nbytes,)}
 
     def __del__(self) -> None:
-        # It may run in any thread at any point, in the middle of ``take`` too. What can't be put back without waiting
-        # goes to the system.
+        # It may run in any thread at any point, in the middle of ``take`` too. If the lock is taken, the memory goes to
+        # the system.
         pool, memory = self._pool, self._memory
         if not pool._lock.acquire(blocking=False):
             return
@@ -99,10 +98,9 @@ class MemoryPool:
     """Hands out blocks of bytes, and takes each back when the last view of it is gone. Safe to use from any thread.
 
     Args:
-        max_idle_bytes: Most that is kept for reuse; what comes back beyond it goes to the system.
-        sizes_recur: Whether what is asked for has one of a few sizes. Then no block is larger than what it is for, and
-            a new one takes the place of idle ones of other sizes: all of them together take no more than those in use
-            once took.
+        max_idle_bytes: Most that is kept for reuse; the rest goes to the system.
+        sizes_recur: Whether blocks come in a few sizes. Then no block is larger than requested, and a new one takes the
+            place of idle ones of other sizes: all together never take more than the most that was in use at a time.
     """
 
     def __init__(self, max_idle_bytes: int, *, sizes_recur: bool = False) -> None:
@@ -113,13 +111,13 @@ class MemoryPool:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """A writable array (nbytes,) with undefined content, which nobody else refers to.
+        """A writable array (nbytes,) with undefined content.
 
         Its memory is used again as soon as neither it nor any view of it is referenced: arrays, memoryviews and
         tensors made of it all count.
 
         Raises:
-            MemoryError: There is none.
+            MemoryError: There is no memory.
         """
         if nbytes < SMALL_BYTES:
             return np.empty(nbytes, np.uint8)
@@ -140,7 +138,7 @@ class MemoryPool:
         return np.asarray(_Mapping(self, memory, nbytes))
 
     def _pop_idle(self, nbytes: int) -> list[_Memory]:
-        """Idle blocks, of any size, that take so many bytes or are all that there are."""
+        """Idle blocks of any size, ``nbytes`` of them or all."""
         popped: list[_Memory] = []
         left = nbytes
         while left > 0 and (size := next((size for size, blocks in self._idle.items() if blocks), 0)):
@@ -167,12 +165,12 @@ class MemoryPool:
 
 
 def fresh_memory(nbytes: int) -> NDArray[np.uint8]:
-    """A writable array (nbytes,), at least one, in a mapping of its own, which goes when the last view of it does.
+    """A writable array (nbytes,), at least one byte, in a mapping of its own, which goes with its last view.
 
-    Neighbouring mappings are one to Linux, so huge pages fit where each by itself is too short for them.
+    Neighbouring mappings are one to Linux, so huge pages fit even if each is too short for them.
 
     Raises:
-        MemoryError: There is none.
+        MemoryError: There is no memory.
     """
     # Private, because Python's default is shared: a forked child would write into its parent's samples.
     try:
@@ -186,7 +184,7 @@ def fresh_memory(nbytes: int) -> NDArray[np.uint8]:
 
 
 def allocate(size_bytes: int) -> memoryview:
-    """Writable bytes with undefined content; CacheError where there is no memory for so many."""
+    """Writable bytes with undefined content; CacheError without memory for them."""
     try:
         return (np.empty(size_bytes, np.uint8) if size_bytes < HUGE_BYTES else fresh_memory(size_bytes)).data
     except (MemoryError, OverflowError, ValueError) as error:  # numpy has a limit of its own on sizes
@@ -204,12 +202,12 @@ def _malloc_trim() -> Any:  # noqa: ANN401
 
 
 def trim_heap() -> None:
-    """Let glibc return the free pages inside of its heaps; nothing where the C library is another one.
+    """Let glibc return the free pages inside of its heaps; does nothing with another C library.
 
-    glibc keeps a heap a thread and returns only what is free at a heap's end. Where several threads allocate and free
-    large things in turn, the holes add up, the more so where small things stay between them: 8,000 videos opened and
-    closed by two threads held 450 MiB, of which 145 were in use. Takes milliseconds, without the GIL, but no allocation
-    can go on meanwhile: not for the loop's thread.
+    glibc keeps a heap for each thread and returns only free memory at a heap's end. When several threads allocate and
+    free large blocks in turn, the holes add up, above all with small blocks between them: 8,000 videos opened and
+    closed by two threads held 450 MiB, of which 145 were in use. It takes milliseconds, without the GIL, but blocks
+    every allocation meanwhile: not for the loop's thread.
     """
     trim = _malloc_trim()
     if trim is not None:

@@ -1,12 +1,12 @@
-"""Memory that processes share, without names that a process that is killed would leave behind.
+"""Memory that processes share, without names that a killed process would leave behind.
 
 ``SharedBytes`` is one piece for a process and its children. ``MemorySlots`` go round between a process that fills them
-and one that reads: the first makes files without names, by memfd, which the size of /dev/shm doesn't bound, and the
-other opens its descriptors by /proc. When neither process is left, however it ended, so is the memory. When the
-reader's last view of a slot is gone it says so in the slot's first byte, and the slot is filled again.
+and one that reads: the first makes files without names, by memfd, which isn't bounded by the size of /dev/shm, and the
+other opens its descriptors through /proc. The memory ends with the last of these processes, however that ends. When the
+reader's last view of a slot is gone, it says so in the slot's first byte, and the slot is filled again.
 
-A child that is forked while a view is held sees that memory, too, as long as it likes. So such a slot isn't filled
-again: both sides forget it, another one takes its place, and the child's is the last mapping of it.
+A child that is forked while a view is held may read that memory for ever. So such a slot isn't filled again: both sides
+forget it, and another one takes its place.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HEAD_BYTES: Final = 64
-"""The head of a slot: a byte by which it is given back, and a token. What is behind it is aligned to cache lines."""
+"""The head of a slot: a state byte and a token. The content after it is aligned to cache lines."""
 FREE, HELD, ABANDONED = 0, 1, 2
-"""The first byte of a slot. Abandoned is one that is filled no more: it was too small, or a child may see it."""
+"""Values of a slot's state byte. An abandoned slot isn't filled again: it was too small, or a child may see it."""
 TOKEN_AT = slice(16, 32)
 MAX_VIEWS = 8
-"""Slots of one process that a reader may hold as views; of those beyond it gets copies. That bounds the memory of one
-that keeps what it gets, and leaves room for one that queues a few batches for its device."""
+"""Slots of one process that a reader may hold as views; of further ones it gets copies. That bounds the memory of a
+reader that keeps its batches, and suffices for one that queues a few batches for its device."""
 
 
 class SharedBytes:
@@ -74,7 +74,7 @@ class _View:
 
 
 class ViewEnd(weakref.ref[_View]):
-    """Says of which memory the last view is gone."""
+    """Names the memory of a last view that is gone."""
 
     __slots__ = ("name",)
     name: Any
@@ -83,9 +83,9 @@ class ViewEnd(weakref.ref[_View]):
 def lend(
     memory: NDArray[np.uint8], owner: object, name: object, ended: deque[ViewEnd]
 ) -> tuple[NDArray[np.uint8], ViewEnd]:
-    """A view that keeps ``owner``, and the reference that comes to ``ended`` when the last view of it is gone.
+    """A view that keeps ``owner`` alive, and the reference that goes to ``ended`` when the last view of it is gone.
 
-    That may be anywhere, in any thread. No line of Python runs then: an interrupt that met a finalizer would be lost.
+    That may be at any point, in any thread. No line of Python runs then: an interrupt within a finalizer would be lost.
     """
     view = _View(memory, owner)
     end = ViewEnd(view, ended.append)
@@ -102,7 +102,7 @@ class SlotName(NamedTuple):
     descriptor: int
     nbytes: int
     token: bytes
-    """Tells that process's slots from those of another one that had or will have its id."""
+    """Distinguishes that process's slots from those of another process with the same id."""
 
 
 class MemorySlot:
@@ -118,7 +118,7 @@ class MemorySlot:
         self.number = number
         self.descriptor = os.memfd_create("asyncfetch-batch", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(self.descriptor, 0, nbytes)  # what isn't there at its first touch kills the process
+            os.posix_fallocate(self.descriptor, 0, nbytes)  # a page missing at its first touch kills the process
             self.memory = _mapped(self.descriptor, nbytes)
         except OSError as error:
             os.close(self.descriptor)
@@ -129,7 +129,7 @@ class MemorySlot:
 
 
 def _mapped(descriptor: int, nbytes: int) -> NDArray[np.uint8]:
-    # Pages that aren't there at their first touch cost more than what is written to them.
+    # A fault at each page's first touch costs more than writing to it.
     return np.frombuffer(mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE), np.uint8)
 
 
@@ -149,9 +149,9 @@ class MemorySlots:
         """Slots that were handed over."""
 
     def take(self, nbytes: int) -> tuple[MemorySlot, NDArray[np.uint8]]:
-        """A slot of at least so many bytes, and a view of it: it isn't free while any part of that is left.
+        """A slot of at least so many bytes, and a view of it. The slot is in use as long as any part of the view.
 
-        Bigger batches than before replace free slots instead of adding to them.
+        A slot larger than any before replaces all free ones.
 
         Raises:
             WorkerError: The system has no memory for it.
@@ -173,9 +173,9 @@ class MemorySlots:
         return slot, view
 
     def hand_over(self, slot: MemorySlot) -> SlotName | None:
-        """Make a taken slot the reader's until that has no view of it; returns its name, None where it was before.
+        """Make a taken slot the reader's until that has no view of it; returns its name, None for a second time.
 
-        Its reader opens it by ``view_of``, once.
+        The reader opens it by ``view_of``, once.
         """
         with self._lock:
             if slot.number in self._away or slot.number not in self._slots:  # on its way, or forgotten meanwhile
@@ -213,9 +213,9 @@ def can_hand_over() -> bool:
 
 
 class SlotReader:
-    """The slots of others of which this process has views. They stay mapped as long as this, or a view, is held.
+    """The slots of other processes of which this one has views. They stay mapped as long as this, or a view, exists.
 
-    To map and unmap 56 MiB for each batch took 2 ms where a copy of it took 3.
+    Mapping and unmapping 56 MiB for each batch took 2 ms, a copy 3.
     """
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ class SlotReader:
         self._ended: deque[ViewEnd] = deque()
 
     def view(self, name: SlotName) -> NDArray[np.uint8]:
-        """See ``view_of``; OSError where its process has ended."""
+        """``view_of``, but OSError if the slot's process has ended."""
         self.give_back()
         memory = self._map(name)
         if sum(held.token == name.token for held in self._held) >= MAX_VIEWS:
@@ -251,7 +251,7 @@ class SlotReader:
         return found
 
     def give_back(self) -> None:
-        """Give back what no view is left of, and forget slots that are filled no more."""
+        """Give back slots without a view, and forget those that aren't filled again."""
         while self._ended:
             name = self._ended.popleft().name
             _, forks = self._held.pop(name)
@@ -262,12 +262,12 @@ class SlotReader:
                 del self._memory[name]
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Modules may be gone at the interpreter's exit, with which the memory goes. And not in a forked child.
+        # Not at the interpreter's exit, where modules may be gone, and the memory goes; not in a forked child.
         if not _is_finalizing() and self.pid == os.getpid():
             self.give_back()
 
     def forget_in_child(self) -> None:
-        """Unmap what the child has no view of: the parent gives it back."""
+        """Unmap slots of which the child has no view: the parent gives them back."""
         while self._ended:
             self._held.pop(self._ended.popleft().name, None)
         for name in self._memory.keys() - self._held.keys():
@@ -279,7 +279,7 @@ _latest: weakref.ref[SlotReader] | None = None
 
 
 def slot_reader() -> SlotReader:
-    """Return this process's, and not that of one that it was forked from."""
+    """This process's reader, never that of a process that it was forked from."""
     global _latest
     with _lock:
         reader = None if _latest is None else _latest()
@@ -290,7 +290,7 @@ def slot_reader() -> SlotReader:
 
 
 def give_back_slots() -> None:
-    """Give back slots that this process has no view of, as it looks at no next one that would do it."""
+    """Give back slots of which this process has no view, when no next ``view_of`` will do it."""
     reader = None if _latest is None else _latest()
     if reader is not None and reader.pid == os.getpid():
         with _lock:
@@ -298,7 +298,7 @@ def give_back_slots() -> None:
 
 
 def _before_fork() -> None:
-    # What has no view now isn't the child's. A thread that holds the lock looks by itself.
+    # A slot without a view now isn't the child's. A thread that holds the lock does this itself.
     reader = None if _latest is None else _latest()
     if reader is not None and reader.pid == os.getpid() and _lock.acquire(blocking=False):
         try:
@@ -319,9 +319,9 @@ os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 
 
 def view_of(name: SlotName) -> NDArray[np.uint8]:
-    """The memory of a slot that was handed over to this process: a copy where MAX_VIEWS of its process are held.
+    """The memory of a slot that was handed over to this process; a copy if MAX_VIEWS of its process are held.
 
-    It is given back when the last view of it is gone, as this process looks at the next slot or at none any more.
+    Once its last view is gone, the next ``view_of`` or ``give_back_slots`` gives the slot back.
 
     Raises:
         WorkerError: The process that fills it has ended.

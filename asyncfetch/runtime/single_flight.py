@@ -1,12 +1,12 @@
-"""Calls that several callers want at a time, made once, and values that are kept.
+"""One call for many callers, and cached values.
 
-SingleFlight  in a task group that owns the calls; fetch's SharedCalls adds the callers' turns at limiters
-SharedCall    in the task of one of the callers; CallsByKey has one for each key
+SingleFlight  calls owned by a task group; fetch's SharedCalls adds the callers' turns at limiters
+SharedCall    a call in the task of one of its callers; CallsByKey has one for each key
 SharedFuture  for threads
 SharedLRU     values by key, bounded in bytes, each made by a SharedCall
-AsyncCache    values by key, which expire, bounded in number, each found by a SharedCall
+AsyncCache    values by key that expire, bounded in number, each found by a SharedCall
 
-But for SharedFuture, all are for tasks of one loop.
+All but SharedFuture are for tasks of one loop.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Flight(Generic[V]):
         self.traceback: TracebackType | None = None
 
     def outcome(self) -> V:
-        """The value, or an error of the caller's own with the frames of the work, which the waiters share."""
+        """The value, or a copy of the error for this caller, with the frames of the work."""
         if self.error is not None:
             raise copied(self.error).with_traceback(self.traceback)
         if self.value is _NOTHING:
@@ -68,8 +68,8 @@ class _Flight(Generic[V]):
 class SingleFlight(Generic[K, V]):
     """Concurrent callers of one key share one execution.
 
-    The execution is a child of the owner's task group, not of any caller: a caller that is cancelled, the first one
-    included, costs the others nothing, and a flight never outlives its owner. An error never reaches the task group.
+    The execution is a child of the owner's task group, not of any caller: cancelling a caller, even the first one,
+    doesn't affect the others, and a flight never outlives its owner. An error never reaches the task group.
 
     Not thread-safe: all calls come from the task group's loop.
 
@@ -96,7 +96,7 @@ class SingleFlight(Generic[K, V]):
         caller is cancelled, the work is cancelled and awaited; a call that comes meanwhile starts a new flight.
 
         Raises:
-            ClosedError: The owner's task group ended, or was cancelled, before the answer came.
+            ClosedError: The owner's task group ended, or was cancelled, before the value came.
         """
         flight = self._join(key, work)
         await self._wait({key: flight})
@@ -106,7 +106,7 @@ class SingleFlight(Generic[K, V]):
             del flight  # else error -> traceback -> this frame -> flight -> error is a cycle that holds buffers
 
     async def outcomes(self, works: Mapping[K, Callable[[], Awaitable[V]]]) -> list[V | Exception]:
-        """The values that ``run`` gives for the keys, once all are there; an error is returned, a copy without frames.
+        """What ``run`` gives for each key, once all have ended. Errors are returned, as copies without frames.
 
         Raises:
             ClosedError: The owner's task group ended before all were begun.
@@ -159,7 +159,7 @@ class SingleFlight(Generic[K, V]):
             # From a future that the work awaited, cancelled elsewhere; let out, it would cancel the whole task group.
             if was_cancelled():
                 raise
-        except Exception as error:  # noqa: BLE001 - it goes to the waiters, whatever it is
+        except Exception as error:  # noqa: BLE001 - it goes to the waiters
             flight.error = error
             flight.traceback = error.__traceback__
         finally:
@@ -168,7 +168,7 @@ class SingleFlight(Generic[K, V]):
             del flight  # as above
 
     def _forget(self, key: K, flight: _Flight[V]) -> None:
-        # By identity: an abandoned flight must not take away the newer one of the same key.
+        # By identity: an abandoned flight must not remove a newer one of the same key.
         if self._flights.get(key) is flight:
             del self._flights[key]
 
@@ -177,11 +177,11 @@ T = TypeVar("T")
 
 
 class SharedCall(Generic[T]):
-    """A call whose outcome several tasks want, made in the task of one of them.
+    """A call for several tasks, made in the task of one of them.
 
     The first caller makes it. When that task is cancelled, so is the call, and the next of the waiting tasks makes it
-    anew. So it never outlives its callers, and none of them has to live as long as the others; SingleFlight, which
-    carries on with the same call, needs a task group that does.
+    again. So it never outlives its callers, and needs no owner; SingleFlight carries on with the same call, and needs a
+    task group as its owner.
 
     Not thread-safe: all callers run on one loop.
 
@@ -204,12 +204,12 @@ class SharedCall(Generic[T]):
         return bool(self._values) or self._error is not None or not self._askers
 
     def begun_in(self, tasks: TaskGroup) -> Self:
-        """This, with a task that asks for it now. An error never reaches the task group."""
+        """This call, made by a task of the group from now on. An error never reaches the task group."""
         tasks.start_soon(self.outcome)
         return self
 
     async def get(self) -> T:
-        """Return what the call gives, or raise its error: as it is in the task that made the call, a copy in others."""
+        """The call's value, or its error: the original in the task that made the call, a copy in others."""
         self._askers += 1
         try:
             while not self._values and self._error is None:
@@ -223,10 +223,10 @@ class SharedCall(Generic[T]):
         return self._values[0]
 
     async def outcome(self) -> T | Exception:
-        """Do as ``get``, but return the error, without a traceback."""
+        """Like ``get``, but returns the error, without a traceback."""
         try:
             return await self.get()
-        except Exception as error:  # noqa: BLE001 - whatever it is, all callers get it
+        except Exception as error:  # noqa: BLE001 - all callers get it
             return error.with_traceback(None)
 
     async def _run(self) -> T:
@@ -245,7 +245,7 @@ class SharedCall(Generic[T]):
 
 
 class CallsByKey(Generic[K, V]):
-    """SharedCalls that are under way, each for one key. For one loop; not thread-safe."""
+    """The SharedCalls under way, by key. For one loop; not thread-safe."""
 
     def __init__(self) -> None:
         self._calls: dict[K, SharedCall[V]] = {}
@@ -255,7 +255,7 @@ class CallsByKey(Generic[K, V]):
         return len(self._calls)
 
     async def run(self, key: K, work: Callable[[], Awaitable[V]], keep: Callable[[K, V], None]) -> V:
-        """The value of ``work()``, or of the call for ``key`` that is under way; ``keep`` is called with it, once."""
+        """The value of ``work()``, or of the call under way for ``key``; ``keep`` is called with it, once."""
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = SharedCall(work)
@@ -269,7 +269,7 @@ class CallsByKey(Generic[K, V]):
         return value
 
     def forget(self, of: Callable[[K], bool]) -> None:
-        """Let none join the calls for such keys any more, and keep nothing that they bring."""
+        """Let no caller join the calls for such keys any more, and don't keep their values."""
         for key in [key for key in self._calls if of(key)]:
             del self._calls[key]
 
@@ -281,14 +281,14 @@ class CallsByKey(Generic[K, V]):
 
 
 class SharedFuture(Future[T]):
-    """A future that several threads wait for. Each gets an error of its own."""
+    """A future that several threads wait for. Each gets its own copy of an error."""
 
     def fail(self, error: BaseException) -> None:
-        """End it by an error, of which a copy is kept that no frame hangs on."""
+        """End it by an error, kept as a copy without frames."""
         self.set_exception(kept(error))
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for what it brings and return that, or raise its error."""
+        """Wait for the value and return it, or raise the error."""
         error = self.exception(timeout)
         if error is not None:
             raise copied(error)
@@ -298,7 +298,7 @@ class SharedFuture(Future[T]):
 def call_once(futures: dict[K, SharedFuture[T]], key: K, call: Callable[[], T], *, keeps: bool) -> T:
     """The value of ``call()``, made by the first thread that asks for the key; the others wait for it.
 
-    All get its error, and the next thread that asks calls again; if not ``keeps``, also after a value.
+    All get its error, and the next thread that asks calls again; without ``keeps``, also after a value.
     """
     mine: SharedFuture[T] = SharedFuture()
     future = futures.setdefault(key, mine)  # atomic
@@ -317,7 +317,7 @@ def call_once(futures: dict[K, SharedFuture[T]], key: K, call: Callable[[], T], 
 
 
 class SizedValue(Protocol):
-    """Knows its own weight."""
+    """A value with a size in memory."""
 
     @property
     def nbytes(self) -> int:
@@ -329,16 +329,15 @@ W = TypeVar("W", bound=SizedValue)
 
 
 class SharedLRU(Generic[K, W]):
-    """Values by key, the least recently used dropped first, each loaded once however many ask at the same time.
+    """Values by key, the least recently used dropped first, each loaded once for all concurrent callers.
 
-    Each load is a SharedCall, so this needs no owner and leaves nothing going; after an error the next call tries
-    again. A value heavier than the whole bound is handed out and not kept. For one loop; not thread-safe.
+    Each load is a SharedCall, so this needs no owner and leaves nothing running; after an error the next call tries
+    again. A value larger than the whole bound is returned and not kept. For one loop; not thread-safe.
 
-    A LeasedLRU counts what callers hold and what is on its way, too. What is only to be bounded in number, and not
-    loaded, is an OrderedDict where it is used: it takes two lines.
+    No LeasedLRU, because that also counts values that callers hold or load.
 
     Args:
-        max_bytes: Bound on the weight of what is kept. What callers hold or load isn't counted.
+        max_bytes: Bound on the bytes of kept values.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -368,7 +367,7 @@ class SharedLRU(Generic[K, W]):
         return await self._loads.run(key, load, self._keep) if value is None else value
 
     def clear(self, of: Callable[[K], bool] = lambda _: True) -> None:
-        """Forget all values of such keys; those being loaded go to who waits for them, but aren't kept."""
+        """Forget all values of such keys. Those being loaded still go to their callers, but aren't kept."""
         for key in [key for key in self._kept if of(key)]:
             self.nbytes -= self._kept.pop(key).nbytes
         self._loads.forget(of)
@@ -388,10 +387,10 @@ class SharedLRU(Generic[K, W]):
 
 
 class LRUPart(Generic[K, W]):
-    """One user's part of a SharedLRU that several have: its keys are its own, the bound is that of all together.
+    """One user's part of a SharedLRU of several users: the keys are its own, the bound is common.
 
     Args:
-        lru: Shared by all.
+        lru: The common one.
         number: The user's.
     """
 
@@ -412,7 +411,7 @@ class LRUPart(Generic[K, W]):
         return sum(value.nbytes for value in self._lru.kept(self._is_own))
 
     def get_nowait(self, key: K) -> W | None:
-        """See SharedLRU, as for the others."""
+        """The value of the key, if it is kept."""
         return self._lru.get_nowait((self._number, key))
 
     async def get(self, key: K, load: Callable[[], Awaitable[W]]) -> W:
@@ -430,18 +429,18 @@ class LRUPart(Generic[K, W]):
 MAX_VALUES = 8192
 """Values that an AsyncCache remembers: an address takes about 2 KiB; a forgotten one costs a signature or a request."""
 MARGIN_SECONDS = 60.0
-"""A value isn't used this shortly before its end, or a tenth of its life: clocks differ, requests wait."""
+"""A value isn't used in the last 60 s, or the last tenth, of its life: clocks differ, and requests wait."""
 MEANT_SECONDS = 1.0
-"""A value that is refused this soon after it was found isn't worn out: the refusal is meant."""
+"""A value that is refused this soon after it was found hasn't expired: the refusal is meant."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedValue(Generic[V]):
-    """A value and how long it holds."""
+    """A value and the time for which it is valid."""
 
     value: V
     seconds: float = math.inf
-    """Seconds that it holds, from when it was found."""
+    """Seconds for which it is valid, from when it was found."""
 
 
 class _CacheEntry(NamedTuple, Generic[V]):
@@ -453,12 +452,12 @@ class _CacheEntry(NamedTuple, Generic[V]):
 class AsyncCache(Generic[K, V]):
     """Values by key, each found once for all callers, and again when it is about to expire or was rejected.
 
-    Each search is a SharedCall, so this needs no owner; after an error the next call searches again. Bounded: the least
-    recently used is forgotten. For one loop. SharedLRU's values weigh and don't expire.
+    Each search is a SharedCall, so this needs no owner; after an error the next call searches again. The least recently
+    used value is forgotten first. For one loop. No SharedLRU, because its values don't expire.
 
     Args:
         now: Monotonic seconds.
-        maximum: Values remembered.
+        maximum: Most values remembered.
     """
 
     def __init__(self, now: Callable[[], float], maximum: int = MAX_VALUES) -> None:
@@ -471,7 +470,7 @@ class AsyncCache(Generic[K, V]):
         return len(self._kept)
 
     async def get(self, key: K, find: Callable[[], Awaitable[CachedValue[V]]]) -> V:
-        """The value of ``key``: remembered, being searched for, or what ``find()`` finds now."""
+        """The value of ``key``: remembered, being searched for, or found now by ``find()``."""
         kept = self._kept.get(key)
         if kept is not None and self._now() < kept.use_until:
             self._kept.move_to_end(key)
@@ -479,12 +478,12 @@ class AsyncCache(Generic[K, V]):
         return (await self._searches.run(key, find, self._keep)).value
 
     def peek(self, key: K) -> V | None:
-        """Return what is remembered of ``key``, if anything."""
+        """The remembered value of ``key``, even an expired one; None without one."""
         kept = self._kept.get(key)
         return None if kept is None else kept.value
 
     def reject(self, key: K, value: V) -> bool:
-        """Forgets ``value`` unless it is brand-new; whether the next ``get`` gives another one."""
+        """Forget ``value`` unless it is brand-new; returns whether the next ``get`` gives another one."""
         kept = self._kept.get(key)
         if kept is None or kept.value is not value:
             return True  # another caller noticed first
@@ -494,7 +493,7 @@ class AsyncCache(Generic[K, V]):
         return True
 
     def forget(self, key: K, value: V) -> None:
-        """Forgets ``value``, brand-new or not, unless there is another one already."""
+        """Forget ``value``, brand-new or not, unless there is another one already."""
         kept = self._kept.get(key)
         if kept is not None and kept.value is value:
             del self._kept[key]

@@ -1,9 +1,9 @@
-"""Sockets from their making to their end, so that closing them all means that none is left.
+"""Sockets from their creation to their end, so that closing them all leaves none.
 
-An asyncio TLS transport that is closed says good-bye and waits for its peer's, up to 30 s; one whose handshake isn't
-over belongs to nobody yet. A loop that ends meanwhile leaves both open. What a transport that reads can't put off is
-the end of its socket: shut down from our side, the socket reads as ended, and the transport closes it within a few
-rounds of the loop, whatever the peer does.
+An asyncio TLS transport that is closed waits up to 30 s for its peer's close; one still in its handshake has no owner
+yet. A loop that ends meanwhile leaves both open. But a transport that reads can't ignore the end of its socket: shut
+down from our side, the socket reads as ended, and the transport closes it within a few rounds of the loop, whatever the
+peer does.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ CLOSE_SECONDS = 1.0
 BACKLOG = 1024
 """Hundreds of clients may connect to a server at once."""
 SPARE_FILES = 64
-"""Files that a process may open still when idle connections begin to be in the way; a quarter of its limit where that
-is less."""
+"""Idle connections are closed when a process may open no more files than this, or a quarter of its limit if less."""
 HANDSHAKE_SECONDS = 5.0
 """A client that connects to a server and doesn't speak TLS is dropped after this."""
 
 
 def abort(transport: asyncio.BaseTransport) -> None:
     """Closes a transport at once, whatever has happened to it before."""
-    # A TLS transport that was closed twice has none left to ask, which CPython before 3.11.5 stumbles over. What a
-    # transport is can't be asked by its class: those of uvloop aren't asyncio's.
+    # A TLS transport that was closed twice has lost its own, and ``abort`` fails before CPython 3.11.5. Its class can't
+    # be checked: uvloop's transports aren't asyncio's.
     if getattr(transport, "_ssl_protocol", transport) is not None:
         cast("asyncio.WriteTransport", transport).abort()
 
 
 def is_among_last(descriptor: int) -> bool:
-    """Return whether a descriptor that was just made says that the process may open few more: it is the lowest free."""
+    """Return whether a new descriptor, the lowest free one, shows that the process may open few more."""
     if sys.platform == "win32":  # which has no such limit
         return False
     import resource
@@ -51,7 +50,7 @@ def is_among_last(descriptor: int) -> bool:
 
 
 class SocketsClosed(ConnectionAbortedError):
-    """A connection was asked for after its owner's end: no fault of the host, and no use trying again."""
+    """A connection was requested after its owner's end: no fault of the host, and no use trying again."""
 
     def __init__(self) -> None:
         super().__init__(errno.ECONNABORTED, "the client of this connection is closed")
@@ -65,16 +64,16 @@ class Sockets:
         self._all_closed: asyncio.Event | None = None
 
     def for_connecting(self, family: int, kind: int, protocol: int) -> socket.socket:
-        """A new socket that is counted as open from now on; SocketsClosed after ``aclose``.
+        """A new socket, counted as open from now on; SocketsClosed after ``aclose``.
 
-        What still runs on a loop when the interpreter exits tries again once its connection has ended.
+        When the interpreter exits, a task still on a loop tries again once its connection has ended.
         """
         if self._all_closed is not None:
             raise SocketsClosed
         return self._keep(_Socket(family, kind, protocol))
 
     def for_listening(self, address: Sequence[object], *, family: int) -> socket.socket:
-        """A bound socket, not counted itself, whose accepted ones are. OSError where the address can't be had."""
+        """A bound socket whose accepted sockets are counted. OSError if the address isn't available."""
         listening = _ListeningSocket(family, socket.SOCK_STREAM)
         listening.owner = self
         try:
@@ -88,9 +87,11 @@ class Sockets:
     async def serve(
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, tls: ssl.SSLContext | None
     ) -> asyncio.Server:
-        """A listener whose connections are counted; OSError or UnicodeError where the address can't be had.
+        """A listener whose connections are counted.
 
-        The latter is of a name that no host can have.
+        Raises:
+            OSError: The address isn't available.
+            UnicodeError: No host can have this name.
         """
         loop = asyncio.get_running_loop()
         addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -112,8 +113,8 @@ class Sockets:
     async def aclose(self) -> None:
         """Ends every connection and returns when its socket is closed.
 
-        None may be made from now on, and none is accepted. Close a listener afterwards: asyncio forgets a connection
-        that it has accepted and not begun to serve when its listener is closed.
+        From now on none may be made, and none is accepted. Close a listener after that: closing it makes asyncio forget
+        connections that it has accepted and not begun to serve.
         """
         self._all_closed = asyncio.Event()
         if not self._open:
@@ -134,7 +135,7 @@ class Sockets:
 
 
 class _Socket(socket.socket):
-    """A socket that tells its owner when it ends: asyncio closes the socket of a transport, uvloop detaches it."""
+    """A socket that leaves its owner when it ends: asyncio closes the socket of a transport, uvloop detaches it."""
 
     owner: Sockets | None = None
 
@@ -153,7 +154,7 @@ class _Socket(socket.socket):
 
 
 class _ListeningSocket(socket.socket):
-    """A socket that tells its owner what it accepts, on asyncio's own loop; uvloop accepts without asking it."""
+    """A socket that registers accepted sockets with its owner, on asyncio's own loop; uvloop bypasses it."""
 
     owner: Sockets
 

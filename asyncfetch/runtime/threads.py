@@ -1,8 +1,8 @@
-"""Calls from a loop into a thread, whose end can be awaited whatever is cancelled, and back; a thread's work time.
+"""Calls from a loop into a thread, whose end can be awaited despite cancellation, and back; a thread's work time.
 
-And the interpreter's exit, from the end of the program's main thread on. Daemon threads run on for a moment. Loops are
-stopped meanwhile, and what is asked of them is an error, which a daemon that waits would print though nobody wants to
-know. From Python 3.12 on no thread can be started, so what is closed then is closed in those that are there.
+And the interpreter's exit, from the end of the main thread on. Daemon threads run on for a moment. Loops are stopped
+meanwhile, and a daemon that waits for one would print a useless error. From Python 3.12 on no thread can be started, so
+things are closed in the threads that exist.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ArgsT = TypeVarTuple("ArgsT")
 
 
 def no_thread(error: RuntimeError) -> WorkerError | None:
-    """Return what to raise instead where ``error`` says that no thread can be started; None where it says another."""
+    """The error to raise instead if ``error`` says that no thread can be started; None for another error."""
     if "can't start new thread" not in str(error):
         return None
     return WorkerError(
@@ -38,10 +38,10 @@ def no_thread(error: RuntimeError) -> WorkerError | None:
 
 
 class _CallsInThreads:
-    """The calls of ``run_sync`` that are running, which the interpreter's exit waits for.
+    """The running calls of ``run_sync``, which the interpreter's exit waits for.
 
-    The threads of a loop that runs in a daemon are daemons, too: nothing joins them. One that came back from a library
-    of C++ only when the interpreter is gone would end amid that library, which aborts the process.
+    The threads of a loop that runs in a daemon are daemons, too: nothing joins them. One that returned from a C++
+    library after the interpreter's end would abort the process.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _CallsInThreads:
         self._is_over = False
 
     def run(self, function: Callable[[*ArgsT], ResultT], *args: *ArgsT) -> ResultT:
-        """Return what ``function`` does."""
+        """``function(*args)``."""
         with self._lock:
             is_late = self._is_over and threading.current_thread().daemon
             self._count += not is_late
@@ -66,7 +66,7 @@ class _CallsInThreads:
                     self._ended.set()
 
     def end(self, timeout_seconds: float) -> None:
-        """Wait for those that run, and let daemons begin no more."""
+        """Wait for the running calls, and let daemons begin no more."""
         with self._lock:
             self._is_over = True
             if not self._count:
@@ -94,7 +94,7 @@ def end_calls(timeout_seconds: float) -> None:
 async def run_sync(
     function: Callable[[*ArgsT], ResultT], /, *args: *ArgsT, limiter: anyio.CapacityLimiter | None = None
 ) -> ResultT:
-    """Return what ``function`` does, from a thread, as anyio's of this name; WorkerError where none can be started."""
+    """``function(*args)`` in a thread, as anyio's of this name; WorkerError if no thread can be started."""
     try:
         return await to_thread.run_sync(_calls.run, function, *args, limiter=limiter)
     except RuntimeError as error:
@@ -107,8 +107,8 @@ async def run_sync(
 class ThreadCall(Generic[ResultT]):
     """One call, from the loop's side and the thread's.
 
-    The future tells three states apart that anyio doesn't: not begun, running, ended. The thread writes the numbers
-    before it ends the future, the loop reads them after that.
+    The future distinguishes three states, unlike anyio: not begun, running, ended. The thread writes the numbers before
+    it ends the future; the loop reads them after that.
 
     Args:
         function: What to call.
@@ -123,7 +123,7 @@ class ThreadCall(Generic[ResultT]):
     def run(self) -> ResultT:
         """Run it, in the thread."""
         if not self._ended.set_running_or_notify_cancel():
-            raise CancelledError  # to nobody
+            raise CancelledError  # no caller is left
         self.began = True
         start = time.perf_counter()
         try:
@@ -136,7 +136,7 @@ class ThreadCall(Generic[ResultT]):
 
     @property
     def runs(self) -> bool:
-        """True if the thread is at it now."""
+        """True while the thread runs it."""
         return self._ended.running()
 
     async def ended(self) -> None:
@@ -150,9 +150,9 @@ class ThreadCall(Generic[ResultT]):
 async def run_to_its_end(
     function: Callable[[], ResultT], limiter: anyio.CapacityLimiter, *, stop: Callable[[], object] | None = None
 ) -> ResultT:
-    """Return what ``function()`` does, from a thread; a caller that is cancelled, whichever way, waits for its end.
+    """``function()`` in a thread; a caller that is cancelled, in whichever way, waits for its end.
 
-    So the thread doesn't touch a buffer that was given back. ``stop`` is called first then, to bring the end about.
+    So the thread doesn't touch a buffer that was given back. Before that wait, ``stop`` is called, to hasten the end.
     """
     call = ThreadCall(function)
     try:
@@ -165,10 +165,10 @@ async def run_to_its_end(
 
 
 class ThreadClock:
-    """Seconds in which the thread that makes this had something to do: it ran, or waited for a core.
+    """Seconds in which the thread that makes this had work: it ran, or waited for a core.
 
-    Where the system doesn't tell how long it waited, as only Linux does, those in which it ran. Any thread may ask.
-    It holds a file open until ``close``.
+    Only Linux counts the waits; elsewhere these are the seconds in which it ran. Any thread may ask. Holds a file open
+    until ``close``.
     """
 
     def __init__(self) -> None:
@@ -181,13 +181,13 @@ class ThreadClock:
         self._finalizer = weakref.finalize(self, os.close, self._file) if self._file >= 0 else None
 
     def close(self) -> None:
-        """Let go of the file; from now on only the seconds count in which the thread ran. Twice is once."""
+        """Close the file; from now on only the seconds count in which the thread ran. Idempotent."""
         self._file = -1
         if self._finalizer is not None:
             self._finalizer()
 
     def seconds(self) -> float:
-        """Return them, since the thread began; 0 where it has ended, or nothing is known."""
+        """The seconds since the thread began; 0 if it has ended, or nothing is known."""
         try:
             seconds = 0.0 if self._cpu_clock is None else time.clock_gettime(self._cpu_clock)
             if self._file >= 0:
@@ -199,9 +199,9 @@ class ThreadClock:
 
 
 def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[*ArgsT], object], *args: *ArgsT) -> bool:
-    """Have the loop call it soon, and tell whether the loop takes it: one that has ended, and is closed, doesn't.
+    """Have the loop call it soon; returns False if the loop is closed.
 
-    The callback runs where no task does, so it is none of anyio's: beside sniffio those find no loop there.
+    The callback runs outside of any task, so it mustn't be anyio's: beside sniffio those find no loop there.
     """
     try:
         loop.call_soon_threadsafe(callback, *args)
@@ -215,11 +215,11 @@ def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[*ArgsT], object
 T = TypeVar("T")
 
 OFF_LOOP_BYTES = 2 * 1024 * 1024
-"""Checksums and copies of more than this go to a thread. Going there takes as long as a checksum of them, 0.1 ms."""
+"""Checksums and copies of more than this run in a thread. The switch takes as long as a checksum of them, 0.1 ms."""
 
 
 async def run_in_thread(nbytes: int, work: Callable[[], T], *, blocks: bool = False) -> T:
-    """Return what ``work()`` does, which reads or writes so much, or may block; a cancelled caller waits for it."""
+    """``work()``, in a thread if it reads or writes many bytes or may block; a cancelled caller waits for it."""
     if not blocks and nbytes <= OFF_LOOP_BYTES:
         return work()
     return await run_to_its_end(work, to_thread.current_default_thread_limiter())
@@ -229,14 +229,14 @@ _exiting = threading.Event()
 
 
 def begin_exit() -> None:
-    """The main thread is over."""
+    """Note that the main thread is over."""
     _exiting.set()
 
 
 def hold_daemon_at_exit() -> None:
-    """Comes before an error is raised to a thread: a daemon gets no further than here when the interpreter exits.
+    """Stop a daemon thread here when the interpreter exits, before an error is raised in it.
 
-    It ends with the process, as every daemon does that wants to run Python a moment later.
+    It ends with the process, like every daemon that wants to run Python a moment later.
     """
     if _exiting.is_set() and threading.current_thread().daemon:
         threading.Event().wait()
@@ -245,7 +245,7 @@ def hold_daemon_at_exit() -> None:
 def close_executor_here_at_exit(loop: asyncio.AbstractEventLoop) -> None:
     """Have the loop start no thread to close its default executor when the interpreter exits.
 
-    The executor's threads are then seen off by ``concurrent.futures``, which comes after our loops.
+    ``concurrent.futures`` then joins the executor's threads, after our loops have ended.
     """
     close = loop.shutdown_default_executor
 
@@ -257,7 +257,7 @@ def close_executor_here_at_exit(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Return what ``function()`` does, from a thread that waits for nobody's turn; from this one if there is none."""
+    """``function()`` in a thread beyond any limit; in this one if no thread can be started."""
     began = False
 
     def run() -> T:
@@ -274,11 +274,11 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 
 async def in_daemon(function: Callable[[], T], *, name: str) -> T:
-    """Return what ``function()`` does, from its own thread, which neither a cancelled caller nor the exit waits for.
+    """``function()`` in a thread of its own, which neither a cancelled caller nor the exit waits for.
 
     Raises:
         RuntimeError: No thread can be started.
-        Exception: What the function raises.
+        Exception: The function's.
     """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()
@@ -289,5 +289,5 @@ async def in_daemon(function: Callable[[], T], *, name: str) -> T:
 def _settle(outcome: Future[T], function: Callable[[], T]) -> None:
     try:
         outcome.set_result(function())
-    except BaseException as error:  # noqa: BLE001 - it is raised to who waits
+    except BaseException as error:  # noqa: BLE001 - it is the caller's
         outcome.set_exception(error)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.lerobot import Field
+from asyncfetch.lerobot import Field, check_keys
 from asyncfetch.stream.batch import BatchRow
 
 if TYPE_CHECKING:
@@ -139,8 +139,6 @@ def shapes(
 
 def _with_masks(layout: Mapping[str, Field], rename: Mapping[str, str], member: int) -> dict[str, str]:
     """The new names, those of the masks of windows with them."""
-    unknown = rename.keys() - layout.keys()
-    if unknown:
-        raise ConfigError(f"keys of member {member}: it has no {sorted(unknown)}; there are {sorted(layout)}")
+    check_keys(rename, sorted(layout), "keys", f"member {member}")
     masks = {f"{key}_is_pad": f"{new}_is_pad" for key, new in rename.items() if f"{key}_is_pad" in layout}
     return {**masks, **rename}

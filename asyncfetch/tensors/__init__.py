@@ -1,10 +1,10 @@
-"""Tensors that many processes read and few of them hold: on servers, fetched once, kept within a bound.
+"""Tensors on servers, which many processes fetch, each once, and keep within a bound.
 
 client        TensorClient: remotize, localize, clear, by coroutines or plain calls
 server        TensorServer: holds shards; tokens
-remote        RemoteTensor, the value that stands for a tensor; walking what holds some; the border to torch
+remote        RemoteTensor, a reference to a tensor; walking structures; bytes of torch's tensors
 ahead         items in a known order, fetched ahead of their consumer
-buffer        the protocol of back ends (http_store, ray_store), what is on its way, and what came, bounded
+buffer        the protocol of back ends (http_store, ray_store), shards on their way, and the fetch buffer
 storage       a server's shards, also in memory that processes of one machine share
 wire          frames. Pure
 """

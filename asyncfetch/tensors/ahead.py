@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 CHUNK_ITEMS = 64
-"""Localized by one call, so that small shards share requests."""
+"""Items localized by one call, so that small shards share requests."""
 MAX_BYTES = 256 * 1024 * 1024
-"""Default bound of what was fetched ahead and isn't consumed."""
+"""Default bound on the tensors fetched ahead."""
 
 
 class Ahead:
-    """One pass over items, made by ``TensorClient.ahead``: enter it, then iterate it or ask for single items.
+    """One pass over items, made by ``TensorClient.ahead``: enter it, then iterate it or get single items.
 
-    Iterating gives the items in order. ``get`` gives any item; those in order are fetched ahead, others on the spot. An
-    item that was consumed is wanted no more, and left out where it wasn't fetched yet; one that is on its way is waited
-    for. So a consumer that is faster, or jumps, never leaves anything behind that would fill the room.
+    Iterating gives the items in order, fetched ahead. ``get`` gives any item, fetched at once if it isn't on its way. A
+    consumed item isn't fetched any more. So a consumer that is faster, or jumps, leaves nothing behind that would fill
+    the room.
 
-    A failure is raised where the item is consumed, after the engine's own repeats, and at none of its neighbours.
-    Leaving cancels and awaits what is under way: nothing of one pass reaches the next. For one task at a time.
+    A failure is raised when the item itself is consumed, after the engine's own retries. Leaving cancels and awaits all
+    fetches: nothing of one pass reaches the next. For one task at a time.
 
     Args:
-        localize: Gives a list of items their tensors.
+        localize: Fetches the tensors of a list of items.
         items: Structures with remote tensors.
         order: Indices of ``items``, each once.
-        max_bytes: Bound on the tensors fetched ahead; a chunk that is larger by itself is fetched when nothing else is.
+        max_bytes: Bound on the tensors fetched ahead; a chunk that is larger by itself is fetched alone.
         chunk_items: Items of one call.
     """
 
@@ -59,12 +59,12 @@ class Ahead:
             raise ConfigError("order must not name an item twice: give each pass over the items its own")
         self._max_bytes = whole_number("max_bytes", max_bytes, least=1)
         self._chunk_items = whole_number("chunk_items", chunk_items, least=1)
-        self._wanted = OrderedDict.fromkeys(self._order)  # what was consumed is taken out
+        self._wanted = OrderedDict.fromkeys(self._order)  # not consumed yet
         self._unasked = iter(self._order)
         self._ready: dict[int, Any] = {}
-        self._fetching: set[int] = set()  # on the spot
+        self._fetching: set[int] = set()  # by ``get``
         self._coming: dict[int, anyio.Event] = {}
-        # No ReservationQueue: one task alone waits, and what is larger than the bound has its turn, too.
+        # No ReservationQueue: only one task waits, and a chunk larger than the bound must have its turn, too.
         self._held_bytes: dict[int, int] = {}
         self._freed = anyio.Event()
         self.chunks = 0
@@ -89,9 +89,9 @@ class Ahead:
         return await self.get(index)
 
     async def get(self, index: int) -> Any:  # noqa: ANN401
-        """The item with its tensors. It counts as consumed from then on, also where that failed; not where cancelled.
+        """The item with its tensors. It counts as consumed, even after a failure, but not after a cancellation.
 
-        Asked for again, it is fetched again.
+        A second call fetches it again.
         """
         coming = self._coming.get(index)
         if coming is not None:
@@ -129,7 +129,7 @@ class Ahead:
                 await self._fetch(chunk)
 
     def _next_chunk(self) -> list[int]:
-        """The next items that are still wanted."""
+        """The next wanted items."""
         chunk: list[int] = []
         for index in self._unasked:
             if self._is_to_come(index):
@@ -139,7 +139,7 @@ class Ahead:
         return chunk
 
     def _sizes(self, chunk: list[int]) -> dict[int, int]:
-        """Bytes of each item, without those that can't be fetched: asking for one of them raises the error."""
+        """Bytes of each item, without those that can't be fetched, for which ``get`` will raise."""
         sizes = {}
         for index in chunk:
             with suppress(AsyncFetchError):
@@ -156,7 +156,7 @@ class Ahead:
         try:
             items = await self._localize([self._items[index] for index in chunk])
         except AsyncFetchError:
-            # Each is then fetched alone when it is asked for, and raises the error where it is its own.
+            # ``get`` fetches each alone, and raises the error for the right one.
             for index in chunk:
                 self._free(index)
         else:

@@ -1,4 +1,4 @@
-"""Shards at a client: where they come from, those on their way, each fetched once, and the fetch buffer.
+"""Shards at a client: the protocol of stores, shards on their way, each fetched once, and the fetch buffer.
 
 The buffer is bounded in bytes, and safe to use from any thread.
 """
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from asyncfetch.tensors.remote import RemoteTensor
 
 MAX_BATCH_SHARDS = 128
-"""Shards in one request; what the server takes."""
+"""Bound on shards in one request; the server's limit."""
 MAX_BATCH_BYTES = 4 * 1024 * 1024
-"""Bound on one request for several shards. Their bytes are copied once more, so it stays in the processor's caches."""
+"""Bound on one request for several shards. Their bytes are copied once more, so they should fit into the processor's
+caches."""
 ALONE_FROM_BYTES = 128 * 1024
-"""A shard of this size comes by a request of its own, straight into its final memory. A request costs about what
-copying 1 MiB does; this many of them side by side share the connections evenly."""
+"""From this size on, a shard comes by a request of its own, straight into its final memory. A request costs about as
+much as a copy of 1 MiB; requests of this size share the connections evenly."""
 
 
 class ShardStore(Protocol):
@@ -43,23 +44,23 @@ class ShardStore(Protocol):
     async def store(
         self, server: str, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]
     ) -> None:
-        """Keep a tensor's bytes under a new id; TensorError or FetchError where that isn't possible."""
+        """Keep a tensor's bytes under a new id; TensorError or FetchError if that isn't possible."""
         ...
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
-        """The shards of one batch of ``plan_batches``, by id; those that aren't there are left out.
+        """The shards of one batch of ``plan_batches``, by id, without missing ones.
 
         Raises:
-            TensorError: What came isn't what was asked: too few, too many, of another shape, damaged.
-            FetchError: Nothing came.
+            TensorError: The answer is wrong: too few shards, too many, of another shape, damaged.
+            FetchError: No answer came.
         """
         ...
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
-        """Forget these shards of one server; how many of them were there. Unknown ids are no error.
+        """Forget these shards of one server; returns how many there were. Unknown ids are no error.
 
         Raises:
-            FetchError: None of them may be taken for deleted.
+            FetchError: Some or all may be left.
         """
         ...
 
@@ -83,7 +84,7 @@ def plan_batches(remotes: Sequence[RemoteTensor]) -> list[list[RemoteTensor]]:
 
 
 class FetchedShards(NamedTuple):
-    """The shards that came, by id."""
+    """Fetched shards, by id."""
 
     shards: dict[str, Shard]
     copies: dict[str, NDArray[np.uint8]]
@@ -99,14 +100,14 @@ class _ShardBatch:
 
 
 class Flights:
-    """Fetches what isn't on its way yet, and waits for what is: a SingleFlight for each request of several shards.
+    """Fetches shards, each once for all concurrent callers: a SingleFlight for each request of several shards.
 
-    Errors are not kept: the next call tries again. Belongs to the task group's loop.
+    Errors are not kept: the next call tries again. Bound to the task group's loop.
 
     Args:
         task_group: The owner of all requests, entered.
         buffer: Keeps shards, and knows which of those under way were cleared.
-        fetch: Brings one batch.
+        fetch: Fetches one batch.
     """
 
     def __init__(
@@ -121,10 +122,9 @@ class Flights:
         self._fetch = fetch
 
     async def bring(self, remotes: Sequence[RemoteTensor]) -> tuple[FetchedShards, list[Exception]]:
-        """Distinct shards, those copies that no call has taken yet, and the errors of the requests that failed.
+        """Distinct shards, the copies that no call has taken yet, and the errors of failed requests.
 
-        All requests are waited for, whatever becomes of the others. A shard that is in no answer and for which no
-        error stands isn't there.
+        It waits for all requests, even if some fail. Without any error, a shard that isn't returned doesn't exist.
         """
         missing = [remote for remote in remotes if not self._is_coming(remote.shard_id)]
         for planned in plan_batches(missing):
@@ -161,7 +161,7 @@ class Flights:
             self._land(batch, shards)
 
     def _land(self, batch: _ShardBatch, shards: dict[str, Shard]) -> None:
-        """Keep what came, give tickets back. Once."""
+        """Keep the shards and give tickets back, once."""
         tickets, batch.tickets = batch.tickets, {}
         for shard_id, ticket in tickets.items():
             if self._batches.get(shard_id) is batch:
@@ -174,12 +174,12 @@ class Flights:
 
 
 class Shard:
-    """The bytes of one tensor on this side.
+    """The bytes of one tensor at the client.
 
     Args:
-        array: These, in this machine's byte order.
-        dtype: What its server says that they are.
-        shape: As above.
+        array: The bytes, in this machine's byte order.
+        dtype: By its server.
+        shape: By its server.
     """
 
     __slots__ = ("_tensor", "array", "dtype", "shape")
@@ -191,7 +191,7 @@ class Shard:
         self._tensor: torch.Tensor | None = None
 
     def is_of(self, remote: RemoteTensor) -> bool:
-        """Return whether it is what the remote tensor says."""
+        """Return whether it matches the remote tensor."""
         return (self.dtype, self.shape) == (remote.dtype_name, remote.shape)
 
     def shared_tensor(self, remote: RemoteTensor) -> torch.Tensor:
@@ -221,40 +221,40 @@ class BufferStatistics(Figures):
     in_flight: int
     """Shards being fetched."""
     in_flight_bytes: int
-    """Room set aside for these; a shard that found none is fetched and not kept."""
+    """Room reserved for these; a shard without room is fetched and not kept."""
     pinned_bytes: int
-    """Pinned bytes of shards that aren't kept (any more), but are still in memory because a tensor is on them."""
+    """Bytes of shards that aren't kept (any more), but are still in memory because a tensor is on them."""
     hits: int
-    """Shards that were asked for and kept."""
+    """Requested shards that were kept."""
     misses: int
-    """Shards that were asked for and not kept, whether they had to be fetched or were on their way."""
+    """Requested shards that weren't kept: they had to be fetched, or were on their way."""
     evictions: int
     """Shards that made room for others."""
     cleared: int
-    """Shards that a clear took out."""
+    """Shards dropped by a clear."""
 
 
 class Ticket:
-    """The right to put one shard into the buffer, once; a clear of that shard takes it away."""
+    """The right to put one shard into the buffer, once; a clear of that shard voids it."""
 
     __slots__ = ("room", "shard_id", "void")
 
     def __init__(self, shard_id: str, room: RoomReservation[str, Shard] | None) -> None:
         self.shard_id = shard_id
         self.room = room
-        """None where the buffer has no room for it."""
+        """None if the buffer has no room for it."""
         self.void = False
-        """True if the shard was cleared since: calls from then on must not get what comes."""
+        """True if the shard was cleared since: later calls must not get it."""
 
 
 class FetchBuffer:
     """Shards by id, the least recently used dropped first.
 
-    Room is set aside before a shard is fetched. What is cleared while it is on its way is delivered to those who had
-    asked, and not kept: its ticket is void.
+    Room is reserved before a shard is fetched. A shard that is cleared on its way still goes to its callers, but isn't
+    kept: its ticket is void.
 
     Args:
-        max_bytes: Bound on what is kept and what room is set aside for. Tensors that callers hold don't count.
+        max_bytes: Bound on kept shards and reserved room. Tensors that callers hold don't count.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -266,7 +266,7 @@ class FetchBuffer:
         self._next_pin = 0
 
     def find(self, shard_ids: Iterable[str]) -> dict[str, Shard]:
-        """Return those that are kept, each counted as a hit; the others are misses."""
+        """The kept ones of these shards, each counted as a hit; the others are misses."""
         found = {}
         with self._lock:
             for shard_id in shard_ids:
@@ -277,13 +277,13 @@ class FetchBuffer:
         return found
 
     def expect(self, shard_id: str, nbytes: int) -> Ticket:
-        """A ticket for a shard that is about to be fetched, in the place of any older one; land or drop it."""
+        """A ticket for a shard that is about to be fetched, in place of any older one; land or drop it."""
         with self._lock:
             ticket = self._tickets[shard_id] = Ticket(shard_id, self._lru.reserve(nbytes))
             return ticket
 
     def land(self, ticket: Ticket, shard: Shard) -> None:
-        """Keep what came, where the ticket is still good and has room; give the ticket back."""
+        """Keep the shard, if the ticket is still valid and has room; give the ticket back."""
         with self._lock:
             if ticket.room is not None and not ticket.void:
                 ticket.room.commit(ticket.shard_id, shard).release()
@@ -292,12 +292,12 @@ class FetchBuffer:
             self._give_back(ticket)
 
     def drop(self, ticket: Ticket) -> None:
-        """Give the ticket back; nothing came."""
+        """Give the ticket back, without a shard."""
         with self._lock:
             self._give_back(ticket)
 
     def clear(self, shard_ids: Collection[str] | None = None) -> int:
-        """Forget these shards, or all; how many of them were kept. Those on their way won't be kept."""
+        """Forget these shards, or all; returns how many were kept. Those on their way won't be kept."""
         with self._lock:
             for shard_id in list(self._tickets) if shard_ids is None else shard_ids:
                 if (ticket := self._tickets.pop(shard_id, None)) is not None:
@@ -332,6 +332,6 @@ class FetchBuffer:
     def _pin(self, shard_id: str, shard: Shard) -> None:
         """Count a shard that isn't kept for as long as any tensor is on it."""
         self._next_pin += 1
-        # It takes no lock: it may run in any thread, in the middle of anything, also of what holds ours.
+        # It takes no lock: it may run in any thread, in the middle of anything, even while that holds our lock.
         end = weakref.ref(shard.array, partial(self._pins.pop, self._next_pin))
         self._pins[self._next_pin] = len(shard.array), end

@@ -57,11 +57,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CLEAN_UP_SECONDS = 5.0
-"""Seconds for deleting what a failed ``remotize`` had stored. What is left then lives until its server's
-ttl_seconds."""
+"""Seconds for deleting the shards of a failed ``remotize``. The rest lives until its server's ttl_seconds."""
 COPIED_EARLY_BYTES = 256 * 1024
-"""Shards from here on are copied as soon as they have come. Smaller ones are copied all together at the end: beside the
-loop, a copy of 64 KiB takes less than the turns with the interpreter around it, a fifth of the CPU of such a shard."""
+"""Shards of at least this size are copied as soon as they have come, smaller ones all together at the end: beside the
+loop, a copy of 64 KiB takes less than the wait for the GIL around it, which is a fifth of the CPU of such a shard."""
 SHOWN_IDS = 16
 """Ids in a message; an error has all of them."""
 
@@ -70,8 +69,8 @@ class TensorSession:
     """Entered and used on one loop. The verbs are those of ``TensorClient``.
 
     Args:
-        config: Of the engine.
-        buffer: Where shards are kept.
+        config: The engine's.
+        buffer: Keeps shards.
         own: The server of this process, whose shards need no request.
         shared_memory: Whether to look for servers' shared memory.
         copies: Whether to deliver copies; else tensors on the buffer's own memory.
@@ -87,7 +86,7 @@ class TensorSession:
         copies: bool,
     ) -> None:
         self._memory = MemoryPool(MAX_IDLE_BUFFER_BYTES)
-        # One pool, so that the bound is on all that waits; and each object is read once.
+        # One pool, so that the bound is on all idle memory; each object is read once.
         self._fetcher = Fetcher(config, _memory=self._memory, _max_known_objects=1)
         self._workers = config.max_requests_per_host
         self._http = HttpStore(self._fetcher, self._memory, shared_memory=shared_memory)
@@ -118,7 +117,7 @@ class TensorSession:
         return self._fetcher.statistics()
 
     async def remotize(self, obj: Any, server: str, unpad: bool) -> Any:  # noqa: ANN401
-        """``obj`` with its tensors stored; what a failed or cancelled call has stored is deleted again."""
+        """``obj`` with its tensors stored; a failed or cancelled call deletes those that it stored."""
         obj = unpadded(obj) if unpad else obj
         tensors = {id(leaf): leaf for leaf in leaves_in(obj, import_torch().Tensor)}
         remotes: dict[int, RemoteTensor] = {}
@@ -138,7 +137,7 @@ class TensorSession:
             raise
 
     async def localize(self, obj: Any) -> Any:  # noqa: ANN401
-        """``obj`` with its remote tensors fetched; one that is there several times is one tensor."""
+        """``obj`` with its remote tensors fetched; a repeated one becomes one tensor."""
         remotes = leaves_in(obj, RemoteTensor)
         for remote in remotes:
             remote.check()
@@ -149,7 +148,7 @@ class TensorSession:
         absent = [remote for shard_id, remote in wanted.items() if shard_id not in shards]
         if absent:
             raise _not_found(absent, len(wanted))
-        for remote in remotes:  # all of them: two may name one shard, and only one of them be right
+        for remote in remotes:  # all of them: of two for one shard, one may be wrong
             if not (shard := shards[remote.shard_id]).is_of(remote):
                 raise mismatch(remote, f"shape {shard.shape} and dtype {shard.dtype}")
         to_copy = (wanted if self._copies else own).keys() - brought.copies.keys()
@@ -159,7 +158,7 @@ class TensorSession:
         return replace_leaves(obj, lambda leaf: tensors[leaf.shard_id] if isinstance(leaf, RemoteTensor) else leaf)
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
-        """Forget shards at their server, and what comes of them until then; TensorError with ids that may be left."""
+        """Forget shards at their server, and those that arrive until then; TensorError with ids that may be left."""
         try:
             if self._is_own(server):
                 return await run_sync(self._storage.delete, shard_ids)
@@ -203,7 +202,7 @@ class TensorSession:
         return self._ray
 
     async def _fetch(self, batch: Sequence[RemoteTensor]) -> FetchedShards:
-        """A batch; with copies of large ones for the first caller: the bytes are still in the processor's caches."""
+        """A batch, with copies of large shards for the first caller while they are in the processor's caches."""
         shards = await self._store_of(batch[0].server).fetch(batch)
         self.fetched += len(shards)
         self.fetched_bytes += sum(len(shard.array) for shard in shards.values())
@@ -214,7 +213,7 @@ class TensorSession:
         return FetchedShards(shards, await run_in_thread(nbytes, partial(self._copied, large)))
 
     async def _bring(self, remotes: Sequence[RemoteTensor]) -> FetchedShards:
-        """The shards that are kept or can be fetched; an error where a request for some failed."""
+        """The shards that are kept or can be fetched; raises the error of a failed request."""
         found = self._buffer.find([remote.shard_id for remote in remotes])
         for shard_id in [shard_id for shard_id, shard in found.items() if shard.is_spoilt]:
             _log.warning("the shared tensor of shard %s was written to; it is fetched anew", shard_id)
@@ -225,11 +224,11 @@ class TensorSession:
             return FetchedShards(found, {})
         fetched, errors = await self._flights.bring(missing)
         if errors:
-            raise copied(errors[0])  # its own: all waiters of the request have the same
+            raise copied(errors[0])  # all waiters of the request have the same error
         return FetchedShards(found | fetched.shards, fetched.copies)
 
     def _read_own(self, remotes: dict[str, RemoteTensor]) -> dict[str, Shard]:
-        """Return those of this process's server that are there, on its memory."""
+        """The shards of this process's server, on its memory, without missing ones."""
         stored = {shard_id: self._storage.get(shard_id) for shard_id in remotes}
         return {
             shard_id: Shard(np.frombuffer(one.payload, np.uint8), one.header.dtype, one.header.shape)
@@ -244,7 +243,7 @@ class TensorSession:
         copies: dict[str, NDArray[np.uint8]],
         to_copy: Collection[str],
     ) -> dict[str, torch.Tensor]:
-        """The tensors. Those of the own server are always copies: it owns its bytes."""
+        """The tensors; for this process's server, copies, since it owns its bytes."""
         copies = copies | self._copied({shard_id: shards[shard_id] for shard_id in to_copy})
         return {
             shard_id: tensor_on(copies[shard_id], remote)
@@ -289,8 +288,8 @@ class TensorSession:
 
 
 def _bytes_to_move(tensor: torch.Tensor) -> int:
-    """Bytes that have to be copied before they can be sent."""
-    if import_torch().nn.parameter.is_lazy(tensor):  # it has none
+    """Bytes to copy before the tensor can be sent; ``sys.maxsize`` if they are many or elsewhere."""
+    if import_torch().nn.parameter.is_lazy(tensor):  # without bytes
         return 0
     is_here = tensor.device.type == "cpu" and tensor.is_contiguous()
     return 0 if is_here else sys.maxsize
@@ -315,13 +314,13 @@ Backend = Literal["auto", "http", "ray"]
 Delivery = Literal["copy", "view"]
 
 MAX_BYTES = 1024**3
-"""Default bound of the fetch buffer: a few training steps' worth of shards, and little beside a model."""
+"""Default bound of the fetch buffer: shards of a few training steps, and little beside a model."""
 WHOLE_BYTES = 2**62
-"""Above any shard: each comes by one request. Within a data centre one connection is as fast as several."""
+"""More than any shard has, so each comes by one request. Within a data centre one connection is as fast as several."""
 
 
 class Cleared(NamedTuple):
-    """All that a clear has removed."""
+    """Numbers of shards removed by a clear."""
 
     local: int
     """Shards in this client's buffer."""
@@ -336,42 +335,42 @@ class ClientStatistics(BufferStatistics):
     _telling = ("entries", "bytes", "hits", "misses", "fetched", "fetched_bytes", "stored", "requests", "retries")
 
     fetched: int
-    """Shards that came from servers."""
+    """Shards fetched from servers."""
     fetched_bytes: int
-    """Bytes of the tensors of shards that came from servers."""
+    """Bytes of their tensors."""
     shared_reads: int
-    """Number of those of ``fetched`` that came through shared memory."""
+    """Number of ``fetched`` shards that came through shared memory."""
     stored: int
-    """Tensors that went to servers."""
+    """Tensors stored on servers."""
     stored_bytes: int
-    """Bytes of the tensors that went to servers."""
+    """Bytes of these tensors."""
     requests: int
-    """Sent over HTTP, repeats included."""
+    """Requests over HTTP, retries included."""
     retries: int
-    """Requests that were repeats."""
+    """Number of retries."""
     connections_used: int
-    """Most requests that one server ever had in flight: so many connections it needed."""
+    """Most requests that one server ever had in flight, and so its connections."""
 
 
 class TensorClient:
     """Puts tensors on servers, and fetches them into a buffer that all tasks and threads of this process share.
 
     ``async with TensorClient() as client`` gives coroutines, for any event loop; ``with TensorClient() as client``
-    gives the same verbs as plain calls (``BlockingTensorClient``). Either way the work is done on a loop in a thread of
-    the client's own. Thread-safe. Not fork-safe: a child gets WrongLoop, and makes its own. It can be entered once.
+    gives the same verbs as plain calls (``BlockingTensorClient``). Either way the client's own thread does the work.
+    Thread-safe. Not fork-safe: a child gets WrongLoop, and makes its own. It can be entered once.
 
-    Where Ray is initialised, tensors are stored in its object store; ``server`` isn't looked at then. Reading asks
-    where each tensor says that it is.
+    If Ray is initialised, tensors are stored in its object store, and ``server`` is ignored. Reads go to the server
+    that each remote tensor names.
 
     Args:
-        max_bytes: Bound on the buffer: what is kept, and what is on its way to be kept. The least recently used goes
-            first. A shard that finds no room is fetched and delivered all the same.
+        max_bytes: Bound on the buffer, with shards on their way. The least recently used goes first. A shard without
+            room is fetched and delivered all the same.
         delivery: "copy": each caller gets tensors of its own. "view": all callers get tensors on the buffer's memory,
-            which costs nothing and is for reading only. torch can't enforce that: an edit shows in all of them. One
-            that torch knows of is noticed at the next ``localize``, logged, and the shard fetched anew.
-        token: What servers were given as ``token``; sent to every server that is named.
-        backend: Where to store: "http", "ray", or "auto": in Ray where it is initialised.
-        own: A server of this process, whose shards are stored and read without a request; running.
+            which costs nothing and is for reading only. torch can't enforce that: a write shows in all of them. The
+            next ``localize`` notices a write that torch has counted, logs it, and fetches the shard again.
+        token: The servers' ``token``; sent to every server that is named.
+        backend: Where to store: "http", "ray", or "auto": in Ray if it is initialised.
+        own: A running server of this process, whose shards are stored and read without a request.
         shared_memory: Whether to read from the shared memory of servers on this machine.
         fetch: Limits, timeouts, retries and authorities to trust; None means FetchConfig().
     """
@@ -438,15 +437,15 @@ class TensorClient:
     async def remotize(self, obj: Any, server: str | None = None, *, unpad: bool = False) -> Any:  # noqa: ANN401
         """``obj`` with every tensor stored on ``server`` and a ``RemoteTensor`` in its place.
 
-        Dicts, lists, tuples and dataclasses are walked; other leaves stay what they are. A tensor that is there several
-        times is stored once. Gradients aren't stored, nor is the device, which the remote tensor remembers. Don't write
-        to the tensors until this returns. Failed or cancelled, it deletes what it had stored.
+        Dicts, lists, tuples and dataclasses are walked; other leaves stay unchanged. A repeated tensor is stored once.
+        Gradients aren't stored. Don't write to the tensors until this returns. If it fails or is cancelled, it deletes
+        the shards that it stored.
 
         Args:
             obj: Any structure.
-            server: Url of a ``TensorServer``; None only where Ray is used.
+            server: Url of a ``TensorServer``; None only with Ray.
             unpad: Whether to leave out the columns at the end of a batch that no row of its "attention_mask" attends
-                to; see ``structure.unpadded``.
+                to.
 
         Raises:
             TensorError: The server has no room, or a tensor can't be stored; the message says which limit or dtype.
@@ -456,14 +455,14 @@ class TensorClient:
         return await thread.acall(session.remotize, obj, self._target(server), unpad)
 
     async def localize(self, obj: Any) -> Any:  # noqa: ANN401
-        """``obj`` with a tensor in the place of every ``RemoteTensor``, on the CPU; other leaves stay what they are.
+        """``obj`` with a tensor on the CPU in place of every ``RemoteTensor``; other leaves stay unchanged.
 
-        Each shard is asked for once, from all servers side by side, and not at all where it is kept. A remote tensor
-        that is there several times becomes one tensor. Cancelled, it leaves shards that others wait for on their way.
+        Each shard that isn't kept is requested once, from all servers side by side. A repeated remote tensor becomes
+        one tensor. A cancellation doesn't affect shards that other calls wait for.
 
         Raises:
-            ShardNotFound: Names every shard that is nowhere; the others were fetched, and are kept.
-            TensorError: A server's answer isn't what was asked for.
+            ShardNotFound: Names every missing shard; the others were fetched, and are kept.
+            TensorError: A server's answer is wrong.
             FetchError: A server can't be reached; shards of others were fetched, and are kept.
         """
         thread, session = self._opened()
@@ -479,22 +478,22 @@ class TensorClient:
         Args:
             items: Structures with remote tensors.
             order: Their indices, each once, in the order in which they will be wanted; None means 0, 1, 2 ...
-            max_bytes: Bound on the tensors that were fetched ahead and aren't consumed yet.
+            max_bytes: Bound on the tensors fetched ahead.
         """
         return Ahead(self.localize, items, order, max_bytes=max_bytes)
 
     async def clear(self, node: str, shard_ids: Iterable[str]) -> Cleared:
-        """Drop shards of one server here, then delete them there. Ids that aren't there are no error.
+        """Drop shards of one server here, then delete them there. Unknown ids are no error.
 
-        What is fetched meanwhile goes to the calls that had asked, and isn't kept: calls after this has returned get
-        none of it. A deletion that had to be repeated may count fewer shards than it deleted.
+        Shards on their way meanwhile go to the calls that requested them, and aren't kept: calls after this has
+        returned get none of them. A deletion that was retried may count fewer shards than it deleted.
 
         Args:
             node: The server's url, or "ray"; a key of ``collect_shards``.
-            shard_ids: Which.
+            shard_ids: The shards.
 
         Raises:
-            TensorError: Here they are gone, but some may still be on the server: the error has their ids.
+            TensorError: They are gone here, but some may still be on the server: the error has their ids.
         """
         thread, session = self._opened()
         server, ids = self._node(node), _checked(shard_ids)
@@ -502,15 +501,15 @@ class TensorClient:
         return Cleared(local, await thread.acall(session.delete, server, ids))
 
     def clear_all(self) -> int:
-        """Drop every shard of every server here, and none there; how many there were. At once, from any thread."""
+        """Drop all shards here, and none on servers; returns how many there were. At once, from any thread."""
         self._opened()
         return self._buffer.clear()
 
     @staticmethod
     def collect_shards(obj: Any) -> dict[str, list[str]]:  # noqa: ANN401
-        """The ids of all remote tensors in ``obj`` by server, each once, in the order in which they come.
+        """The ids of all remote tensors in ``obj`` by server, each once, in order.
 
-        Small enough to be sent to every process that may have fetched them, for its ``clear``.
+        It is small enough to send to every process that may have fetched them, for its ``clear``.
         """
         by_server: dict[str, dict[str, None]] = {}
         for remote in leaves_in(obj, RemoteTensor):
@@ -546,7 +545,7 @@ class TensorClient:
             self._closing = stack.pop_all()
 
     def _close(self) -> None:
-        if not self._guard.in_child:  # where the buffer's lock may be held for ever
+        if not self._guard.in_child:  # in a child, the buffer's lock may be held for ever
             self._closing.close()
 
     def _opened(self) -> tuple[LoopThread, TensorSession]:
@@ -556,7 +555,7 @@ class TensorClient:
         return self._thread, self._session
 
     def _target(self, server: str | None) -> str:
-        """Return where new tensors go."""
+        """The server of new tensors, or "ray"."""
         if self._backend == "ray" or (self._backend == "auto" and ray_runs()):
             return RAY
         if server is None:
@@ -581,21 +580,21 @@ class BlockingTensorClient:
         self.statistics = client.statistics
 
     def remotize(self, obj: Any, server: str | None = None, *, unpad: bool = False) -> Any:  # noqa: ANN401
-        """See ``TensorClient.remotize``."""
+        """``TensorClient.remotize`` as a plain call."""
         thread, session = self._client._opened()
         return thread.run(session.remotize, obj, self._client._target(server), unpad)
 
     def localize(self, obj: Any) -> Any:  # noqa: ANN401
-        """See ``TensorClient.localize``."""
+        """``TensorClient.localize`` as a plain call."""
         thread, session = self._client._opened()
         return thread.run(session.localize, obj)
 
     def to_local(self, tensor: Any) -> Any:  # noqa: ANN401
-        """See ``TensorClient.to_local``."""
+        """``TensorClient.to_local`` as a plain call."""
         return self.localize(tensor)
 
     def clear(self, node: str, shard_ids: Iterable[str]) -> Cleared:
-        """See ``TensorClient.clear``."""
+        """``TensorClient.clear`` as a plain call."""
         thread, session = self._client._opened()
         server, ids = self._client._node(node), _checked(shard_ids)
         local = self._client._buffer.clear(ids)
@@ -603,7 +602,7 @@ class BlockingTensorClient:
 
 
 class _ToEveryHost(Secrets[Mapping[str, str]]):
-    """Headers by host, where every host gets the token: which servers there are turns out as tensors name them."""
+    """Headers by host, with the token for every host, since the servers are only known from tensors."""
 
     __slots__ = ("_authorization",)
 

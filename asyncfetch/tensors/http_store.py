@@ -1,4 +1,4 @@
-"""Shards on tensor servers, through the engine: its connections, limits, repeats and checks."""
+"""Shards on tensor servers, through the engine: its connections, limits, retries and checks."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from asyncfetch.tensors.remote import RemoteTensor
 
 EXPECT_FROM_BYTES = 1024 * 1024
-"""An upload of this size asks whether it is wanted before it is sent. The question takes one round trip."""
+"""An upload of this size first asks whether it will be accepted. That takes one round trip."""
 ASK_AGAIN_SECONDS = 60.0
-"""Seconds until a server is asked again whether and where it shares memory; it may have been started anew."""
+"""Seconds until a server is asked again about its shared memory; it may have been restarted."""
 _OURS = frozenset({400, 409, 411, 413, 507})
-"""Statuses with which the server refuses for a reason of its own."""
+"""Statuses of a tensor server's own refusals."""
 
 
 class HttpStore:
-    """A ``ShardStore`` over HTTP, and over shared memory where a server is on this machine.
+    """A ``ShardStore`` over HTTP, and over shared memory if a server is on this machine.
 
     Args:
-        fetcher: Entered; set up by ``TensorClient``, and shared by all servers.
-        memory: For shards that come together.
+        fetcher: Entered; set up by ``TensorClient``, and used for all servers.
+        memory: For shards that come in one answer.
         shared_memory: Whether to look for shared memory.
     """
 
@@ -60,7 +60,7 @@ class HttpStore:
         self._memory = memory
         self._looks_for_shared = shared_memory
         self._shared: AsyncCache[str, Path | None] = AsyncCache(time.monotonic)
-        # One thread: side by side they would take the interpreter from each other at every system call.
+        # One thread: several would take the GIL from each other at every system call.
         self._shared_reader = anyio.CapacityLimiter(1)
         self.shared_reads = 0
         """Shards that came through shared memory."""
@@ -68,7 +68,7 @@ class HttpStore:
     async def store(
         self, server: str, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]
     ) -> None:
-        """Sends a frame. Repeating it does no harm: the id is its own."""
+        """Send a frame. A retry does no harm, since the id is its own."""
         header = await run_in_thread(len(data), partial(describe, shard_id, dtype, shape, data))
         head = header.encode()
         headers = {"Content-Length": str(header.frame_bytes), "Content-Type": "application/octet-stream"}
@@ -90,7 +90,7 @@ class HttpStore:
             raise InvalidResponse(what, url=server, status=response.status)
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
-        """Take from shared memory what can be had there, and fetch the rest by one request."""
+        """Shards from shared memory if possible; the others by one request."""
         found = await self._read_shared(batch) if self._looks_for_shared else {}
         self.shared_reads += len(found)
         rest = [remote for remote in batch if remote.shard_id not in found]
@@ -99,11 +99,11 @@ class HttpStore:
         return found
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
-        """Asks the server to forget them. Repeated after an answer that got lost, it counts fewer than it did."""
+        """Have the server forget them. After a lost answer, a retry counts fewer than were deleted."""
         response = await ask_server(self._fetcher, "DELETE", shards_url(server, shard_ids))
         deleted = _whole_number(response.body, "deleted", server)
         path = self._shared.peek(server)
-        if deleted < len(shard_ids) and path is not None:  # it may be what a killed server left: this one lacks them
+        if deleted < len(shard_ids) and path is not None:  # the shared memory may be a killed server's
             self._shared.forget(server, path)
         return deleted
 
@@ -123,7 +123,7 @@ class HttpStore:
         expected = sum(remote.frame_bytes for remote in batch)
         try:
             info, body = await self._fetcher.fetch_head(url, expected)
-        except ObjectChanged:  # its size is another one since a shard of it was cleared; the engine has forgotten that
+        except ObjectChanged:  # its size changed when a shard was cleared; by now the engine has forgotten the old one
             info, body = await self._fetcher.fetch_head(url, expected)
         if info.size > expected:
             raise TensorError(
@@ -149,7 +149,7 @@ class HttpStore:
             answer = json.loads((await ask_server(self._fetcher, "GET", f"{server}/shared")).body)
             name, proof = str(answer["name"]), str(answer["proof"])
         except (FetchError, ValueError, KeyError, TypeError, RecursionError):
-            # If anything is wrong, the request for the shard itself will say so.
+            # If anything is wrong, the request for the shard itself will raise.
             return CachedValue(None, ASK_AGAIN_SECONDS)
         return CachedValue(await run_sync(find_shared, name, proof), ASK_AGAIN_SECONDS)
 
@@ -162,7 +162,7 @@ def _pieces(head: bytes, data: NDArray[np.uint8]) -> Iterator[bytes | memoryview
 
 
 def _open_shared(path: Path, remotes: Sequence[RemoteTensor]) -> tuple[dict[str, Shard], bool]:
-    """The shards that are there, and whether the directory is."""
+    """The shards that exist, and whether the directory does."""
     shards = {}
     for remote in remotes:
         frame = read_shared(path, remote.shard_id, remote.frame_bytes)
@@ -172,28 +172,28 @@ def _open_shared(path: Path, remotes: Sequence[RemoteTensor]) -> tuple[dict[str,
 
 
 def _open_frame(remote: RemoteTensor, frame: NDArray[np.uint8]) -> Shard:
-    """The shard in a frame of its own, on the frame's memory."""
+    """The shard of a frame, on the frame's memory."""
     header = parse_header(frame[:MAX_HEADER_BYTES].data, max_bytes=len(frame))
     return open_payload(remote, header, frame[header.header_bytes :])
 
 
 def _open_batch(batch: Sequence[RemoteTensor], body: memoryview, memory: MemoryPool) -> dict[str, Shard]:
-    """The shards in a response, each in memory of its own: on the body's, one would keep all the others'."""
+    """The shards of a response, each in memory of its own, so that one doesn't keep the others' alive."""
     shards = {}
     frames = split_frames(body, [remote.shard_id for remote in batch])
     for remote, (header, payload) in zip(batch, frames, strict=True):
         if not header.missing:
             array = memory.take(len(payload))
-            array.data[:] = payload  # numpy would give the interpreter away for so little, and wait for it
+            array.data[:] = payload  # numpy would release the GIL for so little, and wait to get it back
             shards[remote.shard_id] = open_payload(remote, header, array)
     return shards
 
 
 def open_payload(remote: RemoteTensor, header: Header, payload: NDArray[np.uint8]) -> Shard:
-    """The shard that came for ``remote``, on the payload's memory where that is possible.
+    """The shard of ``remote``, on the payload's memory if possible.
 
     Raises:
-        TensorError: It is another one, or damaged.
+        TensorError: It is another shard's, or damaged.
     """
     if (header.shard_id, header.dtype, header.shape) != (remote.shard_id, remote.dtype_name, remote.shape):
         raise mismatch(remote, f"shard {header.shard_id} of shape {header.shape} and dtype {header.dtype}")
@@ -202,7 +202,7 @@ def open_payload(remote: RemoteTensor, header: Header, payload: NDArray[np.uint8
 
 
 def mismatch(remote: RemoteTensor, came: str) -> TensorError:
-    """The error for a shard that isn't what its remote tensor says."""
+    """The error for a shard that doesn't match its remote tensor."""
     return TensorError(
         f"asked {remote.server} for shard {remote.shard_id} of shape {remote.shape} and dtype {remote.dtype_name},"
         f" which is {remote.frame_bytes} bytes; it has {came}",

@@ -1,8 +1,8 @@
-"""Shards in Ray's object store, where Ray runs: ``ray.put`` and ``ray.get``, and one actor that knows what is where.
+"""Shards in Ray's object store: ``ray.put`` and ``ray.get``, and one actor with all references.
 
-Ray frees an object when nothing refers to it any more, and has no other way. So the references are kept by one actor a
-cluster, by shard id: remote tensors stay small values that pickle anywhere, and a clear from any process drops the
-reference. The bytes belong to the process that stored them: when it dies they are lost, as any object of Ray's is.
+Ray frees an object when its last reference is gone, and in no other way. So one actor a cluster keeps the references,
+by shard id: remote tensors stay small values that pickle anywhere, and a clear from any process drops the reference.
+The bytes belong to the process that stored them: when it dies they are lost, like any object of Ray's.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from asyncfetch.tensors.remote import RemoteTensor
 
 RAY = "ray"
-"""The word that stands for the server's url."""
+"""The word in place of the server's url."""
 NAME, NAMESPACE = "tensors", "asyncfetch"
 ANSWER_SECONDS = 60.0
-"""Longest wait for the actor, or for an object. Ray itself waits for ever, and brings a GiB from another node within
+"""Longest wait for the actor, or for an object. Ray itself waits for ever, and fetches a GiB from another node within
 some seconds."""
 
 
 class ShardDirectory:
-    """The actor: what is stored, by id. References come in lists, because Ray would pass the object itself."""
+    """The actor: references by shard id. They come in lists, because Ray would pass the object itself."""
 
     def __init__(self) -> None:
         self._references: dict[str, Any] = {}
@@ -50,11 +50,11 @@ class ShardDirectory:
         self._references[shard_id] = references[0]
 
     def find(self, shard_ids: list[str]) -> dict[str, Any]:
-        """The references of those that are there."""
+        """The references of these shards, without missing ones."""
         return {shard_id: self._references[shard_id] for shard_id in shard_ids if shard_id in self._references}
 
     def remove(self, shard_ids: list[str]) -> int:
-        """Let go of them; how many were there."""
+        """Drop them; returns how many there were."""
         return sum(self._references.pop(shard_id, None) is not None for shard_id in set(shard_ids))
 
 
@@ -62,7 +62,7 @@ class RayStore:
     """A ``ShardStore`` on the Ray cluster that this process is connected to. All of it is one node, "ray".
 
     Args:
-        memory: For the shards that are fetched.
+        memory: For fetched shards.
     """
 
     def __init__(self, memory: MemoryPool) -> None:
@@ -73,13 +73,13 @@ class RayStore:
     async def store(
         self, server: str, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]
     ) -> None:
-        """Copies the tensor into the object store."""
+        """Copy the tensor into the object store."""
         with self._mapped():
             reference = await run_sync(partial(self._put, shard_id, dtype, shape, data))
             await self._answer((await self._directory()).add.remote(shard_id, [reference]))
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
-        """Copies: a write to the object store's own memory, which torch doesn't prevent, would reach all processes."""
+        """Copies of the shards: a write to the object store's own memory, possible in torch, would reach all."""
         ids = [remote.shard_id for remote in batch]
         with self._mapped():
             references = await self._answer((await self._directory()).find.remote(ids))
@@ -91,7 +91,7 @@ class RayStore:
         }
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
-        """Drops the references."""
+        """Drop the references."""
         with self._mapped():
             count: int = await self._answer((await self._directory()).remove.remote(list(shard_ids)))
         return count
@@ -111,7 +111,7 @@ class RayStore:
         return self._actor
 
     def _find_actor(self) -> Any:  # noqa: ANN401
-        # Detached: it must not die with the worker that happened to be the first.
+        # Detached: it must not die with the worker that made it.
         options = {"name": NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
         options["enable_task_events"] = False  # Ray's control store keeps 4 KB of each of the last 100,000 calls
         return self._ray.remote(ShardDirectory).options(**options).remote()
@@ -120,7 +120,7 @@ class RayStore:
         try:
             return await self._answer(reference)
         except self._ray.exceptions.ObjectLostError:
-            return None  # its owner died: it isn't there
+            return None  # its owner died
 
     async def _answer(self, reference: Any) -> Any:  # noqa: ANN401
         with anyio.fail_after(ANSWER_SECONDS):
@@ -137,7 +137,7 @@ class RayStore:
             raise FetchTimeout(f"Ray gave no answer within {ANSWER_SECONDS:g} s: is the cluster up?") from error
         except self._ray.exceptions.RayError as error:
             if isinstance(error, self._ray.exceptions.ActorDiedError):
-                self._actor = None  # with what it knew; the next call finds or makes another one
+                self._actor = None  # its references are lost; the next call finds or makes another one
             raise ConnectionFailed(f"Ray can't keep or give tensors now: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""The value that stands for a tensor elsewhere, the walk through what holds tensors, and the border to their bytes."""
+"""References to tensors elsewhere, the walk through structures of tensors, and the bytes of torch's tensors."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ T = TypeVar("T")
 
 
 def replace_leaves(obj: Any, replace: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - any structure
-    """``obj`` with every leaf replaced by what ``replace`` returns for it.
+    """``obj`` with every leaf replaced by ``replace(leaf)``.
 
-    Leaves are all that is no dict, list, tuple or dataclass instance; a RemoteTensor is one. Containers of which a leaf
-    was replaced are made anew, of the same type; the others, and leaves that ``replace`` returns, are the same objects.
+    Everything but dicts, lists, tuples and dataclass instances is a leaf, and so is a RemoteTensor. Containers with a
+    replaced leaf are copied, with the same type; the others are the same objects.
 
     Raises:
         TensorError: The structure holds itself, is nested too deeply for Python's stack, or has a container of a type
-            that can't be made anew with other items.
+            that can't be copied with other items.
     """
     with _bounded():
         return _replaced(obj, replace)
 
 
 def leaves_in(obj: Any, kind: type[T]) -> list[T]:  # noqa: ANN401 - any structure
-    """Every leaf of this type in ``obj``, in the order in which it is walked, as often as it is there."""
+    """Every leaf of this type in ``obj``, in the order of the walk, repeated ones included."""
     with _bounded():
         return list(_leaves(obj, kind))
 
@@ -49,8 +49,9 @@ def leaves_in(obj: Any, kind: type[T]) -> list[T]:  # noqa: ANN401 - any structu
 def unpadded(obj: Any) -> Any:  # noqa: ANN401 - any structure
     """``obj`` without the columns at the end of batches that no row attends to.
 
-    In each dict with a tensor or array "attention_mask" (rows, columns, ...) those of as many rows and columns are cut
-    behind the last column where the mask isn't zero, as views. Columns in front stay, so positions keep their numbers.
+    In each dict with a tensor or array "attention_mask" (rows, columns, ...), tensors and arrays of as many rows and
+    columns are cut after the last column with a nonzero mask, as views. Columns in front stay, so positions don't
+    change.
     """
     with _bounded():
         return _unpadded(obj)
@@ -65,7 +66,7 @@ def _bounded() -> Iterator[None]:
 
 
 def _parts(obj: Any) -> list[Any] | None:  # noqa: ANN401
-    """Return what a container holds; None where it is none."""
+    """The items of a container; None for a leaf."""
     if isinstance(obj, RemoteTensor):
         return None
     if isinstance(obj, dict):
@@ -82,14 +83,14 @@ def _names(obj: Any) -> list[str]:  # noqa: ANN401
 
 
 def _with_parts(obj: Any, parts: list[Any]) -> Any:  # noqa: ANN401
-    """A container like ``obj`` that holds these; itself, where it does."""
+    """A container like ``obj`` with these items; ``obj`` itself if it has them."""
     if all(one is other for one, other in zip(_parts(obj) or (), parts, strict=True)):
         return obj
     try:
         return _made_anew(obj, parts)
     except RecursionError:
         raise
-    except Exception as error:  # a type with a constructor or setters of its own raises what it likes
+    except Exception as error:  # a type with its own constructor or setters may raise anything
         what = f"a {type(obj).__name__} can't be made anew with other items"
         raise TensorError(f"{what}: put them into a plain dict, list, tuple or dataclass ({error})") from error
 
@@ -143,7 +144,7 @@ def _is_batch(value: Any) -> bool:  # noqa: ANN401
 
 
 def _columns_used(mask: torch.Tensor) -> int:
-    """One more than the last column where some row's mask isn't zero; in words that NumPy's arrays know, too."""
+    """One more than the last column with a nonzero mask in any row; works with NumPy's arrays, too."""
     used: Any = mask != 0
     while used.ndim > 2:
         used = used.any(-1)
@@ -158,7 +159,7 @@ def _cut(part: Any, mask: torch.Tensor, columns: int) -> Any:  # noqa: ANN401
 
 @dataclass(frozen=True, slots=True)
 class RemoteTensor:
-    """A tensor with its bytes on a server: what it looks like and where to ask. Small, hashable; pickles anywhere.
+    """A reference to a tensor on a server, with its shape and dtype. Small, hashable; pickles anywhere.
 
     ``TensorClient.remotize`` makes it and ``localize`` gives the tensor. It has no bytes, and dropping it frees none.
     """
@@ -166,15 +167,15 @@ class RemoteTensor:
     server: str
     """Url of the server, or "ray"."""
     shard_id: str
-    """32 hexadecimal digits, drawn by chance for each tensor that is stored."""
+    """32 hexadecimal digits, random for each stored tensor."""
     shape: tuple[int, ...]
     dtype_name: str
     """torch's name, "bfloat16"."""
     device_name: str = "cpu"
-    """Name of the device that it was on when it was stored; ``localize`` gives it on the CPU."""
+    """Name of the tensor's device when it was stored; ``localize`` gives it on the CPU."""
 
     def check(self) -> None:
-        """Raise TensorError unless it can be one that ``remotize`` made; it may have come from anywhere."""
+        """Raise TensorError unless ``remotize`` could have made it; it may come from anywhere."""
         texts: list[Any] = [self.server, self.shard_id, self.dtype_name]
         shape: Any = self.shape
         is_one = all(isinstance(text, str) for text in texts) and is_shard_id(self.shard_id)
@@ -189,7 +190,7 @@ class RemoteTensor:
 
     @property
     def device(self) -> torch.device:
-        """The device that it was on when it was stored."""
+        """The tensor's device when it was stored."""
         device: torch.device = import_torch().device(self.device_name)
         return device
 
@@ -223,11 +224,11 @@ def import_torch() -> Any:  # noqa: ANN401 - a module
 def bytes_of(tensor: torch.Tensor) -> tuple[str, NDArray[np.uint8]]:
     """Name of the dtype and bytes of a tensor, row by row.
 
-    The array is on the tensor's own memory where that is on the CPU and contiguous, else on a copy.
+    The array is on the tensor's own memory if that is contiguous and on the CPU, else on a copy.
 
     Raises:
-        TensorError: It has no bytes of its own, or more than them: sparse, nested, quantised, on the meta device,
-            freed, masked.
+        TensorError: It is more than its bytes, or has none: sparse, nested, quantised, on the meta device, freed,
+            masked.
     """
     torch = import_torch()
     name = str(tensor.dtype).removeprefix("torch.")
@@ -248,7 +249,7 @@ def bytes_of(tensor: torch.Tensor) -> tuple[str, NDArray[np.uint8]]:
 
 
 def _bytes_spanned(tensor: torch.Tensor) -> int:
-    """Return the bytes of its storage, from there to its last item."""
+    """The bytes of its storage, from the beginning to the tensor's last item."""
     if not tensor.numel():
         return 0
     steps = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -256,15 +257,15 @@ def _bytes_spanned(tensor: torch.Tensor) -> int:
 
 
 def tensor_on(array: NDArray[np.uint8], remote: RemoteTensor) -> torch.Tensor:
-    """The tensor on an array's memory, which it keeps alive; TensorError where this torch has no such dtype.
+    """The tensor on an array's memory, which it keeps alive; TensorError if this torch has no such dtype.
 
-    torch has no read-only tensors, so nothing stops the holder of one on shared memory from writing to it.
+    torch has no read-only tensors, so a user can write to one on shared memory.
     """
     library = import_torch()
     dtype = getattr(library, remote.dtype_name, None)
     if dtype is None:
         raise TensorError(f"this torch has no dtype {remote.dtype_name!r}: install a newer one")
-    if not len(array):  # numpy's strides of nothing are none that torch can view
+    if not len(array):  # torch can't view numpy's strides of an empty array
         return library.empty(remote.shape, dtype=dtype)  # type: ignore[no-any-return]
     writable = array if array.flags.writeable else np.asarray(_WritableView(array))
     tensor: torch.Tensor = library.from_numpy(writable).view(dtype).reshape(remote.shape)
@@ -272,7 +273,7 @@ def tensor_on(array: NDArray[np.uint8], remote: RemoteTensor) -> torch.Tensor:
 
 
 class _WritableView:
-    """Another array on the same memory, said to be writable: ``from_numpy`` warns about any other.
+    """Another array on the same memory, marked as writable: ``from_numpy`` warns about any other.
 
     numpy keeps this object as the array's base, so the memory lives as long as the tensor.
     """

@@ -1,6 +1,6 @@
-"""TensorServer: its life, its token, and what it answers; and the addresses of servers and shards.
+"""TensorServer: its lifecycle, its token, and its answers; urls of servers and shards.
 
-Every refusal says in X-Error-Code which limit or rule it is about, with the figures.
+Every refusal names its limit or rule in X-Error-Code, with the figures.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def server_url(host: str, port: int, *, tls: bool) -> str:
 
 
 def normal_server(url: str) -> str:
-    """A server's url as ``server_url`` spells it; ConfigError where it is no http(s) url of a host alone."""
+    """A server's url as ``server_url`` spells it; ConfigError unless it is an http(s) url of just a host."""
     if not isinstance(url, str):
         raise ConfigError(f"the url of a tensor server must be a string, not of type {type(url).__name__}")
     check_characters(url)
@@ -60,12 +60,12 @@ def normal_server(url: str) -> str:
 
 
 def shards_url(server: str, shard_ids: Iterable[str]) -> str:
-    """Return where these shards are, as one object."""
+    """The url of these shards as one object."""
     return f"{server}/shards/{','.join(shard_ids)}"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches it."""
+    """Return whether only this machine can reach the host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -73,7 +73,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Return whether it means all addresses of this machine."""
+    """Return whether the host means all addresses of this machine."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -84,11 +84,11 @@ REASON = "X-Error-Code"
 MAX_IDS = 128
 """Shards in one request. Their ids take 4.2 KB of the request's line, which aiohttp bounds to 8 KiB."""
 PIECE_BYTES = 512 * 1024
-"""Written at a time. Python 3.11 copies what the socket doesn't take at once."""
+"""Bytes written at a time. Python 3.11 copies bytes that the socket doesn't take at once."""
 STALL_SECONDS = 30.0
-"""Longest silence within an upload, the engine's stall_seconds from the other side. Its room is given back then."""
+"""Longest silence within an upload, as the engine's stall_seconds. Then its room is given back."""
 UNDO_SECONDS = 10.0
-"""Longest wait for the removal of what came of a broken upload."""
+"""Longest wait for the removal of a broken upload."""
 
 
 class ShardHandlers:
@@ -101,7 +101,7 @@ class ShardHandlers:
     async def get(self, request: web.Request) -> web.StreamResponse:
         """One shard's frame, or the frames of several in the order asked; ranges of either.
 
-        One that isn't there is 404; in the place of one of several stands a header that says so.
+        A missing one is 404; among several, it is a header that says so.
         """
         ids = _ids(request)
         if ids is None:
@@ -113,7 +113,7 @@ class ShardHandlers:
         return await _send(request, parts, etag=etag_of(ids[0]) if len(ids) == 1 else None)
 
     async def put(self, request: web.Request) -> web.StreamResponse:
-        """Stores a frame under the id that its header has. The same once more is 200, another one 409."""
+        """Stores a frame under the id in its header. The same frame again is 200, another one 409."""
         refusal = self.refusal(request)
         if refusal is not None:
             return refusal
@@ -135,7 +135,7 @@ class ShardHandlers:
             return refuse(408, f"nothing came for {STALL_SECONDS:g} s")
 
     def refusal(self, request: web.Request) -> web.Response | None:
-        """Return why this upload isn't even read; None where it is."""
+        """The refusal of an upload before its body is read; None to accept it."""
         ids, length = _ids(request), request.content_length
         if ids is None or len(ids) != 1:
             return _bad_ids()
@@ -146,7 +146,7 @@ class ShardHandlers:
         return None
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
-        """Forgets shards; those that aren't there are no error."""
+        """Forgets shards; missing ones are no error."""
         ids = _ids(request)
         if ids is None:
             return _bad_ids()
@@ -158,7 +158,7 @@ class ShardHandlers:
         return web.json_response(asdict(self._storage.statistics()))
 
     async def shared(self, request: web.Request) -> web.StreamResponse:
-        """Return where processes of this machine can read the larger shards, and how that is proven."""
+        """The name and proof of the directory in which processes of this machine can read the larger shards."""
         if self._shared is None:
             return web.json_response({})
         return web.json_response({"name": self._shared.path.name, "proof": self._shared.proof})
@@ -180,7 +180,7 @@ class ShardHandlers:
 
 
 def etag_of(shard_id: str) -> str:
-    """Return what an answer bears that gives a shard, or says that it is stored."""
+    """The ETag of answers to reads and uploads of a shard."""
     return f'"{shard_id}"'
 
 
@@ -194,7 +194,7 @@ def _bad_ids() -> web.Response:
 
 
 def _ids(request: web.Request) -> list[str] | None:
-    """The shards that the request names; None where it names none or too many."""
+    """The shards that the request names; None if it names none or too many."""
     ids = request.match_info["ids"].split(",")
     return ids if len(ids) <= MAX_IDS and all(map(is_shard_id, ids)) else None
 
@@ -237,7 +237,7 @@ async def _send(request: web.Request, parts: list[memoryview], *, etag: str | No
     if ranged:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     response = web.StreamResponse(status=206 if ranged else 200, headers=headers)
-    with suppress(ConnectionError):  # the client is gone, which aiohttp would log as an error of ours
+    with suppress(ConnectionError):  # aiohttp would log a lost client as an error of ours
         await response.prepare(request)
         for piece in _pieces(parts, start, stop):
             await response.write(piece)
@@ -258,33 +258,33 @@ def _pieces(parts: list[memoryview], start: int, stop: int) -> Iterator[memoryvi
 CLOSE_SECONDS = 0.5
 """Longest wait for requests to unwind after their connections are gone."""
 LINGER_SECONDS = 1.0
-"""Seconds for which the rest of a refused upload is read and thrown away, so that its sender reads the refusal. Large
-ones ask before they send."""
+"""Seconds for which the rest of a refused upload is read and dropped, so that its sender reads the refusal. Large ones
+ask before they send."""
 
 
 class TensorServer:
     """Holds tensors in memory for every process that has its url, over HTTP: an aiohttp application.
 
-    It runs on the loop of ``async with server:``, or in a thread of its own under ``with server:``. Leaving the block
-    forgets every shard and breaks every connection. It can be entered once.
+    It runs on the loop of ``async with server:``, or in a thread of its own for ``with server:``. Leaving the block
+    forgets every shard and closes every connection. It can be entered once.
 
     Args:
         host: Address to listen on.
         port: 0 takes a free one.
-        max_bytes: Bound on the shards' bytes, uploads under way included. What doesn't fit is refused.
-        ttl_seconds: How long a shard lives after it was last stored or read; None means until it is deleted. It is what
-            frees the memory of workers that died before they could clear. Reads through shared memory don't count.
-        token: A secret that every request must show; printable ASCII. None: any client may store, read and delete,
-            which is accepted for a loopback ``host`` alone.
-        allow_anonymous: Whether to do without a token on any ``host``.
+        max_bytes: Bound on the shards' bytes, uploads under way included. Uploads that don't fit are refused.
+        ttl_seconds: Lifetime of a shard after it was last stored or read; None means until it is deleted. It frees the
+            memory of workers that died before they could clear. Reads through shared memory don't count.
+        token: A secret that every request must show; printable ASCII. None lets any client store, read and delete,
+            which is only accepted for a loopback ``host``.
+        allow_anonymous: Whether to accept any ``host`` without a token.
         tls: Server side context; None speaks plain HTTP, and the token is as secret as the network is.
-        public_host: Name or address of this machine in ``url``; None means ``host``, or, where that is all addresses,
-            the one that the default route goes out from.
-        shared_memory: Whether shards from 64 KiB on are kept where clients of the same user on this machine read them
-            without a request, in files in /dev/shm. What doesn't fit there is kept in private memory.
+        public_host: Name or address of this machine in ``url``; None means ``host``, or, if that is all addresses, the
+            address of the default route.
+        shared_memory: Whether clients of the same user on this machine read shards from 64 KiB on without a request,
+            in files in /dev/shm. Shards that don't fit there are kept in private memory.
 
     Raises:
-        ConfigError: An argument can't be used; on entering: the address can't be had.
+        ConfigError: An argument can't be used; on entering: the address isn't available.
 
     Not fork-safe: the child's copy doesn't serve.
     """
@@ -325,7 +325,7 @@ class TensorServer:
 
     @property
     def url(self) -> str:
-        """``http://host:port``, what goes to ``remotize``."""
+        """``http://host:port``, for ``remotize``."""
         if self._url is None:
             raise ClosedError("the TensorServer has no url before it is entered: use `with server:` or `async with`")
         return self._url
@@ -407,7 +407,7 @@ class TensorServer:
                 await self._stop()
 
     async def _stop(self) -> None:
-        """Break every connection, end every handler, forget every shard."""
+        """Close every connection, end every handler, forget every shard."""
         storage, self._storage = self._storage, None
         for connection in self._http.server.connections if self._http.server is not None else ():
             if connection.transport is not None:
@@ -433,7 +433,7 @@ def make_application(
         return refusal if refusal is not None else await handler(request)
 
     async def ask_to_continue(request: web.Request) -> web.StreamResponse | None:
-        """Answer an upload that asks before it sends: with the refusal, or to go on."""
+        """Answer an upload that asks before it sends, with the refusal or with 100."""
         refusal = _refusal(request, authorization) or handlers.refusal(request)
         if refusal is None:
             request.writer.output_size = 0
@@ -459,7 +459,7 @@ def _check_ttl(seconds: Any) -> None:  # noqa: ANN401 - what a user gave
 
 
 def _refusal(request: web.Request, authorization: bytes | None) -> web.Response | None:
-    """401 unless the request has the token; compared in a time that doesn't depend on how much of it is right."""
+    """401 unless the request has the token, compared in constant time."""
     shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
     if authorization is None or hmac.compare_digest(shown, authorization):
         return None
@@ -473,7 +473,7 @@ def _shared_directory() -> SharedDirectory | None:
 
 
 async def _expire(storage: ShardStorage, ttl_seconds: float) -> None:
-    """Forgets shards when their time is over. Nothing's time is over sooner than what ``expire`` says."""
+    """Forget shards when they expire. No shard expires sooner than ``expire`` returns."""
     while True:
         seconds = await run_sync(storage.expire)
         await anyio.sleep(ttl_seconds if seconds is None else seconds)

@@ -1,14 +1,13 @@
-"""A server's shards in memory, within a bound, each for its time. No loop, no HTTP; safe to use from any thread.
+"""A server's shards in memory, within a bound, each for a limited time. No loop, no HTTP; safe to use from any thread.
 
 Processes of one machine share memory: files in /dev/shm, read without any request. A server that shares keeps its
-larger shards in files of a directory that only its user can read, beside a file with a secret drawn by chance. Clients
-that ask get the directory's name and the secret's SHA-256. One that finds that very secret there is on the same
-machine, in the same namespace, as the same user; one that doesn't goes on over HTTP. The directory's name has a fixed
-form, so a server can't make its clients open anything else.
+larger shards in files of a directory that only its user can read, beside a file with a random secret. Clients get the
+directory's name and the secret's SHA-256 from the server. A client that finds that secret there is on the same machine,
+in the same namespace, as the same user; others go on over HTTP. The directory's name has a fixed form, so a server
+can't make its clients open anything else.
 
-The secret's file is locked as long as its server lives. A process beside the server waits for the lock and removes what
-a killed one leaves, however it was killed. Where both were, the next server of the same user removes what it finds
-unlocked.
+The secret's file is locked as long as its server lives. A process beside the server waits for the lock and removes the
+directory, however the server ended. If both were killed, the next server of the same user removes it.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SHARED_FROM_BYTES = 64 * 1024
-"""Frames from this size on are shared. Opening and mapping a file costs as much as sending a smaller one in a batch."""
+"""Frames from this size on are shared. Mapping a file costs as much as sending a smaller frame in a batch."""
 ROOT = Path("/dev/shm")
 SECRET = "secret"
 _NAME = re.compile("asyncfetch-tensors-[0-9a-f]{32}")
@@ -62,10 +61,10 @@ with open(secret, "rb") as file:
 
 
 class SharedDirectory:
-    """A server's side. All of it may block for as long as it takes to clear memory: keep it off the loop."""
+    """A server's side. Every method may block while the system clears memory: keep it off the loop."""
 
     def __init__(self) -> None:
-        """Makes it; OSError where there is no /dev/shm to write to, or no process to be had that removes it."""
+        """OSError if /dev/shm can't be written, or no process can be started to remove it."""
         _sweep()
         self._guard = ForkGuard("this SharedDirectory")
         self.path = ROOT / f"asyncfetch-tensors-{secrets.token_hex(16)}"
@@ -76,7 +75,7 @@ class SharedDirectory:
         self._lock = os.fdopen(descriptor, "r+b", buffering=0)
         self._lock.write(secret)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.publish(SECRET)  # locked already, or another server's sweep would take it for a dead one's
+        self.publish(SECRET)  # once locked, or another server's sweep would take it for a dead server's
         try:
             self._remover = _start_remover(self.path)
         except BaseException:
@@ -86,11 +85,11 @@ class SharedDirectory:
         _open_directories.add(self)
 
     def create(self, name: str, nbytes: int) -> NDArray[np.uint8] | None:
-        """Writable memory (nbytes,) of a new file, out of sight before ``publish``; None where it doesn't fit."""
+        """Writable memory (nbytes,) of a new file, hidden before ``publish``; None if it doesn't fit."""
         descriptor = -1
         try:
             descriptor = os.open(self._part(name), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            os.posix_fallocate(descriptor, 0, nbytes)  # a page that isn't there at its first touch kills the process
+            os.posix_fallocate(descriptor, 0, nbytes)  # a page missing at its first touch kills the process
             return np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
         except FileExistsError:
             return None  # another upload's, under way
@@ -106,7 +105,7 @@ class SharedDirectory:
         os.rename(self._part(name), self.path / name)
 
     def discard(self, name: str) -> None:
-        """Remove a file. Its memory is free when the last mapping of it is gone."""
+        """Remove a file. Its memory is freed with the last mapping of it."""
         (self.path / name).unlink(missing_ok=True)
 
     def discard_unpublished(self, name: str) -> None:
@@ -122,7 +121,7 @@ class SharedDirectory:
             self._remover.wait()
 
     def _disown(self) -> None:
-        """Let go of the lock in a forked child, where it else outlived the server that it speaks for."""
+        """Close the lock in a forked child, where it would outlive the server."""
         self._lock.close()
 
     def _part(self, name: str) -> Path:
@@ -144,8 +143,8 @@ os.register_at_fork(after_in_child=_disown_in_child)
 def _start_remover(path: Path) -> subprocess.Popen[bytes]:
     """A process that removes the directory when its lock is free.
 
-    What ends its server mustn't end it. So it is in a session of its own, without a terminal or the server's files, and
-    born with the signals blocked that clusters send to every process of a job.
+    It must outlive its server. So it has a session of its own, without a terminal or the server's files, and starts
+    with the signals blocked that clusters send to every process of a job.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEADLY)
     try:
@@ -162,7 +161,7 @@ def _start_remover(path: Path) -> subprocess.Popen[bytes]:
 
 
 def find_shared(name: str, proof: str) -> Path | None:
-    """The directory of that name, where it is another's on this machine that proves itself; else None."""
+    """The directory of that name, if it is on this machine and the proof is right; else None."""
     path = ROOT / name
     if _NAME.fullmatch(name) is None:
         return None
@@ -171,9 +170,9 @@ def find_shared(name: str, proof: str) -> Path | None:
 
 
 def read_shared(path: Path, name: str, nbytes: int) -> NDArray[np.uint8] | None:
-    """The file's bytes, mapped; None where it isn't there, or isn't of that size.
+    """The file's bytes, mapped; None if it doesn't exist, or has another size.
 
-    Written to, the mapping gets pages of its own, which no other process sees. It lasts longer than the file.
+    Writes to the mapping go to private pages. It outlives the file.
     """
     with suppress(OSError), _open(path / name) as file:
         if os.fstat(file.fileno()).st_size == nbytes:
@@ -183,7 +182,7 @@ def read_shared(path: Path, name: str, nbytes: int) -> NDArray[np.uint8] | None:
 
 
 def _open(path: Path) -> BinaryIO:
-    """A file of this user's own, no link; OSError where it is none."""
+    """A file of this user's own; OSError if it isn't, or is a link."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0)
     if os.fstat(file.fileno()).st_uid == os.geteuid():
         return file
@@ -198,7 +197,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _sweep() -> None:
-    """Remove the directories of this user's servers that were killed."""
+    """Remove the directories of this user's killed servers."""
     for path in ROOT.glob("asyncfetch-tensors-*"):
         with suppress(OSError), _open(path / SECRET) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,7 +205,7 @@ def _sweep() -> None:
 
 
 MAX_IDLE_BYTES = 128 * 1024 * 1024
-"""Memory of deleted shards kept for the next ones; shared memory isn't, which clients may still have mapped."""
+"""Memory of deleted shards kept for the next ones; not shared memory, which clients may still have mapped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -217,24 +216,24 @@ class StorageStatistics(Figures):
     _of_moment = ("shards", "bytes", "reserved_bytes", "max_bytes", "shared_shards")
 
     shards: int
-    """Held now."""
+    """Shards held now."""
     bytes: int
     """Bytes of the shards' frames. ``bytes + reserved_bytes <= max_bytes`` always."""
     reserved_bytes: int
     """Bytes of uploads under way."""
     max_bytes: int
     shared_shards: int
-    """Number of those of ``shards`` that are in shared memory."""
+    """Number of ``shards`` in shared memory."""
     stored: int
-    """Shards that came."""
+    """Shards stored."""
     read: int
-    """Shards that went, by this process's hands; those read from shared memory don't pass them."""
+    """Shards read, except through shared memory, which the server doesn't see."""
     deleted: int
-    """Shards that clients deleted."""
+    """Shards deleted by clients."""
     expired: int
-    """Shards that outlived their time."""
+    """Shards that expired."""
     refused: int
-    """Uploads that found no room."""
+    """Uploads refused for lack of room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,20 +258,20 @@ class _ShardEntry:
 
 
 class ShardUpload:
-    """Room for one frame, to be written to and committed; closing it, as leaving its context does, gives back the rest.
+    """Room for one frame, to be filled and committed. Closing it, or leaving its context, gives uncommitted room back.
 
-    All of it may block where ``shared``, or where the storage will share it.
+    Methods may block if it is ``shared``, or will be.
     """
 
     def __init__(self, storage: ShardStorage, shard_id: str, nbytes: int) -> None:
         self.shard_id = shard_id
         self.shared = False
         self.void = False
-        """True if the shard was deleted since, perhaps by a client that never heard that it was stored."""
+        """True if the shard was deleted since, perhaps by a client that missed the answer to its upload."""
         self._storage = storage
         self.nbytes = nbytes
         self.is_open = True
-        """True if its room is neither an entry's nor given back."""
+        """True until its room is committed or given back."""
         self._memory: NDArray[np.uint8] | None = None
 
     def __enter__(self) -> Self:
@@ -282,19 +281,19 @@ class ShardUpload:
         self.close()
 
     def close(self) -> None:
-        """Give back what wasn't committed."""
+        """Give the room back unless it was committed."""
         if self.is_open:
             self.is_open = False
             self._storage._give_back(self)
 
     def take_memory(self) -> memoryview:
-        """Writable memory for the frame; takes its time where that is much."""
+        """Writable memory for the frame; slow for a large one."""
         array = self._storage._memory_for(self)
         self._memory = array
         return array.data
 
     def commit(self, header: Header) -> bool:
-        """Check the bytes and keep them; False where the very same shard is there already.
+        """Check the bytes and keep them; False if the same shard is stored already.
 
         Raises:
             TensorError: The bytes aren't the header's, another tensor has this id, or it was deleted meanwhile.
@@ -309,15 +308,15 @@ class ShardUpload:
 
 
 class ShardStorage:
-    """Frames by id. What is asked for or stored gets its full time again; what isn't in ``ttl_seconds`` is forgotten.
+    """Frames by id, each forgotten ``ttl_seconds`` after it was last stored or read.
 
-    No LeasedLRU: nothing is evicted to make room, so what doesn't fit is refused.
+    No LeasedLRU, because nothing is evicted to make room: a frame that doesn't fit is refused.
 
     Args:
-        max_bytes: Bound on all frames, those under way included.
-        ttl_seconds: How long a shard lives after it was last stored or read; None for ever. Reads through shared memory
+        max_bytes: Bound on all frames, uploads included.
+        ttl_seconds: Lifetime of a shard after it was last stored or read; None for ever. Reads through shared memory
             don't count, because the server doesn't see them.
-        shared: Where larger frames are put, so that processes of this machine can read them there.
+        shared: The directory of larger frames, for processes of this machine; None shares nothing.
     """
 
     def __init__(
@@ -332,13 +331,13 @@ class ShardStorage:
         self._shared_directory = shared
         self._pool = MemoryPool(min(MAX_IDLE_BYTES, max_bytes))
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _ShardEntry] = OrderedDict()  # the one that expires first comes first
+        self._entries: OrderedDict[str, _ShardEntry] = OrderedDict()  # in the order of expiry
         self._uploads: set[ShardUpload] = set()
         self._bytes = self._reserved_bytes = 0
         self._stored = self._read = self._deleted = self._expired = self._refused = 0
 
     def reserve(self, shard_id: str, nbytes: int) -> ShardUpload:
-        """Room for a frame of this size; TensorError where there is none now."""
+        """Room for a frame of this size; TensorError if there is none now."""
         with self._lock:
             if self._bytes + self._reserved_bytes + nbytes > self.max_bytes:
                 self._refused += 1
@@ -350,11 +349,11 @@ class ShardStorage:
             return upload
 
     def shares(self, nbytes: int) -> bool:
-        """Return whether a frame of this size goes to shared memory, which takes calls that may block."""
+        """Return whether a frame of this size goes to shared memory, by calls that may block."""
         return self._shared_directory is not None and nbytes >= SHARED_FROM_BYTES
 
     def get(self, shard_id: str) -> StoredShard | None:
-        """The shard, if it is there; its time begins afresh."""
+        """The shard, if it exists; its lifetime restarts."""
         now = time.monotonic()
         with self._lock:
             entry = self._entries.get(shard_id)
@@ -365,7 +364,7 @@ class ShardStorage:
             return entry.stored
 
     def delete(self, shard_ids: Collection[str]) -> int:
-        """Forget these, and return how many of them were there. Those that are just coming won't be kept."""
+        """Forget these shards; returns how many there were. Uploads of them under way won't be kept."""
         with self._lock:
             coming = set(shard_ids)
             for upload in self._uploads:
@@ -377,7 +376,7 @@ class ShardStorage:
         return len(gone)
 
     def expire(self) -> float | None:
-        """Forget what has had its time; seconds until the next one has, or None where none ever will."""
+        """Forget expired shards; returns the seconds until the next expires, None if none will."""
         now = time.monotonic()
         with self._lock:
             gone = []
@@ -425,7 +424,7 @@ class ShardStorage:
         return self._pool.take(upload.nbytes)
 
     def _keep(self, upload: ShardUpload, stored: StoredShard) -> bool:
-        """Make the reserved room an entry, unless the shard is there."""
+        """Make the reserved room an entry, unless the shard exists."""
         header, now = stored.header, time.monotonic()
         with self._lock:
             if upload not in self._uploads:
@@ -449,7 +448,7 @@ class ShardStorage:
     def _publish(self, shard_id: str) -> None:
         assert self._shared_directory is not None
         self._shared_directory.publish(shard_id)
-        if shard_id not in self._entries:  # deleted meanwhile, when there was no file yet
+        if shard_id not in self._entries:  # deleted meanwhile, before there was a file
             self._unlink([shard_id])
 
     def _give_back(self, upload: ShardUpload) -> None:
@@ -464,7 +463,7 @@ class ShardStorage:
         self._entries.move_to_end(shard_id)
 
     def _forget(self, shard_ids: list[str]) -> list[str]:
-        """Take entries off the table; those that have a file to be removed."""
+        """Take entries off the table; returns those with a file to remove."""
         files = []
         for shard_id in shard_ids:
             entry = self._entries.pop(shard_id)

@@ -1,4 +1,4 @@
-"""Frames: how a tensor travels, a header of 64 bytes or a few more and then its bytes as they are. Pure.
+"""Frames, the wire format of a tensor: a header of 64 bytes or a few more, and then its bytes. Pure.
 
     offset  bytes
     0       4      b"AFT1"
@@ -7,15 +7,15 @@
     7       1      number of dimensions
     8       8      number of the tensor's bytes
     16      8      their checksum, XXH3 of 64 bits
-    24      4      CRC-32 of the header, these four bytes taken for zeros
+    24      4      CRC-32 of the header, with zeros in place of these four bytes
     28      1      dtype: its place in DTYPES, from 1
-    29      1      1 where the server has no such shard; then nothing follows
+    29      1      1 if the server has no such shard; then nothing follows
     30      2      0
     32      16     the shard's id
     48      8 each the shape; then zeros
 
 All numbers are little-endian. Nothing in a frame names code, and no byte of it is executed or unpickled. A header is
-believed when all of it fits together, and its lengths are checked against a limit before memory is taken.
+accepted if it is consistent, and its lengths are checked against a limit before memory is allocated.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ DTYPES: tuple[tuple[str, int], ...] = (
     *((f"uint{bits}", 1) for bits in range(1, 8)),
     *(("bits8", 1), ("bits16", 2), ("bits1x8", 1), ("bits2x4", 1), ("bits4x2", 1)),
 )
-"""torch's names and the bytes of an item. Places are part of the format: append only. Quantised dtypes aren't here:
-their tensors are more than their bytes."""
+"""torch's names and the bytes of an item. Places are part of the format: append only. Without quantised dtypes, whose
+tensors are more than their bytes."""
 _CODES = {name: code for code, (name, _) in enumerate(DTYPES, 1)}
 _ITEM_BYTES = dict(DTYPES)
 _SHARD_ID = re.compile("[0-9a-f]{32}")
@@ -66,17 +66,17 @@ _SHARD_ID = re.compile("[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that a frame says of its tensor."""
+    """A frame's description of its tensor."""
 
     shard_id: str
     """32 hexadecimal digits."""
     dtype: str
-    """torch's name for it, "bfloat16"; empty where the shard is missing."""
+    """torch's name, "bfloat16"; empty for a missing shard."""
     shape: tuple[int, ...]
     nbytes: int
     """Bytes of the tensor."""
     checksum: int
-    """Checksum of its bytes, in the order in which they travel."""
+    """Checksum of its bytes, in their order in the frame."""
     byte_order: Literal["little", "big"]
     missing: bool = False
     """True if the server has no such shard."""
@@ -92,7 +92,7 @@ class Header:
         return self.header_bytes + self.nbytes
 
     def encode(self) -> bytes:
-        """The header as it travels."""
+        """The header's bytes."""
         code = 0 if self.missing else _CODES[self.dtype]
         order = int(self.byte_order == "big")
         fixed = _FIXED.pack(
@@ -119,7 +119,7 @@ def is_shard_id(value: object) -> bool:
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one item; TensorError where such tensors can't travel."""
+    """Bytes of one item; TensorError if such tensors can't be stored."""
     if dtype not in _ITEM_BYTES:
         raise TensorError(
             f"tensors of dtype {dtype!r} can't be stored: they are more than their bytes, or newer than this version;"
@@ -129,9 +129,9 @@ def item_bytes(dtype: str) -> int:
 
 
 def checksum(data: memoryview | NDArray[np.uint8]) -> int:
-    """XXH3 of the bytes, 64 bits: 1 us for 64 KiB where this was measured, and zlib's CRC-32 18.
+    """XXH3 of the bytes, 64 bits: measured, 1 us for 64 KiB; zlib's CRC-32 takes 18.
 
-    TCP or TLS has guarded them already; this finds our own and others' mistakes. It isn't a signature.
+    TCP or TLS guards the bytes already; this finds bugs at either end. It isn't a signature.
 
     Raises:
         MissingDependency: xxhash isn't installed.
@@ -144,7 +144,7 @@ def checksum(data: memoryview | NDArray[np.uint8]) -> int:
 
 
 def describe(shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> Header:
-    """The header for a tensor's bytes, which are read once for their checksum; TensorError where it can't travel."""
+    """The header for a tensor's bytes, which are read once for their checksum; TensorError if they can't be stored."""
     if len(shape) > MAX_DIMENSIONS:
         raise TensorError(f"a tensor of {len(shape)} dimensions can't be stored: {MAX_DIMENSIONS} are the most")
     if len(data) != math.prod(shape) * item_bytes(dtype):
@@ -153,7 +153,7 @@ def describe(shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np
 
 
 def missing(shard_id: str) -> bytes:
-    """Return what stands in a response in the place of a shard that isn't there."""
+    """The header in place of a missing shard in a response."""
     return Header(shard_id, "", (), 0, 0, "little", missing=True).encode()
 
 
@@ -161,11 +161,11 @@ def parse_header(data: bytes | memoryview, *, max_bytes: int) -> Header:
     """The header that ``data`` begins with.
 
     Args:
-        data: The first MAX_HEADER_BYTES of a frame, or the whole frame where that is shorter.
+        data: The first MAX_HEADER_BYTES of a frame, or a shorter frame as a whole.
         max_bytes: Most bytes that the tensor may have.
 
     Raises:
-        TensorError: It isn't one, or contradicts itself or the limit; the message says which number is off.
+        TensorError: It isn't one, is inconsistent, or exceeds the limit; the message says which number is off.
     """
     if len(data) < MIN_HEADER_BYTES:
         raise TensorError(f"a frame's header has at least {MIN_HEADER_BYTES} bytes, here are {len(data)}")
@@ -190,10 +190,10 @@ def parse_header(data: bytes | memoryview, *, max_bytes: int) -> Header:
 
 
 def split_frames(body: memoryview, shard_ids: Sequence[str]) -> list[tuple[Header, memoryview]]:
-    """The frames of a response to a question for these shards, in its order: header and the tensor's bytes.
+    """The frames of a response to a request for these shards, in its order: header and the tensor's bytes.
 
     Raises:
-        TensorError: It holds too few or too many, or another one's.
+        TensorError: It holds too few, too many, or others.
     """
     frames: list[tuple[Header, memoryview]] = []
     at = 0

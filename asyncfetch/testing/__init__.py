@@ -1,14 +1,14 @@
 """Helpers for tests, ours and yours.
 
 server      RangeServer: TLS, a pace per stream, a delay to the first byte; one request from arrival to end
-faults      what can go wrong with a response. Pure
-contents    where the bytes are, a mapping in memory or a directory; which of them answer a request
+faults      faults of a response, as values. Pure
+contents    a server's bytes, from a mapping in memory or a directory; answers to range requests
 s3_server   S3Server: buckets behind signatures that are verified
 hub_server  HubServer: a Hugging Face Hub and its CDN
 recorder    a dataset's files as LeRobot's recorder writes them, with the oddities of public ones
-conformance what every reader of objects must do, as checks for a store of yours
-datasets    write_dataset: small LeRobot datasets whose frames carry their identity; clips: their videos; truth: what
-            is in them
+conformance the contract of readers of objects, as checks for a store of yours
+datasets    write_dataset: small LeRobot datasets whose frames carry their identity; clips: their videos; truth: their
+            contents
 identity    painting and reading that identity
 """
 

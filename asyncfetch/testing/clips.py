@@ -1,4 +1,4 @@
-"""Encodes pictures to MP4 the way LeRobot does: each episode on its own, then joined by stream copy."""
+"""Encodes pictures to MP4 as LeRobot does: each episode on its own, then joined by stream copy."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Codec = Literal["av1", "h264", "hevc"]
 
-# Both libraries print to the process's stderr by themselves; SVT-AV1 takes its level from SVT_LOG (1: errors only).
-# The x265 of PyAV 18.1 damages pictures that are no wider than a coding tree unit of 64 pixels, each time otherwise.
+# Both libraries print to stderr by themselves; SVT-AV1 takes its level from SVT_LOG (1: errors only).
+# The x265 of PyAV 18.1 damages pictures that are no wider than a coding tree unit of 64 pixels, differently each time.
 _X265 = "log-level=none:ctu=32"
 
 
@@ -39,7 +39,7 @@ class Encoding:
     pixel_format: str
     """Pixel format of the stream."""
     source_format: str
-    """Pixel format of the pictures handed in: rgb24 is (H, W, 3) uint8, gray12le is (H, W) uint16 up to 4095."""
+    """Pixel format of the input pictures: rgb24 is (H, W, 3) uint8, gray12le is (H, W) uint16 up to 4095."""
     crf: int
     """Default quality: LeRobot's for AV1, the encoders' usual ones for the others."""
     preset: int | None
@@ -48,8 +48,8 @@ class Encoding:
 
 
 ENCODINGS: dict[Codec, Encoding] = {
-    # LeRobot asks for preset 12. From preset 10 on, SVT-AV1 4.1 leaves cells of our inverting pictures as they were, at
-    # any quality, and some of its streams do not decode; at 8 and 9 every picture tried came back right.
+    # LeRobot uses preset 12. From preset 10 on, SVT-AV1 4.1 leaves cells of our inverting pictures unchanged, at any
+    # quality, and some of its streams do not decode; at 8 and 9 every tested picture was right.
     "av1": Encoding("av1", "libsvtav1", "yuv420p", "rgb24", 30, 8),
     "h264": Encoding("h264", "libx264", "yuv420p", "rgb24", 23, None),
     "hevc": Encoding("hevc", "libx265", "yuv420p", "rgb24", 28, None, (("x265-params", _X265),)),
@@ -78,10 +78,10 @@ def require_encoder(encoding: Encoding) -> None:
 
 
 def keeping_priority(encode: Callable[P, T]) -> Callable[P, T]:
-    """It, in a thread of its own, so that the priority which an encoder takes ends with it.
+    """Run the function in a thread of its own, so that an encoder's priority ends with it.
 
-    Where root encodes AV1, SVT-AV1 4.1 raises the thread that calls it to the highest realtime priority (SCHED_FIFO,
-    99), and leaves it there. All that this thread starts later, threads and processes, would starve the machine.
+    As root, SVT-AV1 4.1 raises its calling thread to the highest realtime priority (SCHED_FIFO, 99), and leaves it
+    there. Threads and processes that this thread starts later would starve the machine.
     """
 
     @wraps(encode)
@@ -122,9 +122,7 @@ def encode_clip(
     pictures = iter(pictures)
     begun = list(itertools.islice(pictures, 2))
     if len(begun) == 1 and encoding.encoder == "libx265":
-        options["bf"] = (
-            "0"  # else x265 looks for B-frames among pictures that aren't there, and may write what it finds
-        )
+        options["bf"] = "0"  # else x265 reads missing pictures for B-frames, and may write garbage
     file = io.BytesIO()
     try:
         with av.open(file, "w", format="mp4") as container:
@@ -148,7 +146,7 @@ def encode_clip(
 def join_clips(clips: Sequence[bytes], path: Path, *, fps: int) -> None:
     """Writes clips of one encoding one after the other, without coding them again.
 
-    One clip is written as it is, hence with its moov at the tail. Several are joined with the moov in front; clip n
+    A single clip is written unchanged, with its moov at the tail. Several are joined with the moov in front; clip n
     starts exactly where clip n - 1 ends, in integer ticks.
 
     Raises:
@@ -168,7 +166,7 @@ def join_clips(clips: Sequence[bytes], path: Path, *, fps: int) -> None:
         for clip in clips:
             with av.open(io.BytesIO(clip), "r") as source:
                 stream: Any = source.streams.video[0]
-                # Opaque: by default PyAV looks for an encoder of the decoder's name, and there is none for AV1's.
+                # Opaque: by default PyAV looks for an encoder of the decoder's name, and AV1's has none.
                 target = target or output.add_stream_from_template(stream, opaque=True)
                 target.time_base = stream.time_base  # which PyAV before 18 leaves to the muxer
                 packet: Any
@@ -176,8 +174,8 @@ def join_clips(clips: Sequence[bytes], path: Path, *, fps: int) -> None:
                     if packet.dts is None:  # the demuxer's end mark
                         continue
                     packet.pts += offset_ticks
-                    # A clip begins to decode some frames ahead of its first picture: more, maybe, than the one before
-                    # it had. Where times go back, the muxer would shift the pictures, too.
+                    # A clip's decoding begins some frames ahead of its first picture, perhaps more than in the clip
+                    # before. If times went back, the muxer would shift the pictures, too.
                     packet.dts = max(packet.dts + offset_ticks, next_dts) if offset_ticks else packet.dts
                     next_dts = packet.dts + 1
                     packet.stream = target

@@ -1,12 +1,12 @@
-"""All that every reader of objects must do, whatever stores them. Needs no test framework.
+"""The contract of readers of objects, as checks. Needs no test framework.
 
     @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
     async def test_conformance(check: Check) -> None:
         async with my_store() as store:
             await check(store)
 
-Each check stores objects of its own, with names of its own and before it first reads any (but for the one that
-replaces an object), and raises AssertionError where the contract is broken.
+Each check stores objects with names of its own before it reads any (except the one that replaces an object), and raises
+AssertionError if the contract is broken.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ SIZE = 300_000
 
 
 class Store(Protocol):
-    """The place where the objects are."""
+    """A store of objects."""
 
     fetcher: Fetcher
-    """Open, and set up to reach them."""
+    """An open fetcher that reaches the store."""
     can_list: bool
     """True if ``listdir`` works there."""
     can_replace: bool
-    """True if an object can be replaced under its url, so that a reader meets the new one."""
+    """True if an object can be replaced under its url."""
 
     async def put(self, name: str, content: bytes) -> str:
-        """Stores the object, or replaces it; its url. ``name`` may have slashes."""
+        """Store or replace the object; returns its url. ``name`` may have slashes."""
         ...
 
 
@@ -68,7 +68,7 @@ async def whole_objects(store: Store) -> None:
 
 
 async def ranges(store: Store) -> None:
-    """Any range is just its bytes."""
+    """Any range is exactly its bytes."""
     content = _content()
     url = await store.put("ranges.bin", content)
     rng = random.Random(1)
@@ -78,7 +78,7 @@ async def ranges(store: Store) -> None:
 
 
 async def open_ended_ranges(store: Store) -> None:
-    """``stop=None`` reads to the end, a negative start the last bytes, all of them where there are fewer."""
+    """``stop=None`` reads to the end, a negative start the last bytes, or all if there are fewer."""
     content = _content()
     url = await store.put("open.bin", content)
     assert await store.fetcher.fetch(url, SIZE - 10) == content[-10:]
@@ -93,7 +93,7 @@ async def empty_ranges(store: Store) -> None:
 
 
 async def empty_objects(store: Store) -> None:
-    """An object of no bytes can be read, and asked for its size."""
+    """An empty object can be read, and has a size."""
     url = await store.put("empty.bin", b"")
     assert len(await store.fetcher.fetch(url)) == 0
     assert (await store.fetcher.stat(url)).size == 0
@@ -111,7 +111,7 @@ async def past_the_end(store: Store) -> None:
 
 
 async def arguments_that_cannot_be_meant(store: Store) -> None:
-    """They are ConfigErrors."""
+    """Invalid arguments are ConfigErrors."""
     url = await store.put("arguments.bin", _content(100))
     await _raises(ConfigError, store.fetcher.fetch(url, 5, 4))
     await _raises(ConfigError, store.fetcher.fetch(url, -5, 4))
@@ -126,7 +126,7 @@ async def sizes(store: Store) -> None:
 
 
 async def heads_and_tails(store: Store) -> None:
-    """``fetch_head`` and ``fetch_tail`` give what there is of the first and last bytes."""
+    """``fetch_head`` and ``fetch_tail`` give the first and last bytes, as many as there are."""
     content = _content(1000)
     url = await store.put("head.bin", content)
     for count in (1, 10, 1000, 2000):
@@ -137,7 +137,7 @@ async def heads_and_tails(store: Store) -> None:
 
 
 async def own_buffers(store: Store) -> None:
-    """``fetch_into`` fills just the caller's buffer."""
+    """``fetch_into`` fills exactly the caller's buffer."""
     content = _content()
     url = await store.put("into.bin", content)
     buffer = bytearray(100)
@@ -146,7 +146,7 @@ async def own_buffers(store: Store) -> None:
 
 
 async def many_ranges(store: Store) -> None:
-    """``fetch_many`` keeps the order, whatever arrives first; equal ranges are welcome."""
+    """``fetch_many`` keeps the order, and accepts equal ranges."""
     objects = {f"many/{number}.bin": _content(5000, number) for number in range(4)}
     urls = {await store.put(name, content): content for name, content in objects.items()}
     wanted = [ByteRange(url, start, start + 700) for start in (3000, 0, 4300, 0) for url in urls]
@@ -166,7 +166,7 @@ async def streamed_ranges(store: Store) -> None:
 
 
 async def odd_names(store: Store) -> None:
-    """A name is found whatever characters it has."""
+    """Names may have any characters."""
     names = ["sub dir/a b.bin", "ünïcode-é.bin", "plus+and&and=.bin", "100%25.bin", "deep/er/still/x.bin"]
     urls = [await store.put(name, _content(1000, number)) for number, name in enumerate(names)]
     for number, url in enumerate(urls):
@@ -174,7 +174,7 @@ async def odd_names(store: Store) -> None:
 
 
 async def missing_objects(store: Store) -> None:
-    """Check that what isn't there is NotFound, which is a FileNotFoundError, and names the url."""
+    """A missing object is NotFound, which is a FileNotFoundError, and names the url."""
     url = await store.put("there.bin", b"x")
     missing = url.replace("there.bin", "missing.bin")
     for work in (store.fetcher.fetch(missing), store.fetcher.fetch(missing, 0, 5), store.fetcher.stat(missing)):
@@ -213,7 +213,7 @@ async def cancelled_reads(store: Store) -> None:
 
 
 async def listings(store: Store) -> None:
-    """``listdir`` gives what is directly below, sorted by name, with sizes; directories end in a slash."""
+    """``listdir`` gives the entries directly below, sorted by name, with sizes; directories end in a slash."""
     if not store.can_list:
         return
     url = await store.put("listed/b 1.bin", _content(11))
@@ -252,4 +252,4 @@ CHECKS: tuple[Check, ...] = (
     cancelled_reads,
     listings,
 )
-"""All of them."""
+"""All checks."""

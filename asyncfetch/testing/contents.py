@@ -1,4 +1,4 @@
-"""Contents, which are a range server's bytes: a mapping in memory, or a directory."""
+"""A range server's bytes, from a mapping in memory or a directory, and its answers to range requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StoredObject(Protocol):
-    """One object in the state it had when it was looked up."""
+    """One object, in the state of its lookup."""
 
     version: ObjectVersion
     """Its size, ETag and date."""
@@ -31,7 +31,7 @@ class StoredObject(Protocol):
         """Bytes [start, stop), within its size.
 
         Raises:
-            OSError: It was changed or removed since it was looked up.
+            OSError: It was changed or removed since its lookup.
         """
         ...
 
@@ -43,7 +43,7 @@ class Contents(Protocol):
         """The object at ``path`` ("/a/b.bin", decoded), or None.
 
         Raises:
-            PermissionError: It is there, but may not be read.
+            PermissionError: It exists, but may not be read.
         """
         ...
 
@@ -63,7 +63,7 @@ class InMemory:
     """
 
     def __init__(self, objects: Mapping[str, bytes], etag: Callable[[bytes], str] | None = None) -> None:
-        """``etag`` gives the tag of a content, where it isn't a hash; it may be slow."""
+        """``etag`` returns the tag of a content, which may take time; None means a hash."""
         self._objects = objects
         self._last_modified = formatdate(time.time(), usegmt=True)
         self._etag = etag or functools.lru_cache(maxsize=1024)(_content_etag)
@@ -107,7 +107,7 @@ class DirectoryContents:
             descriptor = _open(real)
         except PermissionError:
             raise
-        except (OSError, ValueError):  # not there, a name too long, a NUL within it
+        except (OSError, ValueError):  # missing, a name too long, a NUL within it
             return None
         try:
             status = os.fstat(descriptor)
@@ -117,7 +117,7 @@ class DirectoryContents:
 
 
 def _read_file(path: str, version: ObjectVersion, start: int, stop: int) -> bytes:
-    # Opened anew for each piece: a request that is cancelled while a thread works can then leave no file open.
+    # Opened for each piece, so that a request cancelled while a thread works leaves no file open.
     descriptor = _open(path)
     try:
         content = os.pread(descriptor, stop - start, start)
@@ -137,13 +137,13 @@ def _file_version(status: os.stat_result) -> ObjectVersion:
     return ObjectVersion(status.st_size, etag, formatdate(status.st_mtime, usegmt=True))
 
 
-# One range only: a server may ignore more. 18 digits are an exabyte; int() of thousands of them would be slow.
+# One range only: a server may ignore several. 18 digits are an exabyte; int() of thousands of digits would be slow.
 _RANGE = re.compile(r"\s*bytes\s*=\s*([0-9]{0,18})\s*-\s*([0-9]{0,18})\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """The version that conditions are checked against."""
+    """The version for conditional requests."""
 
     size: int
     """Bytes."""
@@ -160,20 +160,20 @@ class ContentAnswer:
     status: int
     """HTTP status."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """All headers that matter here; Content-Length where the length is known."""
+    """All relevant headers; Content-Length if the length is known."""
     start: int = 0
     """First byte of the object to send."""
     stop: int = 0
     """One past the last."""
     text: bytes = b""
-    """Body where it isn't the object's."""
+    """Another body than the object's."""
 
 
 def asked_range(header: str | None) -> tuple[int, int | None] | None:
     """Half-open (start, stop) of a Range header, as ByteRange has them; None for "the whole object".
 
-    ``a-b`` is (a, b + 1), ``a-`` is (a, None), ``-n`` is (-n, None), ``-0`` is empty. What the RFC lets a server
-    ignore is the whole object: no header, another unit, more than one range, nonsense.
+    ``a-b`` is (a, b + 1), ``a-`` is (a, None), ``-n`` is (-n, None), ``-0`` is empty. Headers that a server may ignore
+    by the RFC mean the whole object: none, another unit, several ranges, malformed ones.
     """
     match = _RANGE.fullmatch(header or "")
     if match is None:
@@ -188,7 +188,7 @@ def asked_range(header: str | None) -> tuple[int, int | None] | None:
 
 
 def answer_status(status: int, method: str, headers: Mapping[str, str] | None = None) -> ContentAnswer:
-    """An answer without the object: the status, and a line that says it."""
+    """An answer without the object: the status, and a line of text."""
     known = status in HTTPStatus._value2member_map_
     text = f"{status} {HTTPStatus(status).phrase if known else 'Status'}\n".encode()
     bodiless = status < 200 or status in {204, 304}
@@ -201,7 +201,7 @@ def answer_object(
 ) -> ContentAnswer:
     """The answer to GET or HEAD for an object that exists.
 
-    200, 206, 412 (If-Match) or 416; ``fault`` bends it. ``headers`` are the request's, looked up as written here.
+    200, 206, 412 (If-Match) or 416, changed by ``fault``. ``headers`` are the request's, looked up as written here.
     """
     fault = fault or Fault()
     if fault.new_etag:
@@ -209,7 +209,7 @@ def answer_object(
     if not _matches(headers.get("If-Match"), version):
         return answer_status(412, method)
     described = {"ETag": version.etag, "Last-Modified": version.last_modified, "Accept-Ranges": "bytes"}
-    # The RFC defines Range for GET alone.
+    # The RFC defines Range only for GET.
     asked = asked_range(headers.get("Range")) if method == "GET" and not fault.drop_range else None
     if asked is None or not _range_holds(headers.get("If-Range"), version):
         stop = 0 if method == "HEAD" else version.size

@@ -1,11 +1,11 @@
-"""Writes small, real LeRobot v3.0 datasets whose every frame says which one it is.
+"""Writes small, real LeRobot v3.0 datasets in which every frame carries its identity.
 
     truth = write_dataset("/tmp/pick-place", episodes=(20, 31, 17))
     assert read_identity(picture) == truth.identity(episode, frame, camera)
 
-Nothing comes from outside: the scenes are painted, the numbers are formulas, and `DatasetTruth` knows them all. The
-layout is that of LeRobot's recorder (0.6), down to the column order, the row groups and the place of each MP4's moov;
-`Quirks` add what other writers made of it. Needs the extra ``testing``.
+Scenes are painted and numbers are formulas, and `DatasetTruth` knows them all. The layout is that of LeRobot's recorder
+(0.6), down to the column order, the row groups and the place of each MP4's moov; `Quirks` add deviations of other
+writers. Needs the extra ``testing``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 DEFAULT_CAMERAS = ("observation.images.top", "observation.images.wrist")
 
 MIN_SIDE_PX = 64
-"""Least side that SVT-AV1 takes, and that has room for an identity."""
+"""Shortest side for SVT-AV1, and for an identity."""
 MAX_FPS = 240
-"""Highest rate that SVT-AV1 takes."""
+"""Highest rate for SVT-AV1."""
 
 
 def write_dataset(
@@ -65,37 +65,38 @@ def write_dataset(
     quirks: Quirks | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> DatasetTruth:
-    """Writes a dataset and tells what is in it.
+    """Write a dataset; returns its contents.
 
-    It encodes, hence takes a while and blocks; from a coroutine call it in a thread. Equal arguments give equal bytes
-    with equal versions of PyAV and pyarrow. Where it fails halfway, the files written so far stay, without info.json.
+    It encodes, so it takes a while and blocks; from a coroutine call it in a thread. Equal arguments give equal bytes
+    with equal versions of PyAV and pyarrow. If it fails, the files written so far stay, without info.json.
 
     Args:
         root: A directory that is empty or doesn't exist yet.
-        episodes: Frames of each episode (0 is allowed), or how many episodes of ``length`` frames.
-        length: Frames an episode, where ``episodes`` is a number.
+        episodes: Frames of each episode (0 is allowed), or the number of episodes of ``length`` frames.
+        length: Frames of each episode, if ``episodes`` is a number.
         cameras: Names of the colour video features, at most 15.
         fps: Frames per second, up to 240.
         width: Pixels, even, at least 64.
         height: Pixels, even, at least 64.
         codec: Of the colour videos: av1, h264 or hevc.
         gop: Most frames from one key frame to the next.
-        crf: Quality of the videos; None: 30 for av1, 23 for h264, 28 for hevc. From 40 on, small pictures stop reading.
+        crf: Quality of the videos; None: 30 for av1, 23 for h264, 28 for hevc. From 40 on, small pictures become
+            unreadable.
         episodes_per_video_file: For all cameras, or for each. A file of one episode has its moov at the tail.
         episodes_per_data_file: Likewise for the rows.
         chunks_size: Most files in a chunk directory.
-        tasks: The episodes take them in turns.
+        tasks: The episodes take them in turn.
         texture: Strength of the pictures' grain, see `paint`.
         seed: Chooses the grain.
-        distinct_videos: Encode the videos of this many episodes only and repeat them for the rest by stream copy, which
+        distinct_videos: Encode the videos of only this many episodes and repeat them for the rest by stream copy, which
             makes large datasets cheap. The pictures of episode e then carry the identity of e modulo this number; the
-            rows keep their own. Episodes that share a video must be of one length.
-        extras: Which of `EXTRAS` to add.
+            rows keep their own. Episodes that share a video must have one length.
+        extras: Names of `EXTRAS` to add.
         quirks: Irregularities; None for none.
-        progress: Called with the videos finished and all there will be, one per camera and episode with frames.
+        progress: Called with the numbers of finished and of all videos, one for each camera and episode with frames.
 
     Raises:
-        ConfigError: An argument can't be meant, or the directory isn't empty.
+        ConfigError: An argument is invalid, or the directory isn't empty.
         MissingDependency: PyAV, an encoder or pyarrow isn't installed.
     """
     truth = DatasetTruth(
@@ -172,7 +173,7 @@ def _check_truth(truth: DatasetTruth, extras: Collection[str]) -> None:
     if truth.width % 2 or truth.height % 2:
         raise ConfigError(f"{truth.width}x{truth.height} must be even numbers of pixels")
     _check_repeats(truth)
-    # Refuses what can't be painted before anything is written.
+    # Raises before anything is written if a picture can't be painted.
     last = (max(truth.num_episodes - 1, 0), max((*truth.lengths, 1)) - 1, SNAPSHOT_CAMERA)
     paint(*last, width=truth.width, height=truth.height, texture=truth.texture, seed=truth.seed)
     if truth.root.exists() and (not truth.root.is_dir() or any(truth.root.iterdir())):

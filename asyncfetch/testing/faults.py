@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Ending: TypeAlias = Literal["complete", "stall", "reset", "close"]
-"""The end of a response: whole; silent until the client or the server goes; by RST; by FIN."""
+"""The end of a response: complete; silent until the client or the server goes; by RST; by FIN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """All that goes wrong with one response.
+    """The faults of one response.
 
     The static methods make the usual ones. For several at once, set the fields yourself:
-    ``Fault(new_etag=True, ending="stall", after_bytes=1000)``. ConfigError for values that a field can't have.
+    ``Fault(new_etag=True, ending="stall", after_bytes=1000)``. ConfigError for invalid values.
     """
 
     answer_status: int | None = None
@@ -34,22 +34,21 @@ class Fault:
     ending: Ending = "complete"
     """The end of the response."""
     after_bytes: int | None = 0
-    """Bytes of the body sent before an early ending; None: not even a status line is sent."""
+    """Bytes of the body sent before an early ending; None sends not even a status line."""
     drop_range: bool = False
     """The request is answered as if it had no Range header."""
     shift_bytes: int = 0
-    """Added to both ends that a Content-Range tells; the body stays right."""
+    """Offset of both ends in Content-Range; the body stays right."""
     missing_bytes: int = 0
-    """Bytes by which a ranged answer falls short of what was asked, all its headers agreeing with one another."""
+    """Bytes by which a ranged answer is too short, with consistent headers."""
     surplus_bytes: int = 0
     """Bytes sent after the end of the body, beyond Content-Length."""
     new_etag: bool = False
     """The object counts as replaced: another ETag, so a condition on the old one fails."""
     encode_gzip: bool = False
-    """Compress the body unasked, as Content-Encoding says. It is held in memory whole."""
+    """Compress the body without being asked, with Content-Encoding. It is held in memory whole."""
     corrupt_at: int | None = None
-    """Offset in the object of one byte that is sent inverted, where a response covers it; of what a request puts, the
-    one that arrives inverted."""
+    """Offset in the object of one byte that is inverted, in responses that cover it, and in uploads."""
     taken_bytes: int | None = None
     """Bytes of the request's body that are taken before the connection breaks; None takes all."""
     first_byte_seconds: float | None = None
@@ -83,7 +82,7 @@ class Fault:
     def reset(after_bytes: int | None = 0) -> Fault:
         """Break the connection by RST after so many bytes of the body; None: instead of an answer.
 
-        What the client's kernel has not taken by then is lost as well.
+        Bytes that the client's kernel has not received by then are lost, too.
         """
         return Fault(ending="reset", after_bytes=after_bytes)
 
@@ -114,12 +113,12 @@ class Fault:
 
     @staticmethod
     def short(missing_bytes: int = 1) -> Fault:
-        """Answer a shorter range than asked, of at least one byte, with headers that agree with one another."""
+        """Answer a shorter range than asked, of at least one byte, with consistent headers."""
         return Fault(missing_bytes=missing_bytes)
 
     @staticmethod
     def surplus(byte_count: int = 1) -> Fault:
-        """Send so many bytes too many, past the end that the headers tell."""
+        """Send so many bytes after the end of the body."""
         return Fault(surplus_bytes=byte_count)
 
     @staticmethod
@@ -144,7 +143,7 @@ class Fault:
 
 
 FaultRule: TypeAlias = "Callable[[ServedRequest], Fault | None]"
-"""Says what goes wrong with a request, None for nothing. Called once a request, in order of arrival."""
+"""Returns a request's fault, or None. Called once for each request, in order of arrival."""
 
 
 class FaultEvery:
@@ -160,7 +159,7 @@ class FaultEvery:
 
 
 class FaultOnce:
-    """A rule: ``fault`` for the first ``times`` requests for ``path``, given as ServedRequest.path is: "/a.bin"."""
+    """A rule: ``fault`` for the first ``times`` requests for ``path``, which begins with a slash: "/a.bin"."""
 
     def __init__(self, path: str, fault: Fault, *, times: int = 1) -> None:
         self._path, self._fault, self._left = path, fault, times
@@ -175,7 +174,7 @@ class FaultOnce:
 
 @dataclass(slots=True, kw_only=True)
 class ServedRequest:
-    """One request and what became of it. Filled in as the server gets on with it; don't write to it."""
+    """One request and its outcome. The server fills it in as it goes; don't write to it."""
 
     method: str
     """GET, HEAD, ..."""
@@ -184,7 +183,7 @@ class ServedRequest:
     target: str
     """Path and query as sent, still quoted."""
     start: int | None
-    """First byte asked for, as in ByteRange: negative for the last bytes. None: no range, or one to be ignored."""
+    """First byte asked for, as in ByteRange: negative for the last bytes. None for no range, or an ignored one."""
     stop: int | None
     """One past the last byte asked for; None: to the end."""
     headers: Mapping[str, str]
@@ -192,9 +191,9 @@ class ServedRequest:
     started: float
     """Monotonic seconds at which its headers had arrived."""
     fault: Fault | None = None
-    """Fault that it had on purpose."""
+    """Its fault, if any."""
     status: int | None = None
-    """Status of the answer; None until that is decided, and where a fault sends none."""
+    """Status of the answer; None until that is decided, and if a fault sends none."""
     bytes_sent: int = 0
     """Bytes of the body handed to the connection; surplus ones don't count."""
     finished: float | None = None
@@ -218,8 +217,8 @@ class ServerStatistics:
 class RequestLog:
     """Counts and remembers requests. Safe to read from any thread while the server writes.
 
-    A request ends just before its last byte is handed over, so that a client that has all bytes can send the next
-    one without being counted twice: a peak above a client's own limit is the client's fault.
+    A request ends just before its last byte is sent, so a client that has all bytes can send the next one without being
+    counted twice: a peak above a client's own limit is the client's fault.
     """
 
     def __init__(self, max_log: int) -> None:
@@ -228,7 +227,7 @@ class RequestLog:
         self._count = self._bytes_sent = self._in_flight = self._peak_in_flight = 0
 
     def begin(self, request: ServedRequest) -> int:
-        """Note that ``request`` arrived; the number in flight with it."""
+        """Note that ``request`` arrived; returns the number in flight with it."""
         with self._lock:
             self._requests.append(request)
             self._count += 1
@@ -250,7 +249,7 @@ class RequestLog:
                 self._in_flight -= 1
 
     def reset(self) -> None:
-        """Forget all but what is in flight."""
+        """Forget all but the requests in flight."""
         with self._lock:
             self._requests.clear()
             self._count = self._bytes_sent = 0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WINDOW_SECONDS = 300
 """The Hub's quotas are for windows of this length."""
 _PREFIXED = {"datasets", "spaces", "buckets"}
-"""Kinds that their repositories' urls begin with."""
+"""Kinds of repositories with a prefix in their urls."""
 _UPLOADED_AT = "2026-01-02T03:04:05.000Z"
 
 
@@ -40,19 +40,19 @@ class HubServer:
             config = FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url)
             ...  # hf://datasets/org/name/data.bin
 
-    The Hub resolves revisions to commits, lists branches, and trees by pages, serves small files itself and redirects
-    for the others to the CDN; its urls are signed and expire. Buckets ("buckets/org/name") have no revisions, and all
-    their files are at the CDN. It enters and leaves as RangeServer does.
+    The Hub resolves revisions to commits, lists branches, lists trees by pages, serves small files itself and redirects
+    to the CDN for others; urls of the CDN are signed and expire. Buckets ("buckets/org/name") have no revisions, and
+    all their files are at the CDN. It is entered like a RangeServer.
 
     Args:
-        token: The bearer token that the Hub wants; None: it wants none. The CDN refuses requests that carry one.
+        token: The Hub's bearer token; None for no token. The CDN refuses requests that carry one.
         lfs_bytes: Files from this size on are at the CDN.
-        url_seconds: How long a url of the CDN is good for.
+        url_seconds: Seconds for which a url of the CDN is valid.
         resolver_quota: ``/resolve/`` requests in five minutes; above it, 429 and RateLimit.
         page_entries: Entries in one page of a tree.
         tls: Whether to speak TLS.
-        fault: What goes wrong at the Hub.
-        cdn_fault: What goes wrong at the CDN.
+        fault: Chooses faults of the Hub.
+        cdn_fault: Chooses faults of the CDN.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HubServer:
 
     @property
     def url(self) -> str:
-        """The url that HF_ENDPOINT is to be."""
+        """The url for HF_ENDPOINT."""
         return self.hub.url
 
     @property
@@ -99,7 +99,7 @@ class HubServer:
         return time.time() + self.clock_seconds
 
     def push(self, repository: str, files: Mapping[str, bytes], revision: str = "main") -> str:
-        """Makes ``files`` the content of "datasets/org/name"'s branch, or of "buckets/org/name"; the new commit."""
+        """Make ``files`` the content of a branch of "datasets/org/name", or of a bucket; returns the commit."""
         text = json.dumps([repository, sorted((path, _sha(content)) for path, content in files.items())])
         commit = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         self._commits[f"{repository}@{commit}"] = dict(files)
@@ -108,11 +108,11 @@ class HubServer:
         return commit
 
     def revoke(self) -> None:
-        """Makes every url of the CDN signed so far a wrong one."""
+        """Invalidate all urls of the CDN signed so far."""
         self._secret = secrets.token_bytes(16)
 
     def files(self, repository: str, revision: str) -> tuple[str, Mapping[str, bytes]] | None:
-        """The commit of the revision and its files; None where there is no such one."""
+        """The commit of the revision and its files; None for an unknown revision."""
         commit = self._branches.get((repository, revision), revision)
         files = self._commits.get(f"{repository}@{commit}")
         return None if files is None else (commit, files)
@@ -122,7 +122,7 @@ class HubServer:
         return {branch: commit for (of, branch), commit in self._branches.items() if of == repository}
 
     def signature(self, path: str, expires: int) -> str:
-        """Return what a url of the CDN must carry."""
+        """The signature of a url of the CDN."""
         return hmac.new(self._secret, f"{path} {expires}".encode(), hashlib.sha256).hexdigest()
 
     def __enter__(self) -> Self:
@@ -273,7 +273,7 @@ def _entries(files: Mapping[str, bytes], directory: str, lfs_bytes: int, *, is_r
 
 
 def _bucket_entries(files: Mapping[str, bytes], prefix: str) -> list[dict[str, Any]]:
-    """All that begins with the prefix, which is no directory's name but text, down to the next slash."""
+    """All entries that begin with the prefix, which is text rather than a directory's name, to the next slash."""
     entries: dict[str, dict[str, Any]] = {}
     for path, content in sorted(files.items()):
         below = path[len(prefix) :]
@@ -298,7 +298,7 @@ def _json(value: object, headers: Mapping[str, str] | None = None) -> ContentAns
 
 
 def _content_hash(content: bytes) -> str:
-    """Another one than the tag's, as Xet's is."""
+    """A hash other than the tag's, as in Xet."""
     return hashlib.sha256(b"xet" + content).hexdigest()
 
 

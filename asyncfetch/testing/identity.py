@@ -1,13 +1,12 @@
-"""Pictures that say which frame they are, so that a reader is checked against pixels and not against another reader.
+"""Pictures that carry their frame's identity, so that a reader is checked by pixels, not by another reader.
 
 A picture is a grid of 7 x 8 cells, each dark or bright: 56 bits, row-major from the top left, most significant first:
 
     episode (20) | frame (16) | camera (4) | CRC-16 of those 40 bits (16)
 
-On odd frames every bit is inverted but the last one of the frame number, which tells odd from even. So neighbours
-differ nearly everywhere: a blend of two frames has grey cells, and a frame that stuck can't pass for the next one. The
-cells stretch with the picture, hence a resized picture still reads. Red is above blue everywhere, which exposes a
-decoder that swaps them.
+On odd frames every bit is inverted but the last one of the frame number. So neighbours differ nearly everywhere: a
+blend of two frames has grey cells, and a repeated frame can't pass for the next one. The cells stretch with the
+picture, so a resized picture is still readable. Red is above blue everywhere, which exposes a decoder that swaps them.
 """
 
 from __future__ import annotations
@@ -106,9 +105,9 @@ def read_identity(picture: ArrayLike) -> Identity:
         picture: (H, W, 3) or (3, H, W), uint8 or float in [0, 1]; an array or a CPU tensor.
 
     Raises:
-        DecodeError: A cell is neither dark nor bright, the checksum is off, or red and blue are swapped: this isn't one
-            whole painted picture. A misread is never returned.
-        ConfigError: Not the shape or the type of a picture.
+        DecodeError: A cell is neither dark nor bright, the checksum is wrong, or red and blue are swapped: this isn't
+            one whole painted picture.
+        ConfigError: It hasn't the shape or the type of a picture.
     """
     pixels = _as_hwc(np.asarray(picture))
     red, _, blue = pixels.mean(axis=(0, 1))

@@ -58,7 +58,7 @@ def data_schema(features: Features, quirks: Quirks) -> pa.Schema:
 def write_data(
     path: Path, truth: DatasetTruth, schema: pa.Schema, episodes: Sequence[int], quirks: Quirks, *, orphan_rows: int = 0
 ) -> None:
-    """Writes the rows of some episodes, after orphan rows where asked for; episodes without frames leave nothing."""
+    """Writes the rows of some episodes, after orphan rows if any; episodes without frames have none."""
     import pyarrow as pa
 
     tables = [_episode_table(truth, schema, episode) for episode in episodes if truth.lengths[episode]]
@@ -208,22 +208,21 @@ def _pandas_column(name: str | None, field_name: str | None, numpy_type: str) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quirks:
-    """Things that `write_dataset` does otherwise than LeRobot's recorder. By default nothing.
+    """Deviations of `write_dataset` from LeRobot's recorder. By default there are none.
 
-    Episodes of no frames are no quirk of their own: give a length of 0. Such an episode has a row of metadata and
-    nothing else.
+    For an episode without frames, which has only a row of metadata, give a length of 0.
     """
 
     collapsed_row_groups: bool = False
-    """One row group for all episodes of a data file, as conversion and push_to_hub write, instead of one an episode."""
+    """One row group for all episodes of a data file, as by conversion and push_to_hub, instead of one an episode."""
     plain_lists: bool = False
-    """``list`` in place of ``fixed_size_list``, as merged and edited files have."""
+    """``list`` in place of ``fixed_size_list``, as in merged and edited files."""
     no_huggingface_metadata: bool = False
     """No ``huggingface`` key in the schema metadata of the data files."""
     sorted_episode_columns: bool = False
     """Columns of meta/episodes in alphabetic order."""
     float_index_columns: bool = False
-    """Every integer column of meta/episodes as double, as a trip through pandas leaves it."""
+    """Every integer column of meta/episodes as double, as after a conversion by pandas."""
     null_index_episodes: tuple[int, ...] = ()
     """Episodes whose chunk and file indices, of data, videos and metadata, are null."""
     episodes_per_meta_file: int | None = None
@@ -231,18 +230,18 @@ class Quirks:
     stale_self_references: bool = False
     """``meta/episodes/file_index`` names a file that doesn't exist."""
     unnamed_tasks_index: bool = False
-    """The tasks' column is called ``__index_level_0__``, as LeRobot 0.4 left it."""
+    """The tasks' column is called ``__index_level_0__``, as in LeRobot 0.4."""
     permuted_tasks: bool = False
     """The rows of tasks.parquet in reverse order: row position is no longer task index."""
     orphan_rows: int = 0
     """This many rows at the start of every data file belong to an episode beyond the last and carry indices beyond the
     last, so that the position of a row isn't its ``index``."""
     orphan_files: bool = False
-    """One more data file, with the rows of episode 0 again, and one more video a camera, that no metadata mention."""
+    """One more data file, with the rows of episode 0 again, and one more video for each camera, without metadata."""
     no_stats: bool = False
     """Neither meta/stats.json nor ``stats/*`` columns."""
     short_video_frames: int = 0
-    """The last episode in every video file lacks this many frames at its end; the metadata don't know."""
+    """The last episode in every video file lacks this many frames at its end, unlike the metadata."""
     empty_video_file: int | None = None
     """This file of the first camera has no bytes."""
     without_default_feature: str | None = None
@@ -358,17 +357,17 @@ STATISTICS = ("min", "max", "mean", "std", "count", *_QUANTILES)
 
 # Statistics have the form of meta/stats.json and of the ``stats/*`` columns: min, max, mean, std, count and five
 # quantiles as arrays. Numeric features have one value a component, pictures one a channel in the shape (C, 1, 1),
-# colours scaled to [0, 1]. ``count`` is the number of frames looked at.
+# colours scaled to [0, 1]. ``count`` is the number of frames.
 
 
 def numeric_statistics(values: NDArray[Any]) -> Statistics:
-    """Take them over the first axis of ``values``, which holds at least one frame."""
+    """The statistics over the first axis of ``values``, which holds at least one frame."""
     rows = values[:, None] if values.ndim == 1 else values
     return _statistics(rows.astype(np.float64), frames=len(values))
 
 
 def picture_statistics(pictures: NDArray[Any]) -> Statistics:
-    """Take them over at least one picture (N, H, W, C), each channel on its own; depth, in floats, keeps its unit."""
+    """The statistics over at least one picture (N, H, W, C), by channel; depth, in floats, keeps its unit."""
     channels = pictures.shape[-1]
     scale = 255.0 if pictures.dtype == np.uint8 else 1.0
     flat = _statistics(pictures.reshape(-1, channels) / scale, frames=len(pictures))
@@ -376,7 +375,7 @@ def picture_statistics(pictures: NDArray[Any]) -> Statistics:
 
 
 def aggregate(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of at least one part together; quantiles, as LeRobot's, are the parts' means weighted by count."""
+    """The statistics of at least one part together; quantiles are weighted means of the parts', as in LeRobot."""
     counts = np.concatenate([part["count"] for part in parts])
     shares = counts / counts.sum()
 
@@ -408,7 +407,7 @@ def _statistics(values: NDArray[np.float64], frames: int) -> Statistics:
 
 SAMPLED_PICTURES = 8
 SAMPLED_SIDE_PX = 64
-"""Side of the pictures that statistics look at: so many pictures an episode, thinned to about so many pixels a side."""
+"""Statistics use so many pictures of an episode, thinned to about so many pixels a side."""
 
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
@@ -418,7 +417,7 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The way in which a dataset is stored, as opposed to what is in it."""
+    """The way in which a dataset is stored, apart from its contents."""
 
     encoding: Encoding
     """Encoding of the colour videos."""
@@ -435,9 +434,9 @@ class Recorder:
     """Writes one dataset, once.
 
     Args:
-        truth: What to write, and where.
-        recording: How.
-        progress: Called with the videos finished and all there will be.
+        truth: The contents, and the directory.
+        recording: The way of storing.
+        progress: Called with the numbers of finished and of all videos.
     """
 
     def __init__(
@@ -452,13 +451,13 @@ class Recorder:
         )
         self._filled = [episode for episode, length in enumerate(truth.lengths) if length]
         self._videos_done = 0
-        # An episode may have a second clip, cut short. Without repeats there is nothing to remember.
+        # An episode may have a second, shorter clip. Without repeats there is nothing to remember.
         remembered = 2 * (truth.distinct_videos or 0)
         self._clip = lru_cache(maxsize=remembered)(self._encode)
         self._picture_statistics = lru_cache(maxsize=remembered)(self._sample_pictures)
 
     def write(self) -> None:
-        """Writes every file, info.json last: without it there is no dataset yet."""
+        """Writes every file, info.json last: without it there is no dataset."""
         truth, quirks = self._truth, self._quirks
         columns: Columns = {
             "episode_index": list(range(truth.num_episodes)),
@@ -519,7 +518,7 @@ class Recorder:
         }
 
     def _video_times(self, per_file: int) -> tuple[list[float], list[float]]:
-        """Return where each episode is in its file, summed up in floats as LeRobot does, rounding errors included."""
+        """The times of each episode in its file, summed up in floats as in LeRobot, rounding errors included."""
         starts: list[float] = []
         stops: list[float] = []
         for episode, length in enumerate(self._truth.lengths):
@@ -528,7 +527,7 @@ class Recorder:
         return starts, stops
 
     def _write_statistics(self) -> Columns:
-        """Writes stats.json; gives the ``stats/*`` columns, null for an episode without frames."""
+        """Writes stats.json; returns the ``stats/*`` columns, null for an episode without frames."""
         columns: Columns = {}
         overall: dict[str, dict[str, Any]] = {}
         for name, feature in self._features.items():
@@ -589,7 +588,7 @@ class Recorder:
         return encode_clip(pictures, encoding=recording.encoding, fps=truth.fps, gop=recording.gop, crf=recording.crf)
 
     def _counted(self, clips: Iterator[bytes]) -> list[bytes]:
-        """Draws the clips and reports each."""
+        """The clips; reports each."""
         total = len(self._filled) * len(self._truth.video_features)
         drawn = []
         for clip in clips:
@@ -600,7 +599,7 @@ class Recorder:
         return drawn
 
     def _files(self, per_file: int) -> Iterator[tuple[int, list[int]]]:
-        """The files that hold frames, each with its episodes that have some."""
+        """The files with frames, each with its episodes that have some."""
         for file, episodes in groupby(self._filled, key=lambda episode: episode // per_file):
             yield file, list(episodes)
 

@@ -1,4 +1,4 @@
-"""A server that speaks as much S3 as reading and putting need, and verifies every signature."""
+"""A server of the parts of S3 that reading and putting need, which verifies every signature."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ObjectWriter:
     def answer(
         self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
     ) -> ContentAnswer | Refusal:
-        """Return what becomes of a request that writes to ``path``, "bucket/key"."""
+        """The answer to a request that writes to ``path``, "bucket/key"."""
         asked = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
         digest = headers.get("Content-MD5", "")
         if digest and not self._takes_any_digest and digest != b64encode(_md5(body)).decode():
@@ -155,7 +155,7 @@ class Refusal:
     code: str
     message: str
     region: str | None = None
-    """The right one, where the wrong one was signed for."""
+    """The bucket's region, if another one was signed for."""
 
 
 def check_presigned(
@@ -251,19 +251,18 @@ PAGE_KEYS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Quirks:
-    """Things that stores that speak like S3 do otherwise."""
+    """Deviations of compatible stores from S3."""
 
     refuses_checksums: bool = False
-    """True if a request that names a checksum, as newer SDKs do by themselves, is an error; so at Backblaze B2, Qumulo
-    and older MinIO."""
+    """True refuses requests with a checksum, which newer SDKs add, as Backblaze B2, Qumulo and older MinIO do."""
     requests_per_second: float | None = None
-    """Answered; what comes above that is 503 SlowDown. B2 allows new accounts 500."""
+    """Requests answered in a second; others get 503 SlowDown. B2 allows new accounts 500."""
     retry_after_seconds: int | None = None
     """Sent with SlowDown; B2 may or may not."""
     encodes_keys: bool = True
-    """True if listings know ``encoding-type=url``; a store that doesn't sends keys as they are."""
+    """True if listings support ``encoding-type=url``; other stores send plain keys."""
     sends_tokens: bool = True
-    """True if a listing of several pages says how to ask for the next one, as ListObjectsV2 does."""
+    """True if a listing of several pages has tokens for the next one, as ListObjectsV2."""
     tells_size: bool = True
     """True if a 416 has the object's size."""
     takes_any_digest: bool = False
@@ -271,17 +270,15 @@ class S3Quirks:
     min_part_bytes: int = 0
     """Least length of all parts of an upload but the last; S3's are 5 MiB."""
     wrong_region_status: int = 400
-    """Status of a refusal of another region's signature: 400 with the region in the body, or a redirect, 301 or 307,
-    that has it in a header and leads nowhere."""
+    """Status for another region's signature: 400 with the region in the body, or a redirect, 301 or 307, that has it in
+    a header and no target."""
 
 
 class S3Server(RangeServer):
     """A RangeServer of buckets, addressed by path, for presigned requests: GET, ListObjectsV2, PUT, multipart uploads.
 
-    What is put lands in ``content``. ``uploads`` has what wasn't
-    completed or aborted.
-    Signatures, their expiry, region and session token are verified. Errors are S3's, XML bodies included; as there, a
-    416 has no Content-Range. Faults come before all of that:
+    Uploads change ``content``. Signatures, their expiry, region and session token are verified. Errors are S3's, XML
+    bodies included; as in S3, a 416 has no Content-Range. Faults come before all of that:
 
         with S3Server({"bucket/a.bin": bytes(1000)}) as server:
             config = FetchConfig(ca_file=server.ca_file, s3=S3Config(endpoint_url=server.url))
@@ -294,7 +291,7 @@ class S3Server(RangeServer):
         regions: By bucket.
         requester_pays: Whether requests must carry ``x-amz-request-payer: requester``.
         page_keys: Keys in one page of a listing.
-        quirks: What it does otherwise than S3.
+        quirks: Deviations from S3.
         options: As RangeServer's.
     """
 

@@ -1,4 +1,4 @@
-"""RangeServer: its life, and one request from arrival to end."""
+"""RangeServer: its lifecycle, and one request from arrival to end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Certificate:
 
 @functools.lru_cache(maxsize=16)
 def certificate_for(host: str) -> Certificate:
-    """The certificate for ``host`` and the loopback names, made once a process. Blocks for some 50 ms.
+    """The certificate for ``host`` and the loopback names, made once in a process. Blocks for some 50 ms.
 
     Raises:
         ConfigError: No host can have this name.
@@ -98,16 +98,15 @@ def _unlink(path: str, owner_pid: int) -> None:
 
 
 BLOCK_BYTES = 256 * 1024
-"""Bytes read and written at once where there is no rate: some syscalls and thread hops a megabyte, little memory."""
+"""Bytes read and written at once without a rate: few system calls and thread hops, and little memory."""
 PIECE_SECONDS = 0.02
 """Seconds of the rate written at once. 50 writes a second and stream: 64 streams at 4 MiB/s cost half a core."""
 CATCH_UP_SECONDS = 0.1
-"""Seconds that a stream may make up for after a pause, such as a busy loop. A link doesn't save what it didn't
-carry."""
+"""Seconds of a pause, such as a busy loop, that a stream may make up for. A real link can't make up for any."""
 
 
 class Pace:
-    """A stream of ``bytes_per_second``, as a clock of when its bytes are due. Pure: ``now`` is passed in."""
+    """The clock of a stream of ``bytes_per_second``. Pure: ``now`` is passed in."""
 
     def __init__(self, bytes_per_second: float, *, now: float) -> None:
         self._bytes_per_second, self._clock = bytes_per_second, now
@@ -118,18 +117,18 @@ class Pace:
         return min(BLOCK_BYTES, max(1, int(self._bytes_per_second * PIECE_SECONDS)))
 
     def due(self, byte_count: int, *, now: float) -> float:
-        """Return when the next ``byte_count`` bytes have had the time they take."""
+        """The time at which the next ``byte_count`` bytes are due."""
         self._clock = max(self._clock, now - CATCH_UP_SECONDS) + byte_count / self._bytes_per_second
         return self._clock
 
 
 async def sleep_until(monotonic_seconds: float) -> None:
-    """Sleep until then; a time that has passed gives way to other tasks once."""
+    """Sleep until then; for a time in the past, yield to other tasks once."""
     await anyio.sleep(max(0.0, monotonic_seconds - time.monotonic()))
 
 
 class AnswerWriter:
-    """Sends one answer. ``read(start, stop)`` gives the object's bytes."""
+    """Sends one answer. ``read(start, stop)`` returns the object's bytes."""
 
     def __init__(
         self,
@@ -170,8 +169,8 @@ class AnswerWriter:
         pace = Pace(self._bytes_per_second, now=time.monotonic()) if self._bytes_per_second else None
         piece_bytes = pace.piece_bytes if pace else BLOCK_BYTES
         for block_start in range(0, length, BLOCK_BYTES):
-            # Neither reading from memory nor writing need wait for anything: an end of the connection, which cancels
-            # this, could not be noticed before the last block, and other streams would get no turn.
+            # Reading from memory and writing may never wait. Without this, the end of the connection, which cancels
+            # this task, would be noticed only after the last block, and other streams would get no turn.
             await anyio.lowlevel.checkpoint()
             block_stop = min(length, block_start + BLOCK_BYTES)
             block = memoryview(await self._block(answer, block_start, block_stop))
@@ -190,7 +189,7 @@ class AnswerWriter:
         return await self._read(answer.start + start, answer.start + stop)
 
     def _send_surplus(self, byte_count: int) -> None:
-        # Past aiohttp, which keeps a body to its declared length.
+        # Not by aiohttp, which limits a body to its declared length.
         if byte_count and (transport := self._transport()):
             transport.write(b"\xff" * byte_count)
 
@@ -212,7 +211,7 @@ class AnswerWriter:
 
 
 CLOSE_SECONDS = 0.5
-"""Longest wait for requests to unwind after their connections are gone; only a read from a disk takes time then."""
+"""Longest wait for requests to unwind after their connections are gone; only a disk read may take time then."""
 NO_FAULT = Fault()
 
 Receive: TypeAlias = "Callable[[], Awaitable[bytes]]"
@@ -221,33 +220,34 @@ Receive: TypeAlias = "Callable[[], Awaitable[bytes]]"
 class RangeServer:
     """An HTTP server of byte ranges for tests: TLS, a pace per stream, a delay to the first byte, faults on demand.
 
-    It runs on the loop of ``async with server:``, or in a thread of its own under ``with server:``, for synchronous
-    tests and loader workers:
+    It runs on the loop of ``async with server:``, or in a thread of its own for ``with server:``, for synchronous tests
+    and loader workers:
 
         with RangeServer({"a.bin": bytes(1000)}, fault=FaultOnce("/a.bin", Fault.status(503))) as server:
             fetch(f"{server.url}/a.bin", ca_file=server.ca_file)
         assert [request.status for request in server.requests] == [503, 206]
 
-    It answers GET and HEAD: one Range (206, 416), If-Match (412), If-Range, strong ETags (of the content for a
-    mapping, of time and size for a file), 404, and 405 to the rest. Leaving the block breaks every connection; the
-    log stays readable. It can be entered again afterwards.
+    It answers GET and HEAD: one Range (206, 416), If-Match (412), If-Range, strong ETags (of the content for a mapping,
+    of time and size for a file), 404, and 405 to the rest. Leaving the block closes every connection; the log stays
+    readable. It can be entered again after that.
 
     Args:
-        content: A directory, served without symbolic links out of it and read in pieces; or a mapping of path to
-            content, read at each request, so that changing a value replaces the object.
+        content: A directory, read in pieces and without symbolic links out of it; or a mapping of path to content, read
+            at each request, so that changing a value replaces the object.
         host: An address of this machine. Any of 127.0.0.0/8 works on Linux: several hosts on one machine.
         port: 0 takes a free one.
         tls: Whether to speak TLS. Needs the extra ``testing``.
         first_byte_seconds: From a request's arrival to its status line. Connecting and TLS are not delayed.
         bytes_per_second: Rate of each response's body.
         max_concurrent: Requests above so many in flight are answered 503 at once.
-        fault: What goes wrong with which request. Called on the server's loop: it must not block. An error that it
-            raises is answered 500 and logged by aiohttp.
+        fault: Chooses each request's fault. Called on the server's loop, so it must not block. Its errors are answered
+            500 and logged by aiohttp.
         max_log: Requests remembered; older ones are forgotten.
 
     Raises:
-        ConfigError: An argument can't be used; on entering: ``content`` is no directory, or the address can't be had.
-        MissingDependency: On entering: TLS is asked, trustme isn't installed.
+        ConfigError: An argument can't be used; on entering: ``content`` is no directory, or the address isn't
+            available.
+        MissingDependency: On entering: trustme, for TLS, isn't installed.
     """
 
     def __init__(
@@ -282,14 +282,14 @@ class RangeServer:
 
     @property
     def url(self) -> str:
-        """``https://127.0.0.1:PORT``, without a slash at its end; after the block still that of the last run."""
+        """``https://127.0.0.1:PORT``, without a slash at its end; after the block, that of the last run."""
         if self._url is None:
             raise ClosedError("the RangeServer has no url before it is entered: use `with server:` or `async with`")
         return self._url
 
     @property
     def ca_file(self) -> str | None:
-        """PEM file of the authority to trust, there as long as the server runs; None without TLS, and before and after.
+        """PEM file of the authority to trust, which exists while the server runs; None without TLS, before and after.
 
         It fits FetchConfig(ca_file=...) and ssl.create_default_context(cafile=...) either way.
         """
@@ -297,7 +297,7 @@ class RangeServer:
 
     @property
     def requests(self) -> list[ServedRequest]:
-        """The latest requests, in order of arrival, those in flight included."""
+        """The latest requests, in order of arrival, including those in flight."""
         return self._log.requests()
 
     def statistics(self) -> ServerStatistics:
@@ -305,7 +305,7 @@ class RangeServer:
         return self._log.statistics()
 
     def reset(self) -> None:
-        """Forget the log and set the counters to zero, the peak to what is in flight."""
+        """Clear the log, and set the counters to zero and the peak to the requests in flight."""
         self._log.reset()
 
     def __repr__(self) -> str:
@@ -431,9 +431,9 @@ class RangeServer:
     async def _answer(
         self, record: ServedRequest, fault: Fault, receive: Receive
     ) -> tuple[ContentAnswer, StoredObject | None]:
-        """The answer, and the object that its bytes come from. Servers with an API of their own start here.
+        """The answer, and the object of its bytes. Servers with an API of their own override this.
 
-        ``receive()`` gives the body of the request.
+        ``receive()`` returns the body of the request.
         """
         if fault.answer_status is not None:
             return answer_status(fault.answer_status, record.method), None
@@ -449,7 +449,7 @@ class RangeServer:
 
 
 async def _break_off(request: web.BaseRequest, after_bytes: int) -> None:
-    """Ends the connection when so much of the request's body has come, or all of it."""
+    """End the connection when so much of the request's body has come, or all of it."""
     taken = 0
     while taken < after_bytes and (some := await request.content.readany()):
         taken += len(some)

@@ -1,4 +1,4 @@
-"""Contents of a dataset of `write_dataset`, computed from formulas and never read back from its files."""
+"""Contents of a dataset of `write_dataset`, computed by formulas, never read back from its files."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ EXTRAS = (DONE, NOTE, GRID, SNAPSHOT, DEPTH)
 depth camera (lossless HEVC, 12-bit codes)."""
 
 ROBOT_FEATURES = ("observation.state", "action", "next.reward")
-"""Features that every dataset written here has: float32 vectors of 6, and a reward of 1 at the last frame."""
+"""Features of every dataset written here: float32 vectors of 6, and a reward of 1 at the last frame."""
 
 DEFAULT_FEATURES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-"""Features that every LeRobot dataset has, besides its own features."""
+"""Features of every LeRobot dataset, besides its own."""
 
 SNAPSHOT_CAMERA = 15
 """The camera number painted into the image feature."""
@@ -44,11 +44,11 @@ class DatasetTruth:
     root: Path
     fps: int
     lengths: tuple[int, ...]
-    """Frames of each episode, as the metadata say."""
+    """Frames of each episode, by the metadata."""
     cameras: tuple[str, ...]
     """Video features with colour pictures; the number painted into them is the position here."""
     extras: tuple[str, ...]
-    """Names of `EXTRAS` that it has."""
+    """Its names of `EXTRAS`."""
     tasks: tuple[str, ...]
     """Tasks by their index."""
     width: int
@@ -56,7 +56,7 @@ class DatasetTruth:
     texture: float
     seed: int
     distinct_videos: int | None
-    """Videos repeat with this period; None where each episode has its own."""
+    """Videos repeat with this period; None if each episode has its own."""
 
     def __fspath__(self) -> str:
         return str(self.root)
@@ -73,16 +73,16 @@ class DatasetTruth:
 
     @property
     def video_features(self) -> tuple[str, ...]:
-        """All features stored as videos: the cameras, then the depth camera where it has one."""
+        """All features stored as videos: the cameras, then the depth camera, if any."""
         return (*self.cameras, *(name for name in self.extras if name == DEPTH))
 
     def first_index(self, episode: int) -> int:
-        """The global ``index`` of its frame 0; equals that of the next episode where it has none."""
+        """The global ``index`` of its frame 0; that of the next episode if it has no frames."""
         self._check(episode)
         return sum(self.lengths[:episode])
 
     def task_index(self, episode: int) -> int:
-        """Return the task of all its frames: the tasks take turns."""
+        """The number of its task: the episodes take them in turn."""
         self._check(episode)
         return episode % len(self.tasks)
 
@@ -91,17 +91,17 @@ class DatasetTruth:
         return self.tasks[self.task_index(episode)]
 
     def painted_episode(self, episode: int) -> int:
-        """The episode number in its pictures: ``episode``, or the one whose videos it repeats."""
+        """The episode number in its pictures: ``episode``, or that of the repeated videos."""
         self._check(episode)
         return episode if self.distinct_videos is None else episode % self.distinct_videos
 
     def identity(self, episode: int, frame: int, camera: str) -> Identity:
-        """Return what `read_identity` must give for this frame of a camera or of the image feature."""
+        """The right result of `read_identity` for this frame of a camera or of the image feature."""
         self._check(episode, frame)
         return Identity(self.painted_episode(episode), frame, self._camera_number(camera))
 
     def picture(self, episode: int, frame: int, camera: str) -> NDArray[np.uint8]:
-        """The picture (H, W, 3) before coding. A video only comes close to it, the image feature is exactly it."""
+        """The picture (H, W, 3) before coding. A video approximates it, the image feature is equal."""
         number = self.identity(episode, frame, camera)
         if camera == SNAPSHOT:
             number = number._replace(episode=episode)
@@ -116,7 +116,7 @@ class DatasetTruth:
         return codes
 
     def depth_metres(self, episode: int, frame: int) -> NDArray[np.float64]:
-        """The depth (H, W) that the codes stand for, on LeRobot's default logarithmic scale."""
+        """The depth (H, W) of the codes, on LeRobot's default logarithmic scale."""
         near, far = np.log(DEPTH_MIN_METRES + DEPTH_SHIFT_METRES), np.log(DEPTH_MAX_METRES + DEPTH_SHIFT_METRES)
         codes = self.depth_codes(episode, frame).astype(np.float64)
         metres: NDArray[np.float64] = np.exp(near + codes * (far - near) / MAX_DEPTH_CODE) - DEPTH_SHIFT_METRES
@@ -131,7 +131,7 @@ class DatasetTruth:
         return self._row("action", episode, frame)
 
     def column(self, name: str, episode: int) -> NDArray[Any]:
-        """All values of a stored feature in an episode, one a row: scalars for shape (1,), str objects for strings.
+        """All values of a stored feature in an episode, one a row: scalars for shape (1,), str for strings.
 
         Raises:
             ConfigError: The dataset has no such column; cameras have none.

@@ -104,14 +104,21 @@ async def test_chosen_features_and_the_default_ones(reader: LocalReader, tables:
     assert metadata.episodes[0].videos == {}
 
 
-@pytest.mark.parametrize("features", [["reward", "nope"], "reward"])
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (["reward", "nope"], f"no feature 'nope'; it has action, reward, {TOP}, timestamp"),
+        ("reward", "a collection of keys"),
+    ],
+)
 async def test_unknown_features_are_refused_with_the_known(
     reader: LocalReader,
     tables: Tables,
     tmp_path: Path,
     features: Any,  # noqa: ANN401
+    message: str,
 ) -> None:
-    with pytest.raises(ConfigError, match=f"action, reward, {TOP}, timestamp"):
+    with pytest.raises(ConfigError, match=message):
         await load_metadata(reader, tables.write(tmp_path), features=features)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound
+from asyncfetch.errors import DatasetError, FormatError, NotFound
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import open_table
 from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
@@ -469,11 +469,6 @@ async def test_row_groups_without_rows(
 async def test_projection(reader: LocalReader, tables: Tables, tmp_path: Path, columns: list[str]) -> None:
     rows = await open_rows(reader, tables.write(tmp_path), columns=columns)
     assert set(await rows.rows(rows.metadata.episodes[0])) == DEFAULTS | {*columns} - {"observation.images.top"}
-
-
-async def test_a_column_that_is_no_feature(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'nope' can't be read .* action, reward"):
-        await open_rows(reader, tables.write(tmp_path), columns=["nope"])
 
 
 def large(tables: Tables, episodes: int = 40, length: int = 500) -> None:

@@ -17,6 +17,8 @@ from tests.order.test_line import lines
 from tests.order.test_runs import frames_of, rests, spans
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from asyncfetch.order.line import Piece
 
 BATCH = 32
@@ -96,12 +98,12 @@ def test_an_order_without_shuffle_is_that_of_the_dataset(line: Line, pool: int) 
 def test_all_lanes_end_together(line: Line, pool: int) -> None:
     """But for the groups of pictures between which they are cut, and the last one where all lengths are one."""
     lanes = Lanes(Runs.whole(line, 0, line.total), 0, line.total, pool)
-    sizes = (lanes.stops - lanes.starts).tolist()
+    ends = (lanes.begins + lanes.stops - lanes.starts).tolist()
     last = int(np.argmax(lanes.stops))
-    inner = [size for lane, size in enumerate(sizes) if lane != last]
+    inner = [end for lane, end in enumerate(ends) if lane != last]
     if inner:
         assert max(inner) - min(inner) <= 2 * line.coded_frames + 1
-        assert sizes[last] <= max(inner) + 2 * line.coded_frames
+        assert ends[last] <= max(inner) + 2 * line.coded_frames
 
 
 def share(ranks: int, rank: int, lengths: np.ndarray, *, group: int = 2, pool: int = 64) -> tuple[Line, Lanes]:
@@ -153,18 +155,43 @@ def test_a_cut_between_ranks_costs_one_group_of_pictures(lengths: np.ndarray, ra
     assert fetched / lengths.sum() <= 1 + ranks / len(lengths)
 
 
-def test_segments_begin_one_after_another() -> None:
-    """What comes next is fetched at an even rate from the first cycle on, also where all lengths are one."""
-    _, lanes = share(4, 1, np.full(2000, 150))
+def begun_by(lanes: Lanes) -> NDArray[np.int64]:
+    """The number of the first sample of each piece in the first half, in ascending order."""
     cursor, begun, seen = lanes.cursor(), [], set[object]()
     for number in range(lanes.total // 2):
         _, piece, _ = cursor.at(number)
         if piece not in seen:
             begun.append(number)
             seen.add(piece)
-    behind = np.array(begun[len(lanes) :])
-    counts = np.bincount(behind // (50 * len(lanes)))[1:-1]
+    return np.array(begun)
+
+
+def test_segments_begin_one_after_another() -> None:
+    """What comes next is fetched at an even rate once all lanes have begun, also where all lengths are one."""
+    _, lanes = share(4, 1, np.full(2000, 150))
+    begun = begun_by(lanes)
+    all_begun = int(lanes.begins.max()) * len(lanes)
+    behind = begun[begun >= all_begun] - all_begun
+    counts = np.bincount(behind // (50 * len(lanes)))[:-1]
     assert counts.max() <= 1.3 * counts.mean()
+
+
+@pytest.mark.parametrize("varied", [True, False])
+def test_lanes_join_as_their_pieces_can_be_fetched(*, varied: bool) -> None:
+    """Beyond what the first lanes need, no sample needs more than three times the frames that were given before it."""
+    lengths = np.random.default_rng(4000).integers(90, 211, 400) if varied else np.full(400, 150)
+    _, lanes = share(1, 0, lengths)
+    cursor, seen, needed = lanes.cursor(), set[object](), list[int]()
+    for number in range(lanes.total // 4):
+        _, piece, _ = cursor.at(number)
+        new = piece not in seen
+        seen.add(piece)
+        needed.append((needed[-1] if needed else 0) + new * (piece.stop - piece.start))
+    first = needed[31]
+    assert first <= 16 * 150
+    assert all(frames <= first + 3 * (number + 100) for number, frames in enumerate(needed))
+    assert len({piece for piece, _ in given_by(lanes, range(16))}) == 16
+    assert np.diff(np.sort(lanes.begins)[15:]).max() <= 2
 
 
 def test_the_order_is_frozen_across_releases() -> None:

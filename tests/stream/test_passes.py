@@ -17,7 +17,7 @@ import torch
 
 import asyncfetch as af
 from asyncfetch.lerobot import EpisodeReader, reader_of
-from asyncfetch.lerobot.episode_cache import EpisodeCache
+from asyncfetch.lerobot.held_episode import READERS
 from asyncfetch.order.placement import Placement
 from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.testing import read_identity, write_dataset
@@ -76,7 +76,7 @@ async def test_an_epoch_opens_each_decoder_once(tmp_path: Path) -> None:
         async with source_of(stream).opener()() as opened:
             steps = source_of(stream).plan(opened, Placement(), epoch=0).steps()
         # Lanes that share an episode read it with decoders of their own.
-        readers = {(step.piece, step.reader % EpisodeCache.READERS) for step in steps}
+        readers = {(step.piece, step.reader % READERS) for step in steps}
         async with stream.samples() as samples:
             assert len({index(sample) async for sample in samples}) == episodes * 20
         assert dataset.statistics().decoders.misses == len(readers) * cameras

@@ -27,7 +27,7 @@ def test_shapes_say_whether_members_agree_after_renaming() -> None:
     ("layouts", "renames", "missing", "message"),
     [
         ([ONE, TWO], [{}, {}], "raise", r"'front': \[0\].*'top': \[1\]"),
-        ([ONE, ONE], [{"nowhere": "top"}, {}], "keep", "member 0: it has no .'nowhere'"),
+        ([ONE, ONE], [{"nowhere": "top"}, {}], "keep", "member 0 has no feature 'nowhere'; it has "),
         ([ONE, ONE], [{}, {"state": "top"}], "keep", "member 1: every key needs a name of its own"),
         ([ONE, ONE], [{"state": "dataset"}, {}], "keep", "name of its own"),
         ([ONE, {}, {"state": Field("float32", (3,))}], [{}] * 3, "pad", "the shape of 'state'"),

@@ -1,10 +1,10 @@
 """A directory that keeps fetched bytes for all processes of a machine, and after them.
 
-reader      DiskReader: a reader over another one that keeps what it read
-store       DiskStore: ranges of objects, read and written
-folder      Folder: the directory; room, eviction, sweeping; how many bytes all processes together hold
-subdirectories   Subdirectories: the files that are whole, and their last uses
-layout      DiskTier: where, and how much; what lies where, and what a file holds; which file systems will do
+reader           DiskReader: a reader over another one that keeps its ranges on disk
+store            DiskStore: ranges of objects, read and written
+folder           Folder: the directory; room, eviction, sweeping; the bytes of all processes; fit file systems
+subdirectories   Subdirectories: the complete files, and their last uses
+layout           DiskTier: the directory and its bounds; the names and contents of files
 """
 
 from __future__ import annotations

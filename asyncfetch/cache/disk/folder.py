@@ -1,11 +1,11 @@
-"""The directory of a disk cache: who may write how much to it, and when something has to go.
+"""The directory of a disk cache: room, eviction and locks.
 
-Readers take no lock. What they opened stays readable when it is deleted, and what they find is whole, because a file is
-written elsewhere and renamed into its place. So only those who make files have to agree, on how many bytes there may be
-(`SharedCounter`), and those who delete some, of whom there is one at a time.
+Readers take no lock. An open file stays readable when it is deleted, and every file is complete, because it is written
+elsewhere and renamed into its place. So only writers have to agree, on the number of bytes (`SharedCounter`), and
+deleters, of which there is one at a time.
 
-Choosing the longest unused means to look at all files, which takes 10 us of a processor for each, and longer where the
-disk is asked. So a twentieth of the bound goes at a time. Who wants to write meanwhile goes without.
+Finding the least recently used files means looking at all of them, which takes 10 us of a processor for each, and
+longer if the disk is read. So a twentieth of the bound is deleted at a time. Meanwhile nothing is written.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ T = TypeVar("T")
 
 _NUMBERS: Final = struct.Struct("<QQ")
 _CHECKSUM: Final = struct.Struct("<I")
-"""CRC-32 of the numbers: with a bit less in the first one the bound would be broken, and nobody would know."""
+"""CRC-32 of the numbers: a flipped bit in the first one could break the bound unnoticed."""
 _UNKNOWN: Final = 2**62
 
 
 class SharedCounter:
     """The bytes in use, one number in a file that all processes lock. Thread-safe; every method blocks for a moment.
 
-    The number may be too high, never too low, so the bound holds whatever is killed when. Whoever wants to write takes
-    the bytes first and makes the file then; whoever deletes gives them back after that. What gets lost between the two
-    by a kill, or by files that somebody else deletes, comes back at the next count of what is really there.
+    The number may be too high, never too low, so the bound holds whenever a process is killed. A writer takes the bytes
+    before it makes a file; a deleter gives them back after it deleted one. Bytes lost by a kill between the two, or by
+    files that were deleted by hand, come back at the next count of the files.
 
-    A file without a number, or with one that isn't what was written, means that nobody has counted yet; until then
-    everything is taken for full.
+    A file without a number, or with a wrong checksum, means that nothing was counted yet; until then the cache counts
+    as full.
 
-    Counting takes long, and nobody waits for it. So beside the bytes in use stands the sum of all that was ever taken:
-    what was taken while somebody counted may have been missed by the count, and is added to it.
+    Counting takes long, and writers don't wait for it. So the file also has the sum of all bytes ever taken: the count
+    may have missed those taken meanwhile, so they are added to it.
 
-    The system gives the lock of a killed process back. A forked child must not use it.
+    The system frees the lock of a killed process. A forked child must not use this.
 
     Args:
-        path: The file; made where it isn't there.
-        prepare: Makes its folder, where that has gone.
+        path: The file; made if it doesn't exist.
+        prepare: Makes its folder, if that is gone.
 
     Raises:
         OSError: It can't be opened for reading and writing.
@@ -71,34 +71,34 @@ class SharedCounter:
         self._path = path
         self._prepare = prepare
         self._descriptor = _open(path)
-        self._threads = threading.Lock()  # a lock of the file excludes other openings of it, not other threads
+        self._threads = threading.Lock()  # the file's lock excludes other openings of it, not other threads
         self._closed = False
 
     def close(self) -> None:
-        """Once nobody is at it. Twice is once."""
+        """Close the file. No other call may be under way. Idempotent."""
         with self._threads:
             if not self._closed:
                 self._closed = True
                 os.close(self._descriptor)
 
     def used_bytes(self) -> int | None:
-        """Return the bytes in use, at most; None before the first count."""
+        """An upper bound of the bytes in use; None before the first count."""
         with self._locked():
             used, _ = self._read()
         return None if used >= _UNKNOWN else used
 
     def taken_bytes(self) -> int:
-        """Sum of all that was ever taken, to be read before a count."""
+        """The sum of all bytes ever taken, to be read before a count."""
         with self._locked():
             return self._read()[1]
 
     def take(self, size_bytes: int, limit_bytes: Callable[[int], int], make: Callable[[], T]) -> T | None:
-        """Return what ``make`` gives, with ``size_bytes`` taken for it; None where that is more than may be in use.
+        """Take ``size_bytes`` and return ``make()``; None if that is more than may be in use.
 
         Args:
-            size_bytes: To take.
-            limit_bytes: From the bytes in use now, how many may be.
-            make: Makes the file, with its full length, while nobody else can take or delete anything.
+            size_bytes: Bytes to take.
+            limit_bytes: The limit, as a function of the bytes in use now.
+            make: Makes the file, with its full length, under the lock.
         """
         with self._locked():
             used, taken = self._read()
@@ -112,9 +112,9 @@ class SharedCounter:
                 raise
 
     def give_back(self, delete: Callable[[], int]) -> int:
-        """SharedCounter for what ``delete`` deletes, and return how many bytes it says that was.
+        """Give back the bytes that ``delete()`` returns, the size of what it deleted; returns them.
 
-        It runs while nobody else can take or put in a count: a count that missed the files would be reduced by them.
+        It runs under the lock: a count that has missed the files must not be reduced by them.
         """
         with self._locked():
             size_bytes = delete()
@@ -124,7 +124,7 @@ class SharedCounter:
             return size_bytes
 
     def recount(self, counted_bytes: int, taken_before: int) -> int:
-        """Put in what a count found that began when ``taken_before`` was read; returns what is in use now."""
+        """Set the result of a count that began when ``taken_before`` was read; returns the bytes in use now."""
         with self._locked():
             _, taken = self._read()
             used = counted_bytes + max(0, taken - taken_before)
@@ -145,14 +145,14 @@ class SharedCounter:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def _is_there(self) -> bool:
-        """Return whether the open file is the one that all find; the folder may have been moved or deleted."""
+        """Return whether the open file is still the one at the path; the folder may have been moved or deleted."""
         try:
             return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def _reopen(self) -> None:
-        """Somebody took the file away; those who come now make a new one, and all must use the same."""
+        """Open the file that is at the path now, a new one if need be, so that all processes use the same."""
         self._prepare()
         descriptor = _open(self._path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -179,8 +179,8 @@ def _open(path: Path) -> int:
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _REMEDY: Final = "Choose a directory on a local disk (ext4, xfs, btrfs, tmpfs, ...), on each machine its own"
 _UNFIT: Final = frozenset(("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "vboxsf", "drvfs"))
-"""Shared over a network or with a host. Some have locks, on good days; none deletes a file that another reads as a
-local disk does. Ceph, GPFS and Lustre with ``flock`` do."""
+"""File systems shared over a network or with a host. Some have unreliable locks; none keeps a deleted file readable for
+its readers as a local disk does. Ceph, GPFS and Lustre with ``flock`` do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Mount:
 
 
 def mount_of(path: str, lines: Iterable[str]) -> Mount | None:
-    """The mount that an absolute path lies on, the last one where several cover it; None where no line names one."""
+    """The mount of an absolute path, the last of several that cover it; None if no line names one."""
     found: Mount | None = None
     for line in lines:
         left, separator, right = line.partition(" - ")
@@ -212,7 +212,7 @@ def mount_of(path: str, lines: Iterable[str]) -> Mount | None:
 
 
 def why_unfit(mount: Mount) -> str | None:
-    """Return what keeps a disk cache from living there; None where nothing is known to."""
+    """The reason why a mount is unfit for a disk cache; None if none is known."""
     kind = mount.file_system
     if kind == "lustre" and not mount.options & {"flock", "localflock"}:
         return "Lustre is mounted without its option flock or localflock"
@@ -222,11 +222,11 @@ def why_unfit(mount: Mount) -> str | None:
 
 
 def require_locks(directory: Path, lock_file: Path) -> None:
-    """CacheError, which names the file system, where locks don't work in a directory or can't be relied on.
+    """CacheError, which names the file system, if locks don't work in a directory or aren't reliable.
 
     Args:
-        directory: What the error speaks of.
-        lock_file: In it; made where it isn't there, and locked for a moment.
+        directory: The directory.
+        lock_file: A file in it; made if it doesn't exist, and locked for a moment.
 
     Raises:
         OSError: The file can't be opened for writing.
@@ -264,29 +264,29 @@ def _locks_work(lock_file: Path) -> bool:
 
 
 SLACK: Final = 20
-"""A twentieth of the bound is freed at a time: so about 20 files are looked at for each that is written."""
+"""A twentieth of the bound is freed at a time, so about 20 files are looked at for each that is written."""
 _TAG: Final = b"Signature: 8a477f597d28d172789f06886806bc55\n# Fetched bytes, kept by asyncfetch.\n"
-"""The tag that https://bford.info/cachedir asks for."""
+"""The tag specified at https://bford.info/cachedir."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All that there is, as found by looking at all files."""
+    """Figures of the whole cache, from a look at all files."""
 
     objects: int
     files: int
     cost_bytes: int
     """Bytes of the disk that the files take."""
     unfinished_bytes: int
-    """Bytes that those take that are being written."""
+    """Bytes of files that are being written."""
     oldest_use_ns: int | None
-    """Time of the oldest use since the epoch, and not after now; None where there is no file."""
+    """Time of the oldest use since the epoch, and not after now; None without any file."""
     newest_use_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file that is being written; its bytes are taken, and nobody else finds it."""
+    """A file that is being written. Its bytes are taken, and readers don't find it yet."""
 
     descriptor: int
     path: str
@@ -298,15 +298,15 @@ class Folder:
 
     Args:
         directory: Absolute.
-        create: Whether to make it where it isn't there.
+        create: Whether to make it if it doesn't exist.
         wall_ns: Nanoseconds since the epoch.
 
     Attributes:
         directory: As given.
-        subdirectories: The files that are whole.
+        subdirectories: The complete files.
 
     Raises:
-        CacheError: It isn't there, can't be used by this user, or lies on a file system without proper locks.
+        CacheError: It doesn't exist, can't be used by this user, or is on a file system without proper locks.
     """
 
     def __init__(self, directory: Path, *, create: bool, wall_ns: Callable[[], int] = time.time_ns) -> None:
@@ -335,7 +335,7 @@ class Folder:
 
     def _prepare(self) -> None:
         if not self.directory.exists():
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what others may read is theirs to decide
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # opening it to others is the user's choice
         self._objects.mkdir(parents=True, exist_ok=True)
         self._new.mkdir(exist_ok=True)
         tag = self.directory / "CACHEDIR.TAG"
@@ -343,32 +343,32 @@ class Folder:
             tag.write_bytes(_TAG)
 
     def close(self) -> None:
-        """Once nobody is at it; the files stay. Twice is once."""
+        """Close it; the files stay. No other call may be under way. Idempotent."""
         self._counter.close()
 
     def used_bytes(self) -> int:
-        """Return what all files together take of the disk, at most."""
+        """An upper bound of the bytes that all files take on disk."""
         return self._counter.used_bytes() or 0
 
     def free_bytes(self) -> int:
-        """Return the free bytes of the disk, for this user."""
+        """The free bytes of the disk, for this user."""
         status = os.statvfs(self._root)
         return status.f_bavail * status.f_frsize
 
     def new_file(self, file_bytes: int, limit_bytes: Callable[[int], int]) -> NewFile | None:
-        """A file of this length to write, or None where there is no room for it.
+        """A file of this length to write, or None without room for it.
 
         Args:
             file_bytes: Its length.
-            limit_bytes: From the bytes in use, how many may be.
+            limit_bytes: The limit, as a function of the bytes in use.
         """
         cost = cost_bytes(file_bytes)
         return self._counter.take(cost, limit_bytes, partial(self._make_file, file_bytes, cost))
 
     def make_room(self, file_bytes: int, limit_bytes: Callable[[int], int]) -> bool:
-        """Delete the longest unused, so that a file of this length and a few more fit; whether it does now.
+        """Delete the least recently used files, so that one of this length and a few more fit; returns whether it does.
 
-        Looks at no file while another does that, nor where all that could go wouldn't be enough.
+        It does nothing while another process evicts, or if deleting all files wouldn't be enough.
         """
         cost = cost_bytes(file_bytes)
         if limit_bytes(self.used_bytes()) < cost:
@@ -384,12 +384,12 @@ class Folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             descriptor = os.open(path, flags, 0o666)
-        except FileNotFoundError:  # somebody deleted the folder
+        except FileNotFoundError:  # the folder was deleted
             self._new.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, flags, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, whatever ends the writer
-            os.truncate(descriptor, file_bytes)  # so that whoever counts sees all of it
+            os.truncate(descriptor, file_bytes)  # so that a count sees all of it
         except BaseException:
             os.close(descriptor)
             os.unlink(path)
@@ -397,21 +397,21 @@ class Folder:
         return NewFile(descriptor, path, cost)
 
     def publish(self, new: NewFile, version: VersionFile, piece: BlockSpan) -> None:
-        """Let others find what was written. It takes the place of an equal one. Close the descriptor afterwards."""
+        """Let others find the file. It replaces an equal one. Close the descriptor after that."""
         self.subdirectories.put(new.path, version, piece)
 
     def discard(self, new: NewFile) -> None:
-        """Give up a file that isn't published. Close the descriptor afterwards."""
+        """Give up a file that isn't published. Close the descriptor after that."""
         self._counter.give_back(partial(_delete, new.path, new.cost_bytes))
 
     def remove(self, version: VersionFile, piece: BlockSpan) -> None:
-        """Delete the file of a piece, which may have gone already."""
+        """Delete the file of a piece, if it still exists."""
         self._counter.give_back(
             partial(_delete, self.subdirectories.path(version, piece), cost_bytes(piece.file_bytes))
         )
 
     def survey(self, progress: Progress = unwatched) -> Survey:
-        """Look at everything; see Subdirectories.look."""
+        """Look at all files; see Subdirectories.look."""
         found = self.subdirectories.look(progress)
         times = found.used_at_ns
         return Survey(
@@ -424,31 +424,31 @@ class Folder:
         )
 
     def count(self) -> int:
-        """Return what there is, counted; sets the counter right. Waits for those who evict."""
+        """Count all bytes, and correct the counter. Waits for evictions."""
         self._evict(lambda used: used, wait=True, progress=unwatched)
         return self.used_bytes()
 
     def prune(self, max_bytes: int, progress: Progress = unwatched) -> Removal:
-        """Delete what was used longest ago until at most ``max_bytes`` are left. Waits for others who do.
+        """Delete the least recently used files until at most ``max_bytes`` are left. Waits for evictions.
 
-        What is interrupted has deleted a part, and counts as there until the next count.
+        If it is interrupted, the deleted files count as present until the next count.
         """
         removed = self._evict(lambda _used: max_bytes, wait=True, progress=progress)
         assert removed is not None
         return removed
 
     def sweep(self) -> int:
-        """Delete what dead writers left, and return how many bytes that was."""
+        """Delete the unfinished files of dead writers; returns their bytes."""
         return self._counter.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in entries(self._new)))
 
     def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool, progress: Progress) -> Removal | None:
-        """Delete the longest unused until ``goal_bytes`` of what there is are left; None while another does that."""
+        """Delete the least recently used until ``goal_bytes(total)`` are left; None while another process does."""
         with self._sole_evictor(wait=wait) as sole:
             if not sole:
                 return None
             taken_before = self._counter.taken_bytes()
             self.sweep()
-            # First those that are being written: they may be published meanwhile, and then count twice, not never.
+            # Unfinished files first: one that is published meanwhile counts twice, else it might be missed.
             unfinished_bytes = self._unfinished_bytes()
             found = self.subdirectories.look(progress)
             total = unfinished_bytes + int(found.cost_bytes.sum())
@@ -471,13 +471,13 @@ class Folder:
                 try:
                     yield True
                 finally:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has it open, for hours perhaps
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile may keep it open for hours
         finally:
             os.close(descriptor)
 
 
 def _goal(limit_bytes: int, needed_bytes: int, used_bytes: int) -> int:
-    """Down to where, so that ``needed_bytes`` and a few more files fit; nowhere if they can't anyhow."""
+    """The bytes to keep, so that ``needed_bytes`` and a few more files fit; all if they can't fit."""
     return used_bytes if limit_bytes < needed_bytes else limit_bytes - max(needed_bytes, limit_bytes // SLACK)
 
 
@@ -489,7 +489,7 @@ def _cost_of(entry: os.DirEntry[str]) -> int:
 
 
 def _delete(path: str, most_bytes: int) -> int:
-    """Delete a file and return what it took, at most what it was counted as."""
+    """Delete a file and return its bytes, at most those it was counted with."""
     try:
         cost = cost_bytes(os.stat(path).st_size)
         os.unlink(path)
@@ -499,7 +499,7 @@ def _delete(path: str, most_bytes: int) -> int:
 
 
 def _delete_if_abandoned(path: str) -> int:
-    """Delete an unfinished file whose writer is no more, and return what it took."""
+    """Delete an unfinished file of a dead writer; returns its bytes."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError, IsADirectoryError):

@@ -1,20 +1,20 @@
-"""A disk cache's directory and bounds, what lies where in it, and what a file holds. Nothing here touches the disk.
+"""A disk cache's directory and bounds, and the names and contents of its files. Nothing here touches the disk.
 
-    CACHEDIR.TAG                       backups and archivers leave such a directory out
-    v1/used                            how many bytes there are, see `SharedCounter`
+    CACHEDIR.TAG                       makes backups and archivers skip the directory
+    v1/used                            the number of bytes, see `SharedCounter`
     v1/evicting                        locked by the process that evicts
     v1/new/*                           files that are being written, each locked by its writer
     v1/objects/<subdirectory>/<object>-<version>-<start>-<stop>
 
-An object is a url without its signature, and the store that is asked where the url doesn't say that; a version is an
-ETag and a size. The names are hashes. A file holds bytes [start, stop) of the version, within one block of
-`BLOCK_BYTES`: a whole one, or just what was asked of it and wasn't there. So nothing is fetched that nobody asked for,
-and nothing twice: whoever asks for another range finds what the files hold of it.
+An object is a url without its signature, and its store if the url leaves that open; a version is an ETag and a size.
+The names are hashes. A file holds bytes [start, stop) of the version, within one block of `BLOCK_BYTES`: all of it, or
+just the bytes that were wanted and missing. So nothing is fetched that wasn't requested, and nothing twice: another
+range is read from the parts that files hold of it.
 
-Subdirectories have no meaning: they are so many that a million files are about a thousand in each, which is quickly
-listed. With a folder for each object and version, a million small objects were two million folders of 4 KiB, and to
-look at all of them took a quarter of an hour; and one folder with 50,000 pieces of a large object took 170 ms to list,
-for each piece that wasn't there.
+Subdirectories have no meaning. There are so many that a million files make about a thousand in each, which is quickly
+listed. With a folder for each object and version, a million small objects made two million folders of 4 KiB, and
+looking at all of them took a quarter of an hour; and one folder with 50,000 pieces of a large object took 170 ms to
+list, for each missing piece.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DIRECTORY_VARIABLE = "ASYNCFETCH_DISK_CACHE_DIR"
 
 
 def default_directory() -> Path:
-    """Return where the command line looks for an unnamed tier: the environment's, or the user's cache directory."""
+    """The command line's default tier: the environment's, or one in the user's cache directory."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
         return absolute_directory(named)
@@ -52,20 +52,20 @@ def default_directory() -> Path:
 class DiskTier:
     """A directory that keeps fetched bytes for all processes and jobs of one machine, and after them.
 
-    Only a description: it opens nothing, and crosses to other processes. All that use a directory at a time should give
-    it the same bounds; where they don't, each keeps to its own.
+    Only a description: it opens nothing, and pickles. All users of a directory should give it the same bounds;
+    otherwise each keeps to its own.
     """
 
     directory: str | os.PathLike[str]
-    """Directory on a local disk; made where it isn't there, for this user alone. Whoever can write to it is trusted:
-    what is read from it is checked against accidents, not against forgery."""
+    """Directory on a local disk; made for this user alone if it doesn't exist. Everybody with write access is trusted:
+    checks find accidental damage, not forgery."""
     max_bytes: int
     """Bound on the files in it, each rounded up to whole pages of 4 KiB."""
     _: KW_ONLY
     min_free_bytes: int = 1024**3
-    """Bytes of the disk that are left to others: with less free than this, the tier gives room back instead of taking
-    more. Where not even all that it holds would be enough, it takes no more, but keeps and serves what it has. 1 GiB is
-    what a log or a checkpoint needs to say that the disk is full."""
+    """Bytes of the disk to leave free: with less, the tier deletes files instead of adding some. If deleting all of
+    them wouldn't be enough, it adds none, but keeps and serves those it has. 1 GiB suffices for a log or a checkpoint
+    when the disk is full."""
 
     def __post_init__(self) -> None:
         absolute_directory(self.directory)
@@ -90,9 +90,9 @@ PAGE_BYTES: Final = 4096
 _MAGIC: Final = b"AFetch1\n"
 _HEADER: Final = struct.Struct("<8s24sQQQ")
 HEADER_BYTES: Final = _HEADER.size
-"""Length of the header before the content: were it after it, the system would take twice as long to copy into memory
-that begins 16 bytes into a page, as all that malloc maps does. A copy is slow whose target lies a few bytes behind its
-source in a page."""
+"""Length of the header before the content. With it after the content, copies took twice as long into memory that begins
+16 bytes into a page, as all that malloc maps does: a copy is slow when its target is a few bytes behind its source
+within a page."""
 
 _OBJECT_DIGEST, _VERSION_DIGEST = 16, 8
 _NUMBER: Final = "(?:0|[1-9a-f][0-9a-f]*)"
@@ -102,7 +102,7 @@ _FILE_NAME: Final = re.compile(
 
 
 def load_checksum() -> Callable[[Any], int]:
-    """XXH3 of 64 bits: 62 GB/s in the processor's caches where this was measured, zlib's CRC-32 4, BLAKE2b 1.
+    """XXH3 of 64 bits: measured, 62 GB/s in the processor's caches; zlib's CRC-32 4, BLAKE2b 1.
 
     Raises:
         MissingDependency: xxhash isn't installed.
@@ -115,11 +115,11 @@ def load_checksum() -> Callable[[Any], int]:
 
 
 def object_id(url: str, endpoint: str = "") -> str:
-    """Return what the names of all files of an object begin with.
+    """The beginning of the names of all files of an object.
 
     Args:
         url: The object's.
-        endpoint: The store that it lies in, where the url leaves that open; see EndpointReader.
+        endpoint: Its store, if the url leaves that open; see EndpointReader.
     """
     name = object_name(url)
     return _digest(f"{endpoint}\n{name}" if endpoint else name, _OBJECT_DIGEST)
@@ -136,7 +136,7 @@ class VersionFile:
 
     @classmethod
     def of(cls, info: ObjectInfo, endpoint: str = "") -> VersionFile:
-        """The version that a server told, with its strong ETag: nothing else promises equal bytes."""
+        """The version of an object with a strong ETag: nothing else promises equal bytes."""
         return cls(object_id(info.url, endpoint), _digest(f"{info.size}:{info.etag}", _VERSION_DIGEST))
 
     @property
@@ -178,34 +178,34 @@ class BlockSpan:
 
 
 def subdirectories(object_id: str, start: int, stop: int) -> set[str]:
-    """Names of the folders with the files of the blocks of an object that bytes [start, stop) are in."""
+    """Names of the folders with the files of the object's blocks that bytes [start, stop) are in."""
     blocks = range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1)[:SUBDIRECTORIES]
     return {_subdirectory(object_id, block) for block in blocks}
 
 
 def file_path(version: VersionFile, piece: BlockSpan) -> str:
-    """Return the path of a piece's file, below the objects."""
+    """The path of a piece's file, below ``objects``."""
     return f"{_subdirectory(version.object, piece.start // BLOCK_BYTES)}/{version.name}-{piece.name}"
 
 
 def _subdirectory(object_id: str, block: int) -> str:
-    """Neighbours lie apart."""
+    """The folder of a block; neighbouring blocks have different ones."""
     return f"{(int(object_id[:8], 16) + block) % SUBDIRECTORIES:03x}"
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a file on a subdirectory is ours."""
+    """Return whether a file in a subdirectory is ours."""
     return _FILE_NAME.fullmatch(name) is not None
 
 
 def parse_file_name(name: str) -> tuple[VersionFile, BlockSpan]:
-    """Return what a file of ours holds."""
+    """The version and piece that a file of ours holds."""
     object_id, version, start, stop = name.split("-")
     return VersionFile(object_id, version), BlockSpan(int(start, 16), int(stop, 16))
 
 
 def find_parts(names: Iterable[str], version: VersionFile, piece: BlockSpan) -> list[tuple[BlockSpan, BlockSpan]]:
-    """Return which files of these names, of other ranges, hold some of a piece; what to take of each ascends."""
+    """Files among these names, of other ranges, that hold parts of a piece, each with its part; the parts ascend."""
     beginning = f"{version.name}-"
     found = {parse_file_name(name)[1] for name in names if name.startswith(beginning) and is_file_name(name)} - {piece}
     parts, at = [], piece.start
@@ -218,13 +218,13 @@ def find_parts(names: Iterable[str], version: VersionFile, piece: BlockSpan) -> 
 
 
 def split(start: int, stop: int) -> list[BlockSpan]:
-    """A range cut where blocks meet."""
+    """A range, cut at the borders of blocks."""
     cuts = [start, *range(start - start % BLOCK_BYTES + BLOCK_BYTES, stop, BLOCK_BYTES), stop]
     return [BlockSpan(low, high) for low, high in pairwise(cuts) if low < high]
 
 
 def join(pieces: Iterable[BlockSpan]) -> list[tuple[int, int]]:
-    """The half-open ranges that ascending pieces make up, as few as possible."""
+    """The fewest half-open ranges that ascending pieces make up."""
     spans: list[tuple[int, int]] = []
     for piece in pieces:
         if spans and spans[-1][1] == piece.start:
@@ -235,7 +235,7 @@ def join(pieces: Iterable[BlockSpan]) -> list[tuple[int, int]]:
 
 
 def cost_bytes(file_bytes: int) -> int:
-    """Return what a file of this length takes of a disk."""
+    """The bytes that a file of this length takes on disk."""
     return -(-file_bytes // PAGE_BYTES) * PAGE_BYTES
 
 

@@ -1,9 +1,8 @@
-"""A reader over another one that keeps what it read on disk.
+"""A reader over another one that keeps its ranges on disk.
 
-Whether what lies there is still what the object holds, only the object's server knows. So a version is asked for once
-for each object and reader, by a request for its first byte where no other one has told it, and from then on bytes of
-just this version come from the disk. Its server's refusal of that question is everybody's refusal: who may not read an
-object isn't given it from here either.
+Only the object's server knows whether bytes on disk are still up to date. So each reader asks for an object's version
+once, by a request for its first byte unless another request has said it, and from then on bytes of only this version
+come from the disk. If the server refuses, so does this: the disk gives nothing to readers without access.
 """
 
 from __future__ import annotations
@@ -43,27 +42,27 @@ THREADS: Final = 8
 """Threads that read and write files; NVMe disks are saturated by fewer."""
 WEB_SCHEMES: Final = frozenset(("http", "https"))
 STORE_SCHEMES: Final = frozenset(("s3", "hf"))
-"""Schemes whose urls mean another object at another endpoint. These servers, too, make the ETags themselves. What
-fsspec reads has versions made of times, and urls that mean another object with other arguments; local files are read as
-fast from where they are."""
+"""Schemes whose urls mean another object at another endpoint. These servers make the ETags themselves, too. fsspec's
+objects aren't kept, since their versions are made of times and their urls depend on arguments; nor are local files,
+which are read as fast where they are."""
 STEP_BYTES: Final = 16 * 1024 * 1024
 """Bytes read or written by one call in a thread, a few ms: a cancelled caller waits for no more than that."""
 
 
 class DiskReader:
-    """A VersionedReader that finds on disk what it, or another process, read before. An async context manager.
+    """A VersionedReader that finds ranges on disk which it, or another process, read before. An async context manager.
 
-    It keeps objects on web servers that have a strong ETag, and where the fetcher is an EndpointReader those in S3 and
-    on the Hub; all others go past it. Nobody waits for a write of somebody else, nor for room: while some is made, in
-    the background, nothing is written. No failure of the disk reaches a caller. Bound to its loop; only
+    It keeps objects on web servers with a strong ETag and, if the fetcher is an EndpointReader, those in S3 and on the
+    Hub; all others bypass it. No caller waits for another one's write, nor for room: while some is made, in the
+    background, nothing is written. No failure of the disk reaches a caller. Bound to its loop; only
     ``disk_statistics`` may be called from any thread.
 
     Args:
-        fetcher: Where bytes come from; entered by the caller, and left after this.
-        tier: Where they are kept.
+        fetcher: The reader below; entered by the caller, and left after this.
+        tier: The directory.
 
     Raises:
-        ConfigError: The fetcher can't tell versions.
+        ConfigError: The fetcher knows no versions.
         CacheError, MissingDependency: On entering: the tier can't be used; see DiskStore.
     """
 
@@ -88,7 +87,7 @@ class DiskReader:
         try:
             await self._in_thread(self._open)
         except BaseException:
-            self._close()  # cancelled while the thread was at it
+            self._close()  # cancelled while the thread opened it
             raise
         self._group = await anyio.create_task_group().__aenter__()
         self._stats: SingleFlight[str, ObjectInfo] = SingleFlight(self._group)
@@ -106,7 +105,7 @@ class DiskReader:
                 with anyio.CancelScope(shield=True):
                     await self._in_thread(self._close)
             finally:
-                self._close()  # where Task.cancel(), which goes through the shield, came before the thread
+                self._close()  # if Task.cancel(), which goes through the shield, came before the thread
 
     def _open(self) -> None:
         self._store = DiskStore(self._tier)
@@ -116,11 +115,11 @@ class DiskReader:
             self._store.close()
 
     def disk_statistics(self) -> DiskStatistics | None:
-        """Return what was read from and written to the disk; None before it was entered."""
+        """A snapshot; None before it was entered."""
         return None if self._store is None else self._store.statistics()
 
     def known(self, url: str) -> ObjectInfo | None:
-        """See VersionedReader."""
+        """The version that bytes of the object have; None before the first."""
         return self._fetcher.known(url)
 
     async def stat(self, url: str) -> ObjectInfo:
@@ -145,8 +144,8 @@ class DiskReader:
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its last ``min(max_bytes, size)`` bytes.
 
-        Where nobody has told the size, these are only looked for on disk if something of the object's beginning is
-        there: asking for the size takes as long as asking for the bytes.
+        If the size isn't known yet, the disk is searched only if it holds a part of the object's beginning: a request
+        for the size takes as long as one for the bytes.
         """
         store, max_bytes = self._check(), byte_count(max_bytes)
         info = await self._version_to_look_for(store, url, 0, min(max_bytes, 1))
@@ -157,7 +156,7 @@ class DiskReader:
         return info, view
 
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
-        """Bytes [start, stop) into the caller's buffer of just that length."""
+        """Bytes [start, stop) into the caller's buffer of exactly that length."""
         if start == stop:
             await self._fetcher.fetch_into(url, start, stop, buffer)
         else:
@@ -166,7 +165,7 @@ class DiskReader:
     async def read_into(
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
     ) -> ObjectInfo:
-        """See VersionedReader."""
+        """``fetch_into`` that returns the version, and insists on ``version`` if there is one."""
         store = self._check()
         wanted, view = closed_range(url, start, stop, buffer)
         start, stop = wanted.start, wanted.start + len(view)
@@ -202,7 +201,7 @@ class DiskReader:
         if start == stop or not self._is_kept(url):
             return await self._fetcher.fetch(url, start, stop)
         if stop is None:
-            # One question more for an object that nobody has read yet: only its answer says what the bytes are of.
+            # A new object takes one request more, for its version.
             info = await self._stat_once(url)
             start, stop = max(0, info.size + start) if start < 0 else start, info.size
             if strong_etag(info) is None or start > stop:
@@ -219,7 +218,7 @@ class DiskReader:
         return view.toreadonly()
 
     async def _fill(self, store: DiskStore, info: ObjectInfo, start: int, view: memoryview) -> None:
-        """The bytes from ``start`` on into ``view``: from the disk, and what isn't there from the fetcher."""
+        """Fill ``view`` with the bytes from ``start`` on, from the disk, and from the fetcher if missing there."""
         version = VersionFile.of(info, await self._endpoint(info.url))
         missing = []
         for low in range(0, len(view), STEP_BYTES):
@@ -237,7 +236,7 @@ class DiskReader:
     async def _version_to_look_for(
         self, store: DiskStore, url: str, start: int, stop: int, version: ObjectInfo | None = None
     ) -> ObjectInfo | None:
-        """The object's version if these bytes may be on disk; asked for where nobody has read the object yet."""
+        """The object's version if these bytes may be on disk; requested if it isn't known yet."""
         if not self._is_kept(url) or start >= stop:
             return None
         info = version or self.known(url)
@@ -251,7 +250,7 @@ class DiskReader:
         return self.known(url) or await self._stats.run(url, partial(self._fetcher.stat, url))
 
     async def _keep(self, store: DiskStore, info: ObjectInfo, start: int, view: memoryview) -> None:
-        """Write what was fetched, if it may be kept. Before it is handed out: its owner might write to it then."""
+        """Write fetched bytes, if they may be kept. Call it before they are returned: their owner might change them."""
         if not self._is_kept(info.url) or strong_etag(info) is None:
             return
         version = VersionFile.of(info, await self._endpoint(info.url))
@@ -262,12 +261,12 @@ class DiskReader:
                 self._group.start_soon(self._make_room, store, lacking)
 
     def _is_kept(self, url: str) -> bool:
-        """Return whether an object's bytes may go to the disk, if it has a strong ETag."""
+        """Return whether an object with a strong ETag may go to the disk."""
         scheme = _scheme(url)
         return scheme in WEB_SCHEMES or (scheme in STORE_SCHEMES and self._endpoints is not None)
 
     async def _endpoint(self, url: str) -> str:
-        """Return what tells an object from another one of its url, beside the url itself."""
+        """The endpoint that distinguishes an object from others with its url; empty if the url suffices."""
         return "" if self._endpoints is None or _scheme(url) in WEB_SCHEMES else await self._endpoints.endpoint(url)
 
     async def _make_room(self, store: DiskStore, file_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Ranges of objects in a disk cache: read what is there, write what isn't."""
+"""Ranges of objects in a disk cache: read if present, written if not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from asyncfetch.cache.disk.subdirectories import BlockFile
 
 PAUSE_SECONDS: Final = 60.0
-"""Seconds without writing after a write failed (a full disk, mostly): space comes back in minutes, and each try
-costs the one who waits for the bytes."""
+"""Seconds without writing after a failed write, mostly of a full disk: space comes back in minutes, and each try delays
+a caller."""
 NO_ROOM_SECONDS: Final = 1.0
-"""The same where there is no room, until some is made: that may take long, or can't be done at all."""
+"""Seconds without writing when there is no room, unless some is made: that may take long, or be impossible."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,51 +43,39 @@ class DiskStatistics(Figures):
     _of_moment = ("max_bytes", "refusal")
 
     hits: int
-    """Files read and found right."""
+    """Files read, with the right content."""
     hit_bytes: int
     """Bytes read from them."""
     misses: int
-    """Reads of what was not there. An object's first range is asked for before its version is known, and isn't
-    counted."""
+    """Reads of missing pieces. An object's first range, requested before its version is known, isn't counted."""
     written: int
     written_bytes: int
     skipped: int
-    """Files that were not written: no room, somebody else was making some, or writing is paused."""
+    """Files that were not written: without room, or while writing is paused."""
     damaged: int
-    """Deleted because their content wasn't what was written."""
+    """Files deleted because of wrong content."""
     failures: int
     """Errors of the system at reading or writing."""
     max_bytes: int
     refusal: str = ""
-    """Why the latest file was not kept, in words; empty where it was."""
+    """Why the latest file was not kept, in words; empty if it was."""
 
     def _plus(self, other: DiskStatistics) -> DiskStatistics:
-        """See ``sum_of``; the directory is one, and so is its bound."""
-        together = Figures._plus(self, other)
+        together = Figures._plus(self, other)  # the directory is one, and so is its bound
         return replace(together, max_bytes=self.max_bytes, refusal=self.refusal or other.refusal)
 
 
-@dataclass(slots=True)
-class _DiskCounts:
-    hits: int = 0
-    hit_bytes: int = 0
-    misses: int = 0
-    written: int = 0
-    written_bytes: int = 0
-    skipped: int = 0
-    damaged: int = 0
-    failures: int = 0
-    refusal: str = ""
+_COUNTED = ("hits", "hit_bytes", "misses", "written", "written_bytes", "skipped", "damaged", "failures")
 
 
 class DiskStore:
     """An open disk cache. Thread-safe; every method but ``statistics`` blocks, and none of them is for a forked child.
 
-    Reading and writing never raise an OSError: what can't be read isn't there, and what can't be written isn't kept.
-    The first such failure is logged as a warning, as is the first want of room that no deletion ends.
+    Reading and writing never raise an OSError: an unreadable file counts as missing, and one that can't be written
+    isn't kept. The first such failure is logged as a warning, as is the first lack of room that no deletion ends.
 
     Args:
-        tier: Where, and how much.
+        tier: The directory and its bounds.
         clock: Monotonic seconds, for pauses in writing.
         wall_ns: Nanoseconds since the epoch, for the order of last uses.
 
@@ -106,23 +95,24 @@ class DiskStore:
         self._clock = clock
         self._checksum = load_checksum()
         self.folder = Folder(tier.path, create=True, wall_ns=wall_ns)
-        self._counts = _DiskCounts()
+        self._counts: Counter[str] = Counter()
+        self._refusal = ""
         self._lock = threading.Lock()
         self._paused_until = -math.inf
         self._warned = False
 
     def close(self) -> None:
-        """Once nobody is at it. Twice is once."""
+        """Close it. No other call may be under way. Idempotent."""
         self.folder.close()
 
     def statistics(self) -> DiskStatistics:
         """A snapshot, in any thread and after closing."""
         with self._lock:
-            counts = {field.name: getattr(self._counts, field.name) for field in fields(self._counts)}
-        return DiskStatistics(**counts, max_bytes=self.tier.max_bytes)
+            counts = {name: self._counts[name] for name in _COUNTED}
+            return DiskStatistics(**counts, max_bytes=self.tier.max_bytes, refusal=self._refusal)
 
     def may_have(self, object_id: str, start: int, stop: int) -> bool:
-        """Return whether there may be something of bytes [start, stop) of an object, or near them."""
+        """Return whether there may be bytes of an object within [start, stop), or near."""
         try:
             return self.folder.subdirectories.may_have(object_id, start, stop)
         except OSError as error:
@@ -130,9 +120,9 @@ class DiskStore:
             return False
 
     def read(self, version: VersionFile, start: int, view: memoryview) -> list[BlockSpan]:
-        """Fill ``view``, which is for the bytes from ``start`` on, and return what isn't there, ascending.
+        """Fill ``view`` with the bytes from ``start`` on; returns the missing pieces, ascending.
 
-        What the places of that in ``view`` hold is undefined.
+        The content of ``view`` at missing pieces is undefined.
         """
         missing: list[BlockSpan] = []
         misses = 0
@@ -161,7 +151,7 @@ class DiskStore:
         """Keep the bytes from ``start`` on, as far as there is room.
 
         Returns:
-            Length of the longest file that there was no room for, to give to ``make_room``; 0 where there was none.
+            Length of the longest file without room, for ``make_room``; 0 if all were kept.
         """
         lacking = 0
         for piece in split(start, start + len(view)):
@@ -176,10 +166,9 @@ class DiskStore:
         return lacking
 
     def make_room(self, file_bytes: int) -> None:
-        """Delete what was used longest ago, about a twentieth of the bound, unless another process is at it.
+        """Delete the least recently used files, about a twentieth of the bound, unless another process does.
 
-        It looks at all files, so it takes a while: a processor's time of 20 s where there are a million. ``stop`` ends
-        it.
+        It looks at all files, which takes 20 s of a processor for a million. ``stop`` ends it.
         """
         try:
             if self.folder.make_room(file_bytes, self._limit_bytes):
@@ -192,14 +181,14 @@ class DiskStore:
             self._pause_writing(error)
 
     def stop(self) -> None:
-        """End ``make_room`` soon, in whatever thread it runs."""
+        """End a ``make_room`` in another thread soon."""
         self.folder.subdirectories.stop()
 
     def _read_parts(self, version: VersionFile, piece: BlockSpan, place: memoryview) -> list[BlockSpan]:
-        """Read what files of other ranges hold of a piece, and return what none of them does."""
+        """Read the parts of a piece from files of other ranges; returns the missing parts."""
         missing, at = [], piece.start
         for file, part in self._parts(version, piece):
-            whole = np.empty(file.size_bytes, np.uint8).data  # only as a whole it is known to be right
+            whole = np.empty(file.size_bytes, np.uint8).data  # the checksum is of the whole
             descriptor = self._open(version, file)
             try:
                 if not self._read_file(version, file, whole, [descriptor]):
@@ -229,7 +218,7 @@ class DiskStore:
     def _read_file(
         self, version: VersionFile, piece: BlockSpan, place: memoryview, descriptors: list[int | None]
     ) -> bool:
-        """Read a piece from the first of the descriptors; the others will be read after it."""
+        """Read a piece from the first of the descriptors; the others are to be read next."""
         descriptor, *following = descriptors
         if descriptor is None:
             return False
@@ -252,7 +241,7 @@ class DiskStore:
             return []
 
     def _write_file(self, version: VersionFile, piece: BlockSpan, content: memoryview) -> bool:
-        """Return whether there was room."""
+        """Write a piece; returns False without room."""
         if os.path.exists(self.folder.subdirectories.path(version, piece)):
             return True  # another process was faster
         new = self.folder.new_file(piece.file_bytes, self._limit_bytes)
@@ -270,7 +259,7 @@ class DiskStore:
         finally:
             os.close(new.descriptor)
         self._count(written=1, written_bytes=len(content))
-        self._counts.refusal = ""
+        self._refusal = ""
         return True
 
     def _pause_writing(self, error: OSError) -> None:
@@ -282,8 +271,7 @@ class DiskStore:
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            for name, number in more.items():
-                setattr(self._counts, name, getattr(self._counts, name) + number)
+            self._counts.update(more)
 
     def _why_no_room(self, file_bytes: int) -> str:
         tier, cost = self.tier, cost_bytes(file_bytes)
@@ -300,7 +288,7 @@ class DiskStore:
 
     def _refuse(self, why: str, what: str) -> None:
         with self._lock:
-            self._counts.refusal = why
+            self._refusal = why
             warned, self._warned = self._warned, True
         if not warned:
             _log.warning(
@@ -311,19 +299,19 @@ class DiskStore:
 
 
 def verify(folder: Folder) -> Iterator[tuple[BlockFile, bool]]:
-    """Read every file, and delete it where its content isn't what was written. Blocks; last uses stay what they were.
+    """Read every file, and delete those with wrong content. Blocks; last uses stay unchanged.
 
     Yields:
-        Each file that could be read, and whether it was right.
+        Each readable file, and whether its content is right.
     """
     checksum = load_checksum()
     for file in folder.subdirectories.files():
         try:
             is_right = _check(file, checksum)
-        except OSError:  # it is another user's, or has been evicted meanwhile
+        except OSError:  # another user's, or evicted meanwhile
             continue
         if not is_right:
-            with suppress(PermissionError):  # it is another user's, who will find it
+            with suppress(PermissionError):  # another user's, who will find it
                 folder.remove(file.version, file.piece)
         yield file, is_right
 
@@ -346,7 +334,7 @@ def _is_right(
     checksum: Callable[[memoryview], int],
     following: Sequence[int | None] = (),
 ) -> bool:
-    """Read a file's content into its place; whether it is what the header promises. ``following``: see _read_whole."""
+    """Read a file's content into ``place``; returns whether it agrees with the header."""
     header = bytearray(HEADER_BYTES)
     if _read_whole(descriptor, [header, place], piece.file_bytes, following) != piece.file_bytes:
         return False
@@ -356,18 +344,18 @@ def _is_right(
 def _read_whole(
     descriptor: int, buffers: list[bytearray | memoryview], file_bytes: int, following: Sequence[int | None]
 ) -> int:
-    """Read a file from its beginning, and return how many bytes that were.
+    """Read a file from its beginning; returns the number of bytes.
 
-    Where it isn't in the system's memory, all of it and of the files that are read next is asked for at once: by itself
-    the system reads 128 KiB ahead, and nothing of the next file while this one is hashed. With that ranges of 1,300 KiB
-    came from a disk in 0.7 of the time. For what is in memory the asking would cost a tenth more, so it isn't done.
+    If it isn't in the page cache, all of it and of ``following``, the files that are read next, is requested at once:
+    by itself the system reads 128 KiB ahead, and nothing of the next file while this one is hashed. This brought ranges
+    of 1,300 KiB from a disk in 0.7 of the time. For files in the page cache it would cost a tenth more.
     """
     try:
         if os.preadv(descriptor, buffers, 0, os.RWF_NOWAIT) == file_bytes:
             return file_bytes
         waits = True
     except OSError as error:
-        waits = isinstance(error, BlockingIOError)  # others: the file system can't tell
+        waits = isinstance(error, BlockingIOError)  # other errors: the file system doesn't support the flag
     if waits:
         for each in (descriptor, *following):
             if each is not None:

@@ -1,11 +1,10 @@
-"""The files of a disk cache that are whole: where each is, what there is of an object, which were used longest ago.
+"""The complete files of a disk cache: their paths, the parts of an object that they hold, and their last uses.
 
-Nothing here takes a lock or counts: who writes and deletes, and how much may be there, is `folder`'s.
+Nothing here takes a lock or counts: locks and bounds are `folder`'s.
 
-The files' own times of modification are the order of their last use: whoever reads one sets it. A clock can go back: a
-machine starts with the wrong year, say, and is told the right one later. What was used before would then seem to be
-used last for all that time, and be kept, while everything new goes. So a file with a time that is still to come counts
-as used at the moment that this is found out, and gets that time.
+The files' modification times are the order of their last use: each read sets it. A clock can go back: a machine starts
+with the wrong year, say, and gets the right one later. Files used before would then seem to be used last for all that
+time, and be kept, while all new ones go. So a file with a time in the future counts as used now, and gets that time.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Progress: TypeAlias = Callable[[str, float], object]
-    """Called with what is being done and what share of it is, some thousand times in all."""
+    """Called with an action and the finished share of it, some thousand times in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFile:
-    """A file as it is found."""
+    """A file as found on disk."""
 
     path: str
     version: VersionFile
@@ -54,7 +53,7 @@ class BlockFile:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """All that went."""
+    """The deleted files."""
 
     files: int
     cost_bytes: int
@@ -62,7 +61,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """All files, in no order; of each the same place in three arrays, because there may be millions."""
+    """All files, in no order, as three parallel arrays, because there may be millions."""
 
     object_ids: NDArray[np.uint64]
     """The first half of each."""
@@ -85,43 +84,43 @@ class Subdirectories:
         self._stopped = False
 
     def stop(self) -> None:
-        """Have those who look at all files end soon. From any thread; nothing else is affected."""
+        """Have calls of ``look`` and ``delete_oldest`` end soon. From any thread; nothing else is affected."""
         self._stopped = True
 
     def path(self, version: VersionFile, piece: BlockSpan) -> str:
-        """Return where a file is if it is there."""
+        """The path of a file that may not exist."""
         return f"{self._directory}/{file_path(version, piece)}"
 
     def put(self, path: str, version: VersionFile, piece: BlockSpan) -> None:
-        """Give a whole file the place where others find it. It takes the place of an equal one."""
+        """Move a complete file to the place where others find it. It replaces an equal one."""
         target = self.path(version, piece)
         try:
             os.rename(path, target)
-        except FileNotFoundError:  # it is the subdirectory's first
+        except FileNotFoundError:  # the first file of its subdirectory
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(path, target)
 
     def touch(self, descriptor: int) -> None:
-        """It is used now. Another user's stays as it is, and goes as if it had not been read."""
+        """Set its last use to now. Another user's file keeps its time, and goes as if it had not been read."""
         now = self._wall_ns()
         with suppress(PermissionError):
             os.utime(descriptor, ns=(now, now))
 
     def may_have(self, object_id: str, start: int, stop: int) -> bool:
-        """Return whether there may be something of the blocks of an object that bytes [start, stop) are in."""
+        """Return whether there may be files of the object's blocks that bytes [start, stop) are in."""
         return any(name.startswith(f"{object_id}-") for name in self._names(object_id, start, stop))
 
     def parts(self, version: VersionFile, piece: BlockSpan) -> list[tuple[BlockSpan, BlockSpan]]:
-        """Files that hold some of a piece, each with what to take of it."""
+        """Files that hold a part of a piece, each with the part to take from it."""
         return find_parts(self._names(version.object, piece.start, piece.stop), version, piece)
 
     def files(self) -> Iterator[BlockFile]:
-        """All files, in no order. What comes and goes meanwhile may be among them or not."""
+        """All files, in no order. It may miss files that come or go meanwhile."""
         for entry, status in self._found("reading", unwatched):
             yield BlockFile(entry.path, *parse_file_name(entry.name), cost_bytes(status.st_size))
 
     def look(self, progress: Progress) -> Holdings:
-        """Look at all files, and put right the times that are still to come; ClosedError where it is stopped."""
+        """Look at all files, and correct times in the future; ClosedError once stopped."""
         object_ids, times, costs = array("Q"), array("q"), array("q")
         for entry, status in self._found("looking", progress):
             if self._stopped:
@@ -137,7 +136,7 @@ class Subdirectories:
         return Holdings(*(np.frombuffer(column, column.typecode) for column in (object_ids, times, costs)))
 
     def delete_oldest(self, found: Holdings, excess_bytes: int, progress: Progress) -> Removal:
-        """Delete what makes up ``excess_bytes``, but nothing that was used since it was looked at."""
+        """Delete the oldest ``excess_bytes``, but no file that was used since ``found``."""
         if excess_bytes <= 0 or not len(found.used_at_ns):
             return Removal(0, 0)
         order = np.argsort(found.used_at_ns, kind="stable")
@@ -149,7 +148,7 @@ class Subdirectories:
                 break
             if status.st_mtime_ns > newest:
                 continue
-            with suppress(FileNotFoundError, PermissionError):  # another was faster, or it is another user's
+            with suppress(FileNotFoundError, PermissionError):  # another process was faster, or it is another user's
                 os.unlink(entry.path)
                 files, gone = files + 1, gone + cost_bytes(status.st_size)
         return Removal(files, gone)
@@ -164,18 +163,18 @@ class Subdirectories:
                         yield entry, entry.stat(follow_symlinks=False)
 
     def _names(self, object_id: str, start: int, stop: int) -> Iterator[str]:
-        """Yield the names of all files on the subdirectories that these bytes belong to."""
+        """Yield the names of all files in the subdirectories of these bytes."""
         for subdirectory in subdirectories(object_id, start, stop):
             with suppress(FileNotFoundError, NotADirectoryError):
                 yield from os.listdir(f"{self._directory}/{subdirectory}")
 
 
 def unwatched(_doing: str, _share: float) -> None:
-    """The Progress that nobody looks at."""
+    """A Progress that does nothing."""
 
 
 def entries(path: str | Path) -> Iterator[os.DirEntry[str]]:
-    """Yield what lies in a folder; nothing where there is none."""
+    """Yield the entries of a folder; nothing if it doesn't exist."""
     try:
         with os.scandir(path) as found:
             yield from found

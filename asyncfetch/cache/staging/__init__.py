@@ -1,11 +1,11 @@
-"""Files on a local disk, between the moment that they are chosen and the moment that they are needed.
+"""Files on a local disk, from the moment that they are chosen until they are needed.
 
 pool        CachePool and NoCachePool
 lazy        handles
-stores      where files come from: the protocol, a directory, decoding, one sample's names; how one of them is read,
-            in which form it is staged, and where a sample's parts came from
+stores      sources of files: the protocol, a directory, decoding, one sample's names; how a file is read, and staged;
+            the sources of a sample
 remote      files behind urls; members of tar archives, by range
-engine      files on their way, the room on disk, what comes next, and the threads that bring them
+engine      files on their way, the room on disk, the queue, and the threads that read
 directory   the files themselves
 """
 

@@ -1,8 +1,8 @@
 """The directory of one pool in one process: made at the first file, gone with its owner.
 
-Its name is random. Beside it lies a lock file of the same name, locked (flock) as long as the owner lives, so a killed
-owner leaves a lock that anybody can take, in whatever container it ran; whoever makes or closes a directory in the same
-parent removes what such owners left. Where the file system has no locks, nobody can tell, and nothing is swept.
+Its name is random. Beside it is a lock file of the same name, locked (flock) as long as the owner lives, so a killed
+owner leaves a lock that any process can take, in whatever container it ran. Making or closing a directory removes those
+of dead owners in the same parent. On a file system without locks nothing is swept.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class StagedFile:
     source: SourceInfo | None
 
     def read(self) -> StoredFile | None:
-        """The content; None where the file is gone or isn't what was written. OSError where no file can be opened."""
+        """The content; None if the file is gone or damaged. OSError if no file can be opened."""
         try:
             with open(self.path, "rb", buffering=0) as file:
                 data = file.readall()
         except OSError as error:
             if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
-                raise  # the file is all right, and read by another call
+                raise  # the file is fine, and another call can read it
             return None
         is_right = len(data) == self.size_bytes and zlib.crc32(data) == self.crc
         return StoredFile(data, self.source) if is_right else None
@@ -59,7 +59,7 @@ class StagingDirectory:
     """Writes and removes staged files. Thread-safe; every method does file I/O. In a forked child, does nothing.
 
     Args:
-        parent: Where the directory is made; made itself if need be. None means the system's for temporary files.
+        parent: Where the directory is made; created if need be. None means the system's for temporary files.
     """
 
     def __init__(self, parent: str | None) -> None:
@@ -78,7 +78,7 @@ class StagingDirectory:
 
     @property
     def path(self) -> str | None:
-        """The directory that files go to; None before the first one and after the end."""
+        """The directory of the files; None before the first one and after the end."""
         return None if self._owned is None else self._owned.path
 
     @property
@@ -87,13 +87,13 @@ class StagingDirectory:
         return self._closed
 
     def close_at_exit(self) -> None:
-        """Close it when the process ends, unless that was done by then. To be called once, before the first file."""
+        """Close it when the process ends, unless it is closed by then. To be called once, before the first file."""
         atexit.register(self.close)
         if (util := sys.modules.get("multiprocessing.util")) is not None:
             self._finalizer = util.Finalize(None, self.close, exitpriority=10)  # its children leave without atexit
 
     def write(self, stored: StoredFile) -> StagedFile:
-        """A new file, whole or not at all, under a name that is never used again; OSError where it can't be."""
+        """A new file, whole or not at all, under a name that is never used again; OSError if it can't be written."""
         owned = self._open()
         path = f"{owned.path}/{next(self._names):x}"
         part = f"{path}.part"
@@ -111,13 +111,13 @@ class StagingDirectory:
         return StagedFile(path, len(stored.data), zlib.crc32(stored.data), stored.source)
 
     def remove(self, file: StagedFile) -> None:
-        """Remove a file, which may be gone already; OSError where it stays."""
+        """Remove a file if it exists; OSError if it stays."""
         if not self._guard.in_child:
             with suppress(FileNotFoundError):
                 os.unlink(file.path)
 
     def close(self) -> None:
-        """Remove the directory, whatever is still written to it, and what dead owners left beside it."""
+        """Remove the directory, even during a write, and those of dead owners beside it."""
         if self._guard.in_child:
             return
         with self._lock:
@@ -134,7 +134,7 @@ class StagingDirectory:
         parent = self.parent
         os.makedirs(parent, exist_ok=True)
         _sweep(parent)
-        with self._lock:  # while it is made: an exit that came between would leave it lying there
+        with self._lock:  # held while it is made: an exit in between would leave it behind
             if self._closed:
                 raise FileNotFoundError(f"the staging directory in {parent} was removed")
             if self._owned is None:
@@ -142,7 +142,7 @@ class StagingDirectory:
             return self._owned
 
     def _lose(self, owned: _OwnedDirectory) -> None:
-        """Somebody deleted it: the next write makes another one."""
+        """Forget a directory that was deleted: the next write makes another one."""
         with self._lock:
             if self._owned is not owned:
                 return
@@ -157,7 +157,7 @@ class StagingDirectory:
 
 
 class _OwnedDirectory:
-    """A fresh directory and the lock that says that its owner lives."""
+    """A new directory and its lock, which shows that its owner lives."""
 
     def __init__(self, parent: str) -> None:
         self._lock_file = -1
@@ -171,7 +171,7 @@ class _OwnedDirectory:
             raise
 
     def remove(self) -> None:
-        """Remove both. What others still write fails for them and leaves nothing: the directory is renamed first."""
+        """Remove both. Writes of other threads fail and leave nothing, because the directory is renamed first."""
         gone = f"{self.path}.gone"
         with suppress(OSError):
             os.rename(self.path, gone)
@@ -187,13 +187,13 @@ class _OwnedDirectory:
 
 
 def _new_lock(path: str) -> int:
-    """The descriptor of a new locked file; -1 where somebody swept it away between its making and its locking."""
+    """The descriptor of a new locked file; -1 if a sweep removed it before it was locked."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         swept = True
-    except OSError:  # no locks here: without the file nobody will mistake us for dead
+    except OSError:  # no locks here: without the file no sweep can take us for dead
         swept = False
         os.unlink(path)
     else:

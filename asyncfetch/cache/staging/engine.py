@@ -1,6 +1,6 @@
-"""The files of one pool in one process on their way to the disk, and the threads that bring them.
+"""The files of one pool in one process on their way to the disk, and the threads that read them.
 
-    asked for -> queued -> read -> written -> staged -> gone with its last handle
+    requested -> queued -> read -> written -> staged -> gone with its last handle
                    ^        |  |
                    |        |  +-> failed: its handles get the error
                    +--------+   no room for it
@@ -9,9 +9,9 @@ An entry is one generation of a file: a future for the handles that wait for its
 yet. A handle refers to the entry, never to its key, so a late handle can't touch a newer one.
 
 There is one queue: first the entries that handles wait for, then those that wait for room, then the rest in the order
-of asking. Room is taken before a read. But when a handle asks for bytes whose read isn't begun, it begins at once, with
-or without room; handles that ask meanwhile join it. So no handle waits for room, nor for another file that does. A file
-larger than all room isn't queued, but read each time that a handle asks.
+of the requests. Room is taken before a read. But when a handle asks for bytes whose read hasn't begun, it begins at
+once, with or without room; handles that ask meanwhile join it. So no handle waits for room, nor for another file that
+does. A file larger than all room isn't queued, but read each time that a handle asks.
 
 No file is read while its bytes are on disk, on their way, or still being decoded by a handle of the last read. Bytes
 are given up only if there is no room or the disk can't be written; the entry then queues again, at the tail. No bounded
@@ -81,7 +81,7 @@ class StagingRoom:
         return self.max_bytes - self.bytes
 
     def fits(self, size_bytes: int) -> bool:
-        """Return whether so much can be taken now."""
+        """Return whether so many bytes can be taken now."""
         return self.count < self.max_count and size_bytes <= self.free_bytes
 
     def take(self, size_bytes: int) -> bool:
@@ -93,7 +93,7 @@ class StagingRoom:
         return True
 
     def give_back(self, size_bytes: int) -> None:
-        """The room of one file comes back."""
+        """Give back the room of one file."""
         self.bytes -= size_bytes
         self.count -= 1
 
@@ -109,20 +109,20 @@ class Urgency(Enum):
 
 
 class StagedEntry:
-    """One generation of one file. At rest where it stands in no queue and no thread is at it.
+    """One generation of one file. At rest while it isn't queued and no thread works on it.
 
     Attributes:
-        binding: How it is read: that of the first handle.
+        binding: How it is read: the first handle's.
         references: Handles that haven't asked for their value yet.
         waiters: Handles that wait for the read.
-        future: What they wait for; of a failed entry, the error for all its handles.
-        in_hand: Gives the bytes of the last read, as long as a handle holds on to them.
-        urgency: When it is to be read; None where it isn't queued.
-        is_taken: Whether a thread is at it.
+        future: The read's bytes for the waiters; of a failed entry, the error for all its handles.
+        in_hand: Returns the bytes of the last read, as long as a handle holds them.
+        urgency: Its part of the queue; None if it isn't queued.
+        is_taken: Whether a thread works on it.
         has_failed: Whether its read raised.
-        size_bytes: Where it is known.
-        room_bytes: Its room on disk, where it has any.
-        file: Where it lies, when it is staged.
+        size_bytes: Its size, if known.
+        room_bytes: Its room on disk, if any.
+        file: Its file, once staged.
     """
 
     __slots__ = (
@@ -156,13 +156,13 @@ def _nothing() -> None:
 
 
 class StagingClaim:
-    """A handle's reference to an entry. It counts once, however often it is released.
+    """A handle's reference to an entry. A second release does nothing.
 
     Attributes:
-        entry: What it refers to.
+        entry: The entry.
         is_held: Whether it is one of the entry's references.
         future: The read that serves it.
-        has_failed: Whether its handle has had the error of such a read: it asks for the file anew then.
+        has_failed: Whether its handle got the error of that read; then the next ``join`` requests the file again.
     """
 
     __slots__ = ("entry", "future", "has_failed", "is_held")
@@ -175,36 +175,36 @@ class StagingClaim:
 
     @property
     def is_counted(self) -> bool:
-        """True if its entry is kept or read for its sake. May be looked at without the lock."""
+        """True if its entry is kept or read for it. May be read without the lock."""
         future = self.future
         return self.is_held or (future is not None and not future.done())
 
 
 class StagingQueue:
-    """Entries by urgency, and of each urgency in the order of their coming."""
+    """Entries by urgency, first come, first served within each."""
 
     def __init__(self) -> None:
         self._entries: dict[Urgency, OrderedDict[StagedEntry, None]] = {urgency: OrderedDict() for urgency in Urgency}
 
     def put(self, entry: StagedEntry, urgency: Urgency) -> None:
-        """Put it last of those of this urgency, unless it is one of them."""
+        """Put it last within this urgency, unless it has it already."""
         if entry.urgency is not urgency:
             self.remove(entry)
             entry.urgency = urgency
             self._entries[urgency][entry] = None
 
     def remove(self, entry: StagedEntry) -> None:
-        """Take it out, if it is there."""
+        """Take it out, if it is queued."""
         if entry.urgency is not None:
             del self._entries[entry.urgency][entry]
             entry.urgency = None
 
     def first(self, urgency: Urgency) -> StagedEntry | None:
-        """The first of this urgency."""
+        """The first entry of this urgency."""
         return next(iter(self._entries[urgency]), None)
 
     def count(self, urgency: Urgency) -> int:
-        """How many have this urgency."""
+        """The number of entries of this urgency."""
         return len(self._entries[urgency])
 
 
@@ -212,10 +212,10 @@ class StagingEngine:
     """Entries, directory and threads.
 
     Args:
-        directory: Where files are staged.
+        directory: The directory of staged files.
         room: Bounds on them.
         workers: Threads that stage.
-        is_closed: Whether it is only there for handles that outlive their pool.
+        is_closed: Whether it only serves handles that outlive their pool.
         now: Monotonic seconds.
     """
 
@@ -231,7 +231,7 @@ class StagingEngine:
         self.directory = directory
         self.dropped: SimpleQueue[StagingClaim | None] = SimpleQueue()
         self.is_closed = is_closed
-        """True if nothing is requested any more."""
+        """True if requests are refused."""
         self._room = room
         self._entries: dict[Hashable, StagedEntry] = {}
         self._queue = StagingQueue()
@@ -247,7 +247,7 @@ class StagingEngine:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """The lock. What became possible by the change is begun after it."""
+        """The lock; after it, work that the change made possible begins."""
         with self._lock:
             yield
             helps = self._hire()
@@ -269,7 +269,7 @@ class StagingEngine:
                 "damaged": self._damaged,
             }
 
-    # What handles do.
+    # Called by handles.
 
     def request(self, binding: Binding) -> StagingClaim:
         """A reference to the binding's file, which is staged in the background."""
@@ -287,7 +287,7 @@ class StagingEngine:
         return claim
 
     def adopt(self, binding: Binding, store: ValueStore) -> StagingClaim:
-        """Write a user's value, here and now; where there is no room for it, its store keeps it."""
+        """Write a user's value now; without room, its store keeps it."""
         self._open()
         entry, stored = StagedEntry(binding), binding.read()
         with self._changing():
@@ -310,9 +310,9 @@ class StagingEngine:
         return claim
 
     def join(self, claim: StagingClaim) -> SharedFuture[StoredFile] | StagedFile | None:
-        """Return where the claim's bytes are: in a file, or in a read to wait for, which is begun where there is none.
+        """The claim's staged file, or a read to wait for, which is begun if need be.
 
-        None: nowhere any more, because the claim was released or the engine closed.
+        None if the claim was released or the engine closed.
         """
         with self._changing():
             if claim.has_failed and not self.is_closed:
@@ -328,19 +328,19 @@ class StagingEngine:
             return claim.future
 
     def count_direct_read(self) -> None:
-        """One more read past all of this."""
+        """Count a read past the cache."""
         with self._lock:
             self._reads += 1
             self._direct_reads += 1
 
     def ask_anew(self, claim: StagingClaim, future: SharedFuture[StoredFile]) -> None:
-        """Let the claim's next ``join`` be a new request: its handle has had the error of this read."""
+        """Make the claim's next ``join`` a new request, since its handle got the error of this read."""
         with self._lock:
             if claim.future is future:
                 claim.future, claim.has_failed = None, True
 
     def distrust(self, claim: StagingClaim, file: StagedFile) -> SharedFuture[StoredFile] | StagedFile | None:
-        """``join`` for a claim whose file is gone or damaged: it is read again, once for all that find that out."""
+        """``join`` for a claim whose file is missing or damaged: it is read again, once for all its handles."""
         with self._changing():
             self._damaged += 1
             leftover = self._leftover(claim.entry) if claim.entry.file is file else None
@@ -348,20 +348,20 @@ class StagingEngine:
         return self.join(claim)
 
     def release(self, claim: StagingClaim) -> None:
-        """The claim's end, served or not. With the last one the entry ends, or as soon as its read or write does."""
+        """End the claim, served or not. The entry ends with its last claim, or with the read or write under way."""
         with self._changing():
             leftover = self._release(claim)
         self._discard(leftover)
 
     def drain(self) -> None:
-        """Release what was dropped until now."""
+        """Release all claims dropped until now."""
         with suppress(Empty):
             while (claim := self.dropped.get_nowait()) is not None:
                 self.release(claim)
             self.dropped.put(None)  # the janitor's
 
     def close(self, wait_seconds: float | None) -> None:
-        """Cancel what is queued, wait for what runs, at most so long, and remove the directory.
+        """Cancel queued reads, wait for those under way, at most so long, and remove the directory.
 
         Reads under way serve the handles that joined them.
         """
@@ -381,11 +381,11 @@ class StagingEngine:
         self.dropped.put(None)
 
     def abandon(self) -> None:
-        """``close``, asked for by the collection of the pool: it may run anywhere, so it is the janitor's to do."""
+        """Have the janitor ``close``: the pool was collected, which may happen anywhere."""
         self.dropped.put(None)
 
     def _settle(self) -> None:
-        """``drain`` where that may be done: on an event loop, the janitor will."""
+        """``drain``, except on an event loop, where the janitor will do it."""
         if asyncio._get_running_loop() is None:
             self.drain()
 
@@ -404,7 +404,7 @@ class StagingEngine:
             raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
 
     def _tidy(self) -> None:
-        """The janitor: releases what is dropped, and closes what is abandoned."""
+        """Be the janitor: release dropped claims, and close if abandoned."""
         while (claim := self.dropped.get()) is not None:
             self.release(claim)
             del claim
@@ -415,9 +415,9 @@ class StagingEngine:
     # thread can do happens between two steps, so tests can take them one by one, in every order, in one thread.
 
     def _size(self, entry: StagedEntry) -> Step | None:
-        """Find out how much room it takes, and take that; not if handles wait."""
+        """Find out its size, and take that room; not if handles wait."""
         size_bytes = None
-        if entry.size_bytes is None and not entry.waiters:  # a glance; they are counted again under the lock
+        if entry.size_bytes is None and not entry.waiters:  # checked again under the lock
             try:
                 size_bytes = entry.binding.size()
             except BaseException as error:  # noqa: BLE001 - it is for the handles
@@ -440,7 +440,7 @@ class StagingEngine:
         return partial(self._read, entry, stored)
 
     def _read(self, entry: StagedEntry, stored: StoredFile | None) -> Step | None:
-        """Read, unless a handle has the bytes already, and serve those that wait."""
+        """Read, unless a handle has the bytes already, and serve the waiters."""
         try:
             stored = stored or entry.binding.read()
         except BaseException as error:  # noqa: BLE001 - likewise
@@ -464,7 +464,7 @@ class StagingEngine:
         return partial(self._write, entry, stored) if writes else None
 
     def _write(self, entry: StagedEntry, stored: StoredFile) -> None:
-        """Put the bytes on disk for the handles that will ask later."""
+        """Write the bytes to disk for the handles that will ask later."""
         file = self._written(stored)
         leftover = None
         with self._changing():
@@ -477,7 +477,7 @@ class StagingEngine:
         self._discard(leftover)
 
     def _fail(self, entry: StagedEntry, error: BaseException) -> None:
-        """All handles of the entry get the error. A request from now on reads anew."""
+        """Raise the error in all handles of the entry. Later requests read again."""
         with self._changing():
             self._end(entry)
             entry.has_failed = True
@@ -485,7 +485,7 @@ class StagingEngine:
         future.fail(error)
 
     def _written(self, stored: StoredFile) -> StagedFile | None:
-        """A new file, or None where it can't be written; then nothing is staged for a while."""
+        """A new file, or None if it can't be written; then nothing is staged for a while."""
         try:
             return self.directory.write(stored)
         except (OSError, MemoryError) as error:
@@ -540,7 +540,7 @@ class StagingEngine:
             claim.future = SharedFuture()
             claim.future.set_result(stored)
             if not entry.references and not entry.is_taken and entry.urgency is None:
-                self._queue.put(entry, Urgency.LATER)  # for a worker to end it
+                self._queue.put(entry, Urgency.LATER)  # a worker will end it
             return
         claim.future = entry.future = entry.future or SharedFuture()
         entry.waiters += 1
@@ -567,7 +567,7 @@ class StagingEngine:
             self._queue.put(entry, urgency)
 
     def _end(self, entry: StagedEntry) -> StagedFile | None:
-        """Forget the entry; what it leaves on disk is returned, with its room."""
+        """Forget the entry; returns its file, which still has its room."""
         self._queue.remove(entry)
         if self._entries.get(entry.binding.key) is entry:
             del self._entries[entry.binding.key]
@@ -577,14 +577,14 @@ class StagingEngine:
         return leftover
 
     def _leftover(self, entry: StagedEntry) -> StagedFile | None:
-        """Return its file, which is as large as its room, to be discarded: the room comes back after that."""
+        """Its file, to be discarded; the file's room is given back after that."""
         leftover = entry.file
         if leftover is not None:
             entry.file = entry.room_bytes = None
         return leftover
 
     def _take_room(self, entry: StagedEntry, size_bytes: int) -> bool:
-        """Room for exactly so much; where there is none, what it had comes back."""
+        """Take exactly so much room in place of its own; if that fails, it has none."""
         self._give_back(entry)
         if self._room.take(size_bytes):
             entry.room_bytes = size_bytes
@@ -596,7 +596,7 @@ class StagingEngine:
             entry.room_bytes = None
 
     def _needed_bytes(self, entry: StagedEntry) -> int:
-        """Its size; where that isn't known, the usual one, and as long as none was seen, all that is free."""
+        """Its size; if unknown, the usual one; before the first read, all free room."""
         if entry.size_bytes is not None:
             return entry.size_bytes
         if self._usual_bytes is None:
@@ -604,14 +604,14 @@ class StagingEngine:
         return min(self._usual_bytes, self._room.max_bytes)
 
     def _learn(self, size_bytes: int) -> None:
-        """A maximum that falls off, so that one large file doesn't hold up small ones for ever."""
+        """Note a size. The usual size is a decaying maximum, so one large file doesn't hold up small ones for ever."""
         usual = self._usual_bytes or 0
         self._usual_bytes = max(size_bytes, usual - (usual - size_bytes) // 8)
 
     # Threads.
 
     def _work(self, *, helps: bool) -> None:
-        """Bring one entry after the other; a helper only those that handles wait for, as long as there are any."""
+        """Read one entry after the other; a helper only those that handles wait for, as long as there are any."""
         while (entry := self._next(helps=helps)) is not None:
             step: Step | None = partial(self._size, entry)
             del entry
@@ -619,7 +619,7 @@ class StagingEngine:
                 step = step()
 
     def _start(self, helps: bool | None) -> None:
-        """Start the thread that ``_hire`` asks for."""
+        """Start the thread that ``_hire`` decided on."""
         if helps is None:
             return
         try:
@@ -632,7 +632,7 @@ class StagingEngine:
                 raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
 
     def _next(self, *, helps: bool) -> StagedEntry | None:
-        """Return what this thread is to bring next, or None for its end."""
+        """The entry that this thread reads next, or None for its end."""
         with self._lock:
             while (entry := self._take(urgent_only=helps)) is None:
                 if helps or self.is_closed:
@@ -649,11 +649,11 @@ class StagingEngine:
 
     @property
     def _is_paused(self) -> bool:
-        """True if nothing is to be staged for now, because the disk couldn't be written."""
+        """True while nothing is staged after a failed write."""
         return self._now() < self._resume_at
 
     def _first(self, *, urgent_only: bool = False) -> StagedEntry | None:
-        """Return what can be begun now: what handles wait for, then what waits for room and fits, then the oldest."""
+        """The entry to read now: one that handles wait for, else one that waited for room and fits, else the oldest."""
         entry = self._queue.first(Urgency.NOW)
         if entry is not None or urgent_only or self.is_closed or self._is_paused:
             return entry
@@ -672,9 +672,9 @@ class StagingEngine:
         return entry
 
     def _hire(self) -> bool | None:
-        """Wake a thread for the work there is; where none is idle, whether a new one is to be a helper, or None."""
+        """Wake an idle thread if there is work. Without one, returns whether to start a helper or a worker, or None."""
         entry = self._first()
-        # A worker that waits for the end of a pause.
+        # True if a worker is needed to wait for the end of a pause.
         waits = entry is None and self._is_paused and self._queue.count(Urgency.LATER) > 0 and not self._workers
         if entry is None and not waits:
             return None

@@ -1,4 +1,4 @@
-"""Handles: a file that is asked for now and consumed later."""
+"""Handles: a file that is requested now and consumed later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_SECONDS: Final = 10**9
-"""Longest wait that can be asked for, 32 years: the system has an end of its own, and none of them takes infinity."""
+"""Longest wait that can be set, 32 years: the system's own limit is finite, too."""
 
 
 class _Absent(Enum):
@@ -38,17 +38,17 @@ _ABSENT: Final = _Absent.ABSENT
 
 
 class Lazy(Generic[T]):
-    """A value to be picked up once and then held. Made by a pool.
+    """A value that is picked up once and then held. Made by a pool.
 
-    Equal and of equal hash when name and store (the same object) are; one from ``to_cache`` equals itself alone. Copies
-    of it are itself. It can't be pickled, because what it refers to belongs to this process.
+    Handles of one name and one store object are equal; one from ``to_cache`` equals only itself. A copy of a handle is
+    the handle. It can't be pickled, because its entry belongs to this process.
 
-    Thread-safe; threads that get the same handle at the same time may decode it twice, but read it once. Where nothing
-    is staged, of a NoCachePool or after its pool's close, they may read it twice, too; all get the first one's value.
+    Thread-safe; threads that get the same handle at the same time may decode it twice, but read it once. Without
+    staging, in a NoCachePool or after the pool's close, they may read it twice, too; all get the first value.
 
     Attributes:
-        pool: What made it.
-        store: Where the file is read; None for one from ``to_cache``.
+        pool: The pool that made it.
+        store: The file's store; None for one from ``to_cache``.
         name: The file's name in the store, or the name given to ``to_cache``.
     """
 
@@ -68,15 +68,15 @@ class Lazy(Generic[T]):
         """The value; from a thread, not on an event loop. Every call returns the same object.
 
         Args:
-            sample: Whose sources get this one added, at every call.
+            sample: The source is added to its sources, at every call.
             timeout_seconds: Longest wait for a read; None means the pool's.
 
         Raises:
-            ConfigError: ``timeout_seconds`` is no finite number.
+            ConfigError: ``timeout_seconds`` isn't a finite number.
             FetchTimeout: The read took longer; another call waits again for the same one.
             CacheError: A value given to ``to_cache`` is gone.
-            Exception: What the store's read or decoding raised; every handle that shared a read gets its error, once:
-                another call reads anew.
+            Exception: An error of the store's read or of decoding. Every handle that shared a read gets its error,
+                once: another call reads again.
         """
         deadline = self._deadline(timeout_seconds)
         future: SharedFuture[StoredFile] | None = None
@@ -88,7 +88,7 @@ class Lazy(Generic[T]):
 
     async def aget(self, sample: object = None, *, timeout_seconds: float | None = None) -> T:
         """``get`` for coroutines of any loop, which is not blocked. Cancelled, it leaves the handle as it was."""
-        running_loop("awaiting a handle")  # also where there is nothing to wait for
+        running_loop("awaiting a handle")  # even without a need to wait
         deadline = self._deadline(timeout_seconds)
         future: SharedFuture[StoredFile] | None = None
         while self._value is _ABSENT:
@@ -105,10 +105,7 @@ class Lazy(Generic[T]):
         return self.aget().__await__()
 
     def _advance(self, awaited: SharedFuture[StoredFile] | None = None) -> SharedFuture[StoredFile] | None:
-        """Hold the value when this returns None, else what to wait for, and give to the next call.
-
-        In a thread: does I/O.
-        """
+        """A future to wait for and to pass to the next call; None once the value is there. Does I/O, so in a thread."""
         if self._value is _ABSENT:
             self._keep(*self._read())
         return None
@@ -165,8 +162,8 @@ class StagedLazy(Lazy[T]):
         store: As in Lazy, like ``name``.
         name: As in Lazy.
         binding: How its file is read.
-        engine_here: Gives the pool's engine in the process that calls it.
-        claim: What the engine gave for the binding.
+        engine_here: Returns the pool's engine in the calling process.
+        claim: The engine's, for the binding.
         timeout_seconds: The pool's.
     """
 
@@ -191,7 +188,7 @@ class StagedLazy(Lazy[T]):
         self._timeout_seconds = timeout_seconds
 
     def __del__(self) -> None:
-        # It may run anywhere, even where this thread has the engine's lock.
+        # It may run anywhere, even while this thread holds the engine's lock.
         claim: StagingClaim | None = getattr(self, "_claim", None)
         if claim is not None and claim.is_counted and not self._engine.is_closed:
             self._engine.dropped.put(claim)
@@ -240,7 +237,7 @@ class StagedLazy(Lazy[T]):
 
 
 def require_seconds(name: str, seconds: Any) -> None:  # noqa: ANN401 - what a user gave
-    """ConfigError unless it is None, or a number that threads can wait for; a negative one is over at once."""
+    """ConfigError unless it is None, or a number that threads can wait for; a negative one ends at once."""
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if seconds is not None and not (is_number and abs(seconds) <= MAX_SECONDS):
         raise ConfigError(f"{name} must be a number of seconds, at most {MAX_SECONDS}, or None, not {seconds!r}")

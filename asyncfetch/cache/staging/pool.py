@@ -1,4 +1,4 @@
-"""The pools: what is asked for early is read in the background, kept on disk, and gone when it is consumed."""
+"""The pools: files are requested early, read in the background, kept on disk, and deleted once consumed."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ class StagingStatistics(Figures):
     _of_moment = ("bytes", "count", "max_bytes", "max_count", "entries", "queued", "waiting")
 
     bytes: int = 0
-    """Room taken on disk: of staged files, and set aside for those on their way."""
+    """Room taken on disk, by staged files and those on their way."""
     count: int = 0
-    """Files that this room is for."""
+    """Number of these files."""
     max_bytes: int | None = None
     max_count: int | None = None
     entries: int = 0
-    """Files that some handle refers to, wherever they are."""
+    """Files with at least one handle, wherever they are."""
     queued: int = 0
-    """Files that nobody reads yet."""
+    """Files whose read hasn't begun."""
     waiting: int = 0
     """Files that wait for room."""
     reads: int = 0
     """Reads of stores."""
     direct_reads: int = 0
-    """Reads that went ahead without room on disk, because somebody waited for them."""
+    """Reads without room on disk, because a handle waited for them."""
     write_failures: int = 0
     """Files that couldn't be written, and were served from memory or read again."""
     damaged: int = 0
-    """Staged files that were gone or not what had been written, and were read again."""
+    """Staged files that were missing or damaged, and were read again."""
 
 
 class StagingPool(ABC):
-    """The parts that pools with and without a cache have in common. A ``with`` closes it."""
+    """The common part of pools with and without a cache. A ``with`` closes it."""
 
     def get(self, store: FileStore[T], name: str, sample: object = None) -> T:
-        """The file's value, read here and now, past the cache; ``sample`` gets its source added.
+        """The file's value, read now, past the cache; its source is added to ``sample``.
 
         Raises:
             CacheError: The pool is closed.
-            Exception: What the store raises.
+            Exception: The store's.
         """
         value, source = self._read(store, name)
         if sample is not None:
@@ -81,20 +81,20 @@ class StagingPool(ABC):
 
     @abstractmethod
     def to_cache(self, value: T, name: str) -> Lazy[T]:
-        """A handle for a value that is at hand now and needed later; ``name`` is for messages only."""
+        """A handle for a value in memory that is needed later; ``name`` is for messages only."""
 
     @abstractmethod
     def statistics(self) -> StagingStatistics:
-        """Return what it holds and did."""
+        """A snapshot."""
 
     @property
     @abstractmethod
     def path(self) -> str | None:
-        """The directory that its files are in; None where there are none."""
+        """The directory of its files; None without any."""
 
     @abstractmethod
     def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
-        """Its end, at which it waits for reads under way, at most so long."""
+        """End it, and wait for reads under way, at most so long."""
 
     @abstractmethod
     def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]:
@@ -108,43 +108,43 @@ class StagingPool(ABC):
 
 
 class CachePool(StagingPool):
-    """Stages files on a local disk between the moment that they are chosen and the moment that they are needed.
+    """Stages files on a local disk, from the moment that they are chosen until they are needed.
 
-    A shuffle buffer or a packer holds handles (``get_lazy``) rather than data. The pool reads what they stand for in
-    the background, in the order of asking, and keeps it in files. A handle's value is picked up once, by ``get`` or
-    ``await``; with the last handle of a file, picked up or dropped, the file goes. So this is no cache in the sense of
-    reuse: it holds what was asked for and not yet consumed.
+    A shuffle buffer or a packer holds handles (``get_lazy``) rather than data. The pool reads their files in the
+    background, in the order of the requests, and keeps them on disk. A handle's value is picked up once, by ``get`` or
+    ``await``; with the last handle of a file, picked up or dropped, the file goes. So it doesn't keep files for reuse,
+    only until they are consumed.
 
-    One file is read once for all handles that refer to it at a time. Whoever picks up a value never waits for room,
-    nor for the queue: what isn't begun is read at once, what is being read is joined. Room is set aside before a read
-    where the store knows the size, and where it doesn't, as much as files usually take. Files larger than
-    ``max_bytes`` are read when they are asked for. Where there was no room, the handles that are left after such a
-    read queue again, at the tail: the file is read once more then, because its bytes may be kept nowhere, but not for
-    those who ask while somebody still decodes them. A read that fails gives its error to every handle that the file has
-    by then; a new handle reads anew. When the disk can't be written, data is served all the same, with one warning.
+    A file is read once for all handles that it has at a time. A pick-up never waits for room, nor for the queue: a
+    queued file is read at once, and a read under way is joined. Room is reserved before a read, as much as the store
+    says, or as files usually take. Files larger than ``max_bytes`` are read when they are picked up. If there is no
+    room for a file that was read for a pick-up, its other handles queue again, at the tail, and it is read once more
+    for them, unless they ask while a handle still decodes its bytes. A failed read raises its error in every handle
+    that the file has by then; a new handle reads again. When the disk can't be written, data is served all the same,
+    with one warning.
 
-    Every process has its own files, threads and figures, and each its own bounds: with 8 loader workers, 8 times
-    ``max_bytes`` is what they take together. After a fork the child's first use starts afresh, and handles that came
-    along read for themselves; nothing of the parent is touched. A pickled pool is one of the same settings over there.
+    Every process has its own files, threads, figures and bounds: 8 loader workers take up to 8 times ``max_bytes``.
+    After a fork the child starts afresh, and its copies of handles read by themselves; nothing of the parent is
+    touched. A pickled pool becomes a new one with the same settings.
 
     The directory is made at the first file, in ``parent_dir``, and removed by ``close``, when the pool is collected,
-    and at the interpreter's exit; what killed processes left is removed by the next pool in the same place.
+    and at the interpreter's exit; the next pool in the same place removes those of killed processes.
 
     Thread-safe; ``get_lazy`` and ``statistics`` may be called on event loops, too.
 
     Args:
         parent_dir: Where the directory is made, on a local disk; None means the system's for temporary files.
-        workers: Threads that stage. Those who wait have up to 64 more.
+        workers: Threads that stage. Waiting pick-ups have up to 64 more.
         max_bytes: Bound on the bytes of staged files, together with those on their way.
         max_count: Bound on their number.
-        method: What is staged. "raw": a file's bytes, decoded when they are picked up; shared by all stores of the same
-            path, login and configuration, however they decode. "pickle": the decoded value; shared by handles of the
-            same store object.
-        timeout_seconds: Longest that a pick-up waits for a read; None, not infinity, for no limit. Five times what
-            one of our own requests may be retried for; it is for stores that hang.
+        method: The staged form. "raw": a file's bytes, decoded when they are picked up; shared by all stores of the
+            same path, login and configuration, however they decode. "pickle": the decoded value; shared by handles of
+            the same store object.
+        timeout_seconds: Longest that a pick-up waits for a read, for stores that hang; None, not infinity, for no
+            limit. Five times the limit for retries of our own requests.
 
     Raises:
-        ConfigError: An argument that can't be meant; the message says what can.
+        ConfigError: An invalid argument.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class CachePool(StagingPool):
         self._method: Method = method
         self._timeout_seconds = timeout_seconds
         self._closed = False
-        # By process, so that a child finds nothing of its parent's, a lock held at the fork included; adding to a
+        # By process, so that a child uses nothing of its parent's, such as a lock held at the fork; adding to a
         # dictionary is atomic.
         self._engines: dict[int, StagingEngine] = {}
 
@@ -188,9 +188,9 @@ class CachePool(StagingPool):
         return self._lazy(store, name, binding, self._engine().request(binding))
 
     def to_cache(self, value: T, name: str) -> Lazy[T]:
-        """A handle for a value at hand, pickled and written here and now: from a thread, not on an event loop.
+        """A handle for a value, which is pickled and written now: from a thread, not on an event loop.
 
-        It counts like any staged file. Where there is no room, its pickle stays in memory.
+        It counts like any staged file. Without room, its pickle stays in memory.
 
         Raises:
             CacheError: The pool is closed, or the value can't be pickled.
@@ -203,16 +203,16 @@ class CachePool(StagingPool):
     def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
         """End the pool; idempotent.
 
-        What is queued is cancelled and what is staged removed, with the directory. Reads under way serve those who
-        joined them. A handle that isn't picked up yet reads its store itself when it is asked; one from ``to_cache``
-        raises CacheError. New handles are refused.
+        Queued reads are cancelled and staged files removed, with the directory. Reads under way serve the handles that
+        joined them. A handle that isn't picked up yet will read its store itself; one from ``to_cache`` will raise
+        CacheError. New handles are refused.
 
         Args:
-            wait_seconds: Longest wait for reads under way to end; None for no limit. One that takes longer, or hangs,
-                goes on in its thread with a warning, and leaves nothing on disk.
+            wait_seconds: Longest wait for reads under way to end; None for no limit. A longer one goes on in its
+                thread, with a warning, and leaves nothing on disk.
 
         Raises:
-            ConfigError: ``wait_seconds`` is no finite number; the pool is open still.
+            ConfigError: ``wait_seconds`` isn't a finite number; the pool stays open.
         """
         require_seconds("wait_seconds", wait_seconds)
         self._closed = True
@@ -221,7 +221,7 @@ class CachePool(StagingPool):
             engine.close(wait_seconds)
 
     def statistics(self) -> StagingStatistics:
-        """A snapshot. What was dropped before the call is counted as gone; on an event loop, a moment later."""
+        """A snapshot. Handles dropped before the call don't count; on an event loop, they may for a moment."""
         engine = self._engines.get(os.getpid())
         if engine is None:
             return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count)
@@ -229,7 +229,7 @@ class CachePool(StagingPool):
 
     @property
     def path(self) -> str | None:
-        """This process's directory; None where nothing was staged yet, and after the end."""
+        """This process's directory; None before the first file and after the end."""
         engine = self._engines.get(os.getpid())
         return None if engine is None else engine.directory.path
 
@@ -284,7 +284,7 @@ class NoCachePool(StagingPool):
         self._reads = 0
 
     def get_lazy(self, store: FileStore[T], name: str) -> Lazy[T]:
-        """A handle that reads the file when it is first asked."""
+        """A handle that reads the file when it is picked up."""
         return Lazy(self, store, name, partial(self._read, store, name))
 
     def to_cache(self, value: T, name: str) -> Lazy[T]:
@@ -292,14 +292,14 @@ class NoCachePool(StagingPool):
         return Lazy(self, None, name, lambda: (value, None))
 
     def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
-        """Nothing: it holds nothing, and handles go on."""
+        """Does nothing; handles can still be picked up."""
 
     @property
     def path(self) -> None:
-        """It has no files."""
+        """None: it has no files."""
 
     def statistics(self) -> StagingStatistics:
-        """All reads are direct."""
+        """A snapshot, with direct reads only."""
         return StagingStatistics(reads=self._reads, direct_reads=self._reads)
 
     def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]:

@@ -48,24 +48,24 @@ class ThreadFetcher:
     def __init__(self, config: FetchConfig | None = None) -> None:
         self.config = config or FetchConfig()
         self._closed = False
-        # By process: what a child finds of its parent's is a loop without its thread. Adding is atomic.
+        # By process: in a child, the parent's loop has no thread. Adding is atomic.
         self._sessions: dict[int, SharedFuture[_RemoteSession]] = {}
 
     def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        """Do as RangeReader.fetch."""
+        """Bytes [start, stop) of an object, read-only."""
         session = self._session()
         return session.thread.run(session.fetcher.fetch, url, start, stop)
 
     def fetch_version(self, version: ObjectInfo, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop) of this version of an object, read-only; of another one they are ObjectChanged.
+        """Bytes [start, stop) of this version of an object, read-only; ObjectChanged if it has another one.
 
-        Without a strong ETag it is told by what there is: a weak one or the date, and the size.
+        Without a strong ETag, versions are compared by a weak one or the date, and the size.
         """
         session = self._session()
         return session.thread.run(_fetch_version, session.fetcher, version, start, stop)
 
     def stat(self, url: str) -> ObjectInfo:
-        """Do as RangeReader.stat."""
+        """Size and version of an object."""
         session = self._session()
         return session.thread.run(session.fetcher.stat, url)
 
@@ -86,7 +86,7 @@ class ThreadFetcher:
 
 
 class _RemoteSession:
-    """A loop and an entered fetcher on it. The fetcher is left in order when the loop ends, whatever ends it."""
+    """A loop and an entered fetcher on it. The end of the loop, however it comes, leaves the fetcher properly."""
 
     def __init__(self, config: FetchConfig) -> None:
         self.thread = LoopThread(name="asyncfetch files")
@@ -112,10 +112,10 @@ async def _fetch_version(fetcher: Fetcher, version: ObjectInfo, start: int, stop
 
 
 class RemoteStore(BytesStore):
-    """A store with a fetcher of its own, which is left by a ``with``.
+    """A store with a fetcher of its own; a ``with`` closes it.
 
     Args:
-        config: How it asks for objects.
+        config: The fetcher's.
     """
 
     def __init__(self, config: FetchConfig | None) -> None:
@@ -136,10 +136,10 @@ class UrlStore(RemoteStore):
     """Objects below a url, whole: any url that a Fetcher reads.
 
     Args:
-        root: What names are below; they can't leave it.
-        config: How objects are asked for.
-        sizes: Lengths in bytes by name, where they are known, from a listing or an index: a pool then sets aside just
-            what a read takes. The store doesn't ask for them: that would cost a request a file.
+        root: The url that names are below; they can't leave it.
+        config: The fetcher's.
+        sizes: Lengths in bytes by name, if known from a listing or an index: a pool then reserves exactly the room for
+            a read. The store doesn't request them, which would cost a request for each file.
 
     Raises:
         FetchError, ConfigError: As the verbs of RangeReader do.
@@ -158,7 +158,7 @@ class UrlStore(RemoteStore):
 
     @property
     def identity(self) -> Hashable:
-        """The identity that FileStore asks for: the root with its secrets, and how it is asked."""
+        """The root with its secrets, and the configuration."""
         return UrlStore, self._root, self._fetcher.config
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
@@ -168,17 +168,17 @@ class UrlStore(RemoteStore):
         return bytes(body), SourceInfo(self.path, name, None, (name,))
 
     def size(self, name: str) -> int | None:
-        """Return what ``sizes`` says."""
+        """The length in ``sizes``."""
         return self._sizes.get(name)
 
 
 FIRST_WINDOW_BYTES = 64 * 1024
 """Bytes read at a header: a few small members and their headers, or one header of a large one."""
 LAST_WINDOW_BYTES = 8 * 1024 * 1024
-"""Bytes read at a header where one window after another was used up: as part_bytes, what S3's guide advises."""
+"""Bytes read at a header after many windows were used up: as part_bytes, the advice of S3's guide."""
 
 _DAMAGED = (tarfile.TarError, ValueError, LookupError, ArithmeticError, RecursionError)
-"""Errors that tarfile raises of headers that nobody has written."""
+"""Errors of tarfile for damaged headers."""
 
 ARCHIVES_AT_ONCE = 16
 """Number of archives whose headers are read side by side; each asks for one range at a time."""
@@ -186,10 +186,10 @@ ARCHIVES_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """The place where a file lies."""
+    """The place of a file in an archive."""
 
     archive: ObjectInfo
-    """The version that was indexed; in another one something else lies there."""
+    """The version of the archive that was indexed."""
     start: int
     stop: int
 
@@ -197,22 +197,21 @@ class TarMember:
 class TarStore(RemoteStore):
     """The files in one or more uncompressed tar archives.
 
-    Which member lies where is found at the first use, by reading the archives' headers, 16 archives at a time, and
-    kept; a store that is forked or pickled takes it along. It takes a request for each large member, and one for many
-    small ones, one after the other within an archive. When an archive was replaced since, a read raises ObjectChanged,
-    once, and the next use finds them anew.
+    The first use reads the archives' headers, 16 archives at a time, and keeps the index; a forked or pickled store
+    takes it along. That takes a request for each large member, or for many small ones, one after the other within an
+    archive. If an archive was replaced since, a read raises ObjectChanged, once, and the next use makes a new index.
 
-    A member's name is its path in the archive; where several archives have it, "shard.tar/path". Within an archive the
-    last of one name counts, as tar has it. Links and sparse members are left out.
+    A member's name is its path in the archive; if several archives have it, "shard.tar/path". Within an archive the
+    last member of one name counts, as in tar. Links and sparse members are left out.
 
     Args:
         urls: The archives: any urls that a Fetcher reads, plain paths too.
-        config: How they are asked for.
+        config: The fetcher's.
 
     Raises:
-        FormatError: An archive is none, is compressed or cut short; or a name is in several. At the first use.
+        FormatError: An archive isn't one, is compressed or cut short; or a name is in several. At the first use.
         NotFound: No archive has the name.
-        FetchError: As RangeReader has it.
+        FetchError: As RangeReader's verbs.
     """
 
     def __init__(self, urls: str | Path | Iterable[str | Path], config: FetchConfig | None = None) -> None:
@@ -226,22 +225,22 @@ class TarStore(RemoteStore):
         super().__init__(config)
         self._path = _path(self._urls)
         self._index: _Index | None = None
-        # By process: a child's threads can't wait for the parent's. A ThreadFetcher keeps its sessions in such futures;
-        # an index goes along to a child, and may be made anew, so these end with their search.
+        # By process: a child's threads can't wait for the parent's. Unlike a ThreadFetcher's sessions, an index goes
+        # along to a child and may be made again, so these end with their search.
         self._searches: dict[int, SharedFuture[_Index]] = {}
 
     @property
     def path(self) -> str:
-        """The archive's url without secrets; of several, the first and a digest of all."""
+        """The archive's url without secrets; for several, the first and a digest of all."""
         return self._path
 
     @property
     def identity(self) -> Hashable:
-        """The identity that FileStore asks for: the urls with their secrets, and how they are asked."""
+        """The urls with their secrets, and the configuration."""
         return TarStore, tuple(self._urls), self._fetcher.config
 
     def names(self) -> list[str]:
-        """Every file's name, in the archives' order; the long one of what is in several archives."""
+        """Every file's name, in the archives' order; the long one if it is in several archives."""
         return self._indexed().names()
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
@@ -251,7 +250,7 @@ class TarStore(RemoteStore):
         try:
             body = self._fetcher.fetch_version(member.archive, member.start, member.stop)
         except ObjectChanged:
-            if self._index is index:  # not the one that another thread has made since
+            if self._index is index:  # another thread may have made a new one
                 self._index = None
             raise
         return bytes(body), SourceInfo(self.path, name, _shard_name(member.archive.url), (name,))
@@ -283,7 +282,7 @@ class _Index:
     def __init__(self, shards: dict[str, dict[str, TarMember]]) -> None:
         self._shards = shards
         self._by_path: dict[str, TarMember | None] = {}
-        """None for what several archives have."""
+        """None for a path in several archives."""
         for members in shards.values():
             for path, member in members.items():
                 self._by_path[path] = None if path in self._by_path else member
@@ -296,7 +295,7 @@ class _Index:
         ]
 
     def find(self, name: str, store: str) -> TarMember:
-        """The member of either kind of name."""
+        """The member with this name, of either form."""
         member = self._by_path.get(name)
         if member is not None:
             return member
@@ -320,7 +319,7 @@ def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
         headers = _Headers(fetcher, version)
         with tarfile.open(fileobj=headers, mode="r:") as archive:
             while (info := archive.next()) is not None:
-                archive.members = []  # type: ignore[attr-defined]  # it keeps all of them otherwise, at a kilobyte each
+                archive.members = []  # type: ignore[attr-defined]  # which else keeps all, at a kilobyte each
                 if info.size < 0 or archive.offset < info.offset_data:  # the next header's
                     raise tarfile.ReadError(f"the header of {info.name!r} leads backwards")
                 if info.isreg() and not info.issparse():
@@ -328,7 +327,7 @@ def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
                     if stop > size:
                         raise FormatError(f"{shown} is cut short: {info.name!r} ends at byte {stop} of {size}")
                     members[info.name.removeprefix("./")] = TarMember(version, info.offset_data, stop)
-            if any(headers.block(archive.offset)):  # tarfile takes that for the end, too
+            if any(headers.block(archive.offset)):  # tarfile ends at damaged headers, too
                 raise tarfile.ReadError(f"there is no header at byte {archive.offset}")
     except AsyncFetchError:  # may be a ValueError itself
         raise
@@ -341,7 +340,7 @@ def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
 
 
 class _Headers(io.RawIOBase):
-    """An archive as tarfile sees it. Read in windows, which grow where headers lie close together."""
+    """An archive as a file for tarfile. Read in windows, which grow when headers are close together."""
 
     def __init__(self, fetcher: ThreadFetcher, archive: ObjectInfo) -> None:
         self._fetcher = fetcher
@@ -353,7 +352,7 @@ class _Headers(io.RawIOBase):
         self._window_bytes = FIRST_WINDOW_BYTES
 
     def block(self, position: int) -> bytes:
-        """Return what stands where a header may: less than a block of it at the archive's end."""
+        """The block at the place of a header; shorter at the archive's end."""
         self.seek(position)
         return self.read(tarfile.BLOCKSIZE)
 
@@ -372,14 +371,14 @@ class _Headers(io.RawIOBase):
         return offset
 
     def read(self, size: int = -1, /) -> bytes:
-        """A header, or what lengthens it; a damaged one may name any length, to be set aside and fetched."""
+        """A header, or its extension. ReadError for a longer one: a damaged header may name any length."""
         if not 0 <= size <= LAST_WINDOW_BYTES:
             raise tarfile.ReadError(f"a header of {size} bytes")
         return super().read(size) or b""
 
     def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - typeshed's Buffer is newer than Python 3.11
         filled = 0
-        while filled < len(buffer) and self._position < self._size:  # to its end: tarfile takes less for the archive's
+        while filled < len(buffer) and self._position < self._size:  # tarfile takes a short read for the archive's end
             if not self._start <= self._position < self._start + len(self._window):
                 self._move(self._position)
             offset = self._position - self._start
@@ -403,7 +402,7 @@ def _shard_name(url: str) -> str:
     """The archive's file name."""
     try:
         path = url if "://" not in url else urlsplit(url).path
-    except ValueError:  # whose words may quote a password
+    except ValueError:  # its message may quote a password
         raise ConfigError(f"{hidden(url)} isn't a url: check its host") from None
     return path.rpartition("/")[2]
 

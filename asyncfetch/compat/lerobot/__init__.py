@@ -1,11 +1,10 @@
 """LeRobot's dataset classes and its commands, reading by asyncfetch.
 
-metadata.py   where a dataset is, and what LeRobot's object says of it
-datasets.py   StreamingLeRobotDataset and LeRobotDataset: they take LeRobot's arguments and give its samples, bit by
-              bit those of its map style
+metadata.py   a dataset's place, and LeRobot's own metadata object
+datasets.py   StreamingLeRobotDataset and LeRobotDataset, with LeRobot's arguments and, bit by bit, its samples
 commands.py   run: LeRobot's own command in this process, with these classes in place of its own
 
-``meta`` is an object of LeRobot's, so its trainer finds all that it looks for.
+``meta`` is an object of LeRobot's, so its trainer finds everything in it.
 """
 
 from asyncfetch.compat.lerobot.commands import run

@@ -26,7 +26,7 @@ READING_COMMANDS = {
     "lerobot-dataset-viz": "lerobot.scripts.lerobot_dataset_viz",
     "lerobot-imgtransform-viz": "lerobot.scripts.lerobot_imgtransform_viz",
 }
-"""Those that read a dataset, by their modules. LeRobot's others write datasets, or read none."""
+"""Modules of the commands that read a dataset. LeRobot's other commands write datasets, or read none."""
 KNOWN_VERSIONS = re.compile(r"0\.6\.[12]\b|unknown")
 """0.6.2 is its main branch. A source tree that isn't installed says "unknown"."""
 FACTORY_NAMES = (
@@ -34,13 +34,13 @@ FACTORY_NAMES = (
     *("make_dataset", "make_train_eval_datasets"),
 )
 TRAINER_NAMES = ("make_train_eval_datasets", "save_checkpoint")
-"""The names by which its factory of datasets, and its trainer, find what we put in their place."""
+"""Names in LeRobot's factory of datasets, and in its trainer, that are replaced."""
 SAVED_BY_NAME = {"checkpoint_dir", "step", "cfg"}
-"""The arguments of ``save_checkpoint`` that say where a run has come to."""
+"""The arguments of ``save_checkpoint`` that say how far a run is."""
 STATE_FILE = "training_state/asyncfetch.json"
-"""A file in LeRobot's checkpoint, beside what it writes: where a stream has come to."""
+"""The file of a stream's state in LeRobot's checkpoint."""
 STEP_FILE = "training_step.json"
-"""LeRobot's own, beside that."""
+"""LeRobot's own file beside it."""
 
 
 def run(command: str, arguments: Sequence[str]) -> None:
@@ -48,8 +48,8 @@ def run(command: str, arguments: Sequence[str]) -> None:
 
     Raises:
         MissingDependency: LeRobot isn't installed.
-        ConfigError: It has no such command, or none that reads a dataset; a flag's value has no meaning here; or it is
-            a LeRobot whose commands aren't known here.
+        ConfigError: It has no such command that reads a dataset; a flag's value isn't supported; or this version of
+            LeRobot isn't.
     """
     package = import_lerobots("lerobot")
     if command not in READING_COMMANDS:
@@ -69,7 +69,7 @@ def run(command: str, arguments: Sequence[str]) -> None:
 
 
 def replace_datasets(factory: Any) -> None:  # noqa: ANN401
-    """Put these classes where LeRobot's factory of datasets, and its trainer, look theirs up."""
+    """Replace LeRobot's dataset classes in its factory of datasets, and in its trainer."""
     trainer = import_lerobots("lerobot.scripts.lerobot_train")
     _require_known(factory, trainer)
     make_dataset, make_datasets = factory.make_dataset, factory.make_train_eval_datasets
@@ -94,7 +94,7 @@ def replace_datasets(factory: Any) -> None:  # noqa: ANN401
         if config.dataset.streaming and isinstance(train, LeRobotDataset):  # held-out episodes make it map-style
             train = train.streamed(seed=_seed(config))
         if isinstance(train, StreamingLeRobotDataset):
-            streams.append((_go_on(train, config) if config.resume else 0, train))
+            streams.append((_resume(train, config) if config.resume else 0, train))
         return train, evaluation
 
     factory.LeRobotDatasetMetadata = load_metadata
@@ -136,8 +136,8 @@ def _unknown_lerobot(difference: str) -> ConfigError:
     )
 
 
-def _go_on(dataset: StreamingLeRobotDataset, config: Any) -> int:  # noqa: ANN401
-    """Load what the checkpoint says of the data; its step."""
+def _resume(dataset: StreamingLeRobotDataset, config: Any) -> int:  # noqa: ANN401
+    """Load the checkpoint's state of the data; returns its step."""
     file = config.checkpoint_path / STATE_FILE
     if not file.exists():
         raise ConfigError(

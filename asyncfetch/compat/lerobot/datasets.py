@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _AsLeRobot:
-    """Makes a sample of ours one of LeRobot's, in place. Pickles if the transforms do."""
+    """Turns a sample of ours into one of LeRobot's, in place. Pickles if the transforms do."""
 
     images: frozenset[str]
-    """Pictures of the table, which LeRobot gives as float32 whatever it is asked for."""
+    """Pictures of the table, which LeRobot always gives as float32."""
     videos: frozenset[str]
     squeezed: frozenset[str]
-    """Videos of which a window of one frame is asked for: LeRobot gives the frame."""
+    """Videos with a window of one frame, for which LeRobot gives just the frame."""
     depth: frozenset[str]
     return_uint8: bool
     image_transforms: Callable[[torch.Tensor], torch.Tensor] | None
@@ -67,24 +67,24 @@ def _require_callable(image_transforms: object) -> None:
 
 _FLOATS = {torch.float16, torch.float64}
 _INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64}
-"""Values that pass through Python's numbers in LeRobot, which torch makes float32 and int64 of."""
+"""Types that become float32 and int64 in LeRobot, since they pass through Python's numbers."""
 
 
 LEROBOTS_PYAV = frozenset({"pyav", "video_reader"})
-"""LeRobot's names of that decoder, the second one an old one."""
+"""LeRobot's names of that decoder; the second is an old one."""
 
 
 class _Description:
-    """The attributes that LeRobot's trainer asks of a dataset beside its samples."""
+    """The attributes of a dataset that LeRobot's trainer reads."""
 
     repo_id: str
     episodes: Any
-    """The chosen ones' indices; None where all are read."""
+    """The chosen episodes' indices; None for all."""
     delta_timestamps: Mapping[str, Sequence[float]] | None
     tolerance_s: float
     _as_lerobot: _AsLeRobot
     _meta: Any
-    """LeRobot's object; in a worker as it was pickled, until somebody asks for it: it brings all of LeRobot."""
+    """LeRobot's object; in a worker pickled until its first use, since it loads all of LeRobot."""
 
     def _describe(
         self,
@@ -102,7 +102,7 @@ class _Description:
         config: StreamConfig,
         **options: Any,  # noqa: ANN401
     ) -> tuple[str, list[int] | None]:
-        """Set them, and return where the frames are, and the chosen episodes."""
+        """Set the attributes; returns the place of the frames, and the chosen episodes."""
         _require_callable(image_transforms)
         self.repo_id = repo_id
         self.delta_timestamps = delta_timestamps
@@ -152,12 +152,12 @@ class _Description:
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
-        """The features as info.json has them."""
+        """The features of info.json."""
         return self.meta.features  # type: ignore[no-any-return]
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes of the dataset, or of those that were chosen."""
+        """Number of episodes, or of chosen ones."""
         return len(_lengths(self.meta)) if self.episodes is None else len(self.episodes)
 
     @property
@@ -168,39 +168,40 @@ class _Description:
 
     @property
     def image_transforms(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """Applied to each picture that isn't depth: in a decode thread by a stream."""
+        """The function applied to each picture that isn't depth; a stream calls it in a decode thread."""
         return self._as_lerobot.image_transforms
 
     def set_image_transforms(self, image_transforms: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
-        """Apply others from the next pass on."""
+        """Replace the function from the next pass on."""
         _require_callable(image_transforms)
         self._as_lerobot.image_transforms = image_transforms
 
     def clear_image_transforms(self) -> None:
-        """Apply none from the next pass on."""
+        """Apply no function from the next pass on."""
         self.set_image_transforms(None)
 
 
 def _lengths(meta: Any) -> list[int]:  # noqa: ANN401
-    """Frames of each episode by the table, whatever the totals are."""
+    """Frames of each episode, by the table."""
     return [] if meta.episodes is None else [int(length) for length in meta.episodes["length"]]
 
 
 class StreamingLeRobotDataset(_Description, StreamDataset):
     """LeRobot's streaming dataset, read by a ``Stream``: for a ``DataLoader`` with any number of workers.
 
-    It takes a rank's and a worker's share by itself, also where accelerate's ``prepare`` is given its loader.
+    It takes a rank's and a worker's share by itself, even if accelerate's ``prepare`` gets its loader.
 
     Args:
-        repo_id: The dataset on the Hub; where there is a ``root``, only its name.
+        repo_id: The dataset on the Hub; with a ``root``, only its name.
         root: A folder, or any URL that this library reads.
         episodes, image_transforms, delta_timestamps, tolerance_s, revision, force_cache_sync, seed, shuffle,
             return_uint8, depth_output_unit, token: LeRobot's. ``token`` is for the metadata; the frames are read with
             ``config``'s.
-        streaming, max_num_shards, buffer_size, rng: Of no meaning here: all of the dataset is one order, which
-            ``config`` and ``seed`` make.
+        streaming, max_num_shards, buffer_size, rng: Ignored: ``config`` and ``seed`` determine the order of the whole
+            dataset.
         repo_type: "dataset", or "bucket": then ``repo_id`` is a bucket's, and there is no ``root``.
-        config: Bounds, limits and threads; by default an epoch ends alike on all ranks (``uneven_ends="drop"``).
+        config: Bounds, limits and threads; by default an epoch has the same length on all ranks
+            (``uneven_ends="drop"``).
     """
 
     def __init__(
@@ -259,21 +260,21 @@ class StreamingLeRobotDataset(_Description, StreamDataset):
         _prepare_loaders_of_streams()
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where ``state`` was taken, of whatever number of ranks, batches and workers it is."""
+        """Resume where ``state`` was taken, with any number of ranks, batches and workers."""
         super().load_state_dict(state)
         self._begun = self.stream.epoch
 
     def state_at(self, step: int, *, batch_size: int, num_workers: int, world_size: int) -> State:
-        """The state of all ranks together when each has been given so many batches by a loader, epoch after epoch.
+        """The state of all ranks together after each has got ``step`` batches from a loader, over several epochs.
 
         Args:
             step: Batches since the first epoch began, or since a state was loaded.
             batch_size: The loader's, of each rank.
             num_workers: The loader's.
-            world_size: Ranks.
+            world_size: Number of ranks.
 
         Raises:
-            ConfigError: Epochs don't end alike on all ranks: leave ``uneven_ends`` of ``config`` at "drop" or "pad".
+            ConfigError: Epochs have different lengths on the ranks: leave ``config.uneven_ends`` at "drop" or "pad".
         """
         workers = max(1, num_workers)
         ranks = [
@@ -282,7 +283,7 @@ class StreamingLeRobotDataset(_Description, StreamDataset):
         ]
 
         def count(samples: Sequence[Sequence[int]], epoch: int) -> tuple[list[list[int]], int]:
-            """Return how many batches each worker of each rank makes of so many samples, and each rank."""
+            """The batches that each worker of each rank makes of its samples, and those of each rank."""
             left = [[-(-number // batch_size) for number in rank] for rank in samples]
             batches = {sum(rank) for rank in left}
             if len(batches) > 1:
@@ -295,7 +296,7 @@ class StreamingLeRobotDataset(_Description, StreamDataset):
         epoch = self._begun
         plans = [[self._source.planned(placement, epoch) for placement in rank] for rank in ranks]
         left, batches = count([[len(plan) for plan in rank] for rank in plans], epoch)
-        if step >= batches:  # the epochs after it are whole, and as long as each other
+        if step >= batches:  # later epochs are complete, and equally long
             _, whole = count([[self._source.count(placement) for placement in rank] for rank in ranks], epoch + 1)
             epochs, step = divmod(step - batches, whole) if whole else (0, 0)
             epoch += 1 + epochs
@@ -313,7 +314,7 @@ class StreamingLeRobotDataset(_Description, StreamDataset):
 
 
 def _in_turns(left: Sequence[int], batches: int) -> list[int]:
-    """Return how many of the first so many batches each worker of a loader has given, by how many it has."""
+    """How many of a loader's first ``batches`` come from each worker, if ``left`` are the workers' batches."""
     given = [0] * len(left)
     turns = (worker for number in range(max(left)) for worker in range(len(left)) if number < left[worker])
     for worker in islice(turns, batches):
@@ -322,15 +323,15 @@ def _in_turns(left: Sequence[int], batches: int) -> list[int]:
 
 
 class LeRobotDataset(_Description, FrameDataset):
-    """LeRobot's map-style dataset, which reads each batch's episodes at once where they are, without a download.
+    """LeRobot's map-style dataset, which reads each batch's episodes concurrently, without a download.
 
     Args:
         repo_id, root, episodes, image_transforms, delta_timestamps, tolerance_s, revision, force_cache_sync,
             return_uint8, depth_output_unit, token, config: As of ``StreamingLeRobotDataset``. Frames come in the
             dataset's order, whatever that of ``episodes``.
-        episode_filter: LeRobot's: chooses by what the metadata says of an episode.
-        download_videos: Of no meaning here: nothing is downloaded.
-        video_backend: "pyav" for that decoder, which turns no pictures in LeRobot; else ``config`` chooses.
+        episode_filter: LeRobot's: chooses episodes by their metadata.
+        download_videos: Ignored: nothing is downloaded.
+        video_backend: "pyav" for that decoder, which in LeRobot ignores rotation; else ``config`` chooses.
     """
 
     def __init__(
@@ -384,7 +385,7 @@ class LeRobotDataset(_Description, FrameDataset):
 
     @property
     def absolute_to_relative_idx(self) -> dict[int, int] | None:
-        """The place here of each frame of chosen episodes, by its ``index``; None where all are read."""
+        """The place here of each frame of chosen episodes, by its ``index``; None if all are read."""
         if self.episodes is None:
             return None
         bounds = (self.meta.episodes[episode] for episode in self.episodes)
@@ -392,7 +393,7 @@ class LeRobotDataset(_Description, FrameDataset):
         return {index: place for place, index in enumerate(indices)}
 
     def streamed(self, *, seed: int) -> StreamingLeRobotDataset:
-        """Return the same episodes as a stream, of the same metadata."""
+        """The same episodes as a stream, with the same metadata."""
         stream = StreamingLeRobotDataset(
             self.repo_id,
             self._given_root,
@@ -406,7 +407,7 @@ class LeRobotDataset(_Description, FrameDataset):
             depth_output_unit=self.depth_output_unit,
             config=replace(self.config, uneven_ends="drop"),
         )
-        stream._meta = self.meta  # in its statistics LeRobot writes those of ImageNet
+        stream._meta = self.meta  # LeRobot writes ImageNet's statistics into it
         return stream
 
 
@@ -416,9 +417,9 @@ def _with_tolerance(config: StreamConfig, tolerance_s: float) -> StreamConfig:
 
 @functools.cache
 def _prepare_loaders_of_streams() -> None:
-    """Have accelerate put the batches of a loader over a stream on its device, and share out nothing of them.
+    """Have accelerate move the batches of a loader over a stream to its device, without dividing them among ranks.
 
-    They are one rank's share already. As of other loaders, pictures cross as they are, and become floats there.
+    They are one rank's share already. As with other loaders, pictures become floats on the device.
     """
     try:
         from accelerate import Accelerator

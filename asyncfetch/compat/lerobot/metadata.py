@@ -1,4 +1,4 @@
-"""LeRobot's metadata of a dataset, whatever its version, and the place of its frames."""
+"""LeRobot's metadata of a dataset of any version, and the place of its frames."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ INSTALL_LEROBOT = 'pip install "lerobot[training]==0.6.1"'
 
 
 def import_lerobots(module: str) -> Any:  # noqa: ANN401 - LeRobot is optional
-    """A module of LeRobot's, or one that it brings.
+    """A module of LeRobot, or of one of its dependencies.
 
     Raises:
         MissingDependency: It isn't installed.
@@ -60,19 +60,19 @@ def load_metadata(
     config: FetchConfig | None = None,
     **options: Any,  # noqa: ANN401 - LeRobot's
 ) -> Any:  # noqa: ANN401
-    """LeRobot's metadata of a dataset; of one whose root is a URL, or is of v2, from a copy for this process."""
+    """LeRobot's metadata of a dataset; for a URL or a dataset of v2, from a copy for this process."""
     return find(repo_id, root, revision, repo_type=repo_type, config=config, **options).meta
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDataset:
-    """A dataset, as it was found."""
+    """LeRobot's metadata of a dataset, and the place of its frames."""
 
     meta: Any
     source: str
-    """The root of its frames: the one that was asked for, LeRobot's own folder of the dataset, or the Hub."""
+    """The root of its frames: the given one, LeRobot's own folder of the dataset, or the Hub."""
     episodes: list[int] | None = None
-    """The numbers of all that there are; None where none is missing."""
+    """The numbers of all episodes; None if none is missing."""
 
 
 def find(
@@ -85,7 +85,7 @@ def find(
     config: FetchConfig | None = None,
     **options: Any,  # noqa: ANN401
 ) -> FoundDataset:
-    """LeRobot's metadata of a dataset, and where its frames are.
+    """Find a dataset.
 
     Raises:
         ConfigError: The arguments contradict each other.
@@ -113,7 +113,7 @@ def _find_version2(
     config: FetchConfig | None,
     **options: Any,  # noqa: ANN401
 ) -> FoundDataset:
-    """Find a dataset that LeRobot says it is too new for, with that error: at home where it is whole, or on the Hub."""
+    """Find a dataset of v2, which LeRobot refuses with ``error``: in its local folder if complete, or on the Hub."""
     home = import_lerobots("lerobot.utils.constants").HF_LEROBOT_HOME / repo_id
     if revision is None and (home / INFO).exists() and _is_v2(home):
         found = _copied(repo_id, str(home), str(home), None, config=config, **options)
@@ -139,7 +139,7 @@ def _copied(
     force_cache_sync: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> FoundDataset:
-    """Read a copy of the metadata, which is there as long as this process, and new."""
+    """Find a dataset by a new copy of its metadata, which is deleted when this process exits."""
     directory = tempfile.TemporaryDirectory(prefix="asyncfetch-meta-")
     atexit.register(directory.cleanup)
     with start_blocking_portal() as portal:
@@ -152,7 +152,7 @@ def _metadata_of(repo_id: str, **options: Any) -> Any:  # noqa: ANN401
 
 
 def _needs_copy(root: Path) -> bool:
-    """Return whether LeRobot can't read what we can."""
+    """Return whether only we can read its info.json."""
     file = root / INFO
     return file.exists() and (_is_v2(root) or file.read_bytes().startswith(BOM_UTF8))
 
@@ -163,7 +163,7 @@ def _is_v2(root: Path) -> bool:
 
 
 async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) -> list[int] | None:
-    """Copy it, and return the numbers of all episodes; None where none is missing."""
+    """Copy the metadata; returns the numbers of all episodes, None if none is missing."""
     async with Fetcher(config) if config is not None else Fetcher() as fetcher:
 
         async def copy(path: str) -> None:
@@ -190,9 +190,9 @@ async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) 
 
 
 def _write_as_v3(dataset: Version2, directory: Path) -> None:
-    """Write what LeRobot's trainer reads of a dataset's metadata. The frames stay where they are.
+    """Write the metadata that LeRobot's trainer reads. The frames stay where they are.
 
-    LeRobot takes an episode's number for its row, so one that is missing has a row, of no frames.
+    LeRobot takes an episode's number for its row, so a missing episode has a row, without frames.
     """
     pandas, io = import_lerobots("pandas"), import_lerobots("lerobot.datasets.io_utils")
     metadata, table = dataset.metadata, dataset.metadata.episodes
@@ -234,11 +234,11 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 
 
 _URL_AS_PATH = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)")
-"""A URL that went through a Path, as the root that some of LeRobot's commands take does."""
+"""A URL that went through a Path, like the root in some of LeRobot's commands."""
 
 
 def _root(repo_id: str, root: str | os.PathLike[str] | None, revision: str | None, repo_type: str) -> str | None:
-    """Return where a dataset is that isn't a repository of the Hub; None where it is one."""
+    """The path or URL of a dataset; None for a repository of the Hub."""
     if repo_type not in {"dataset", "bucket"}:
         raise ConfigError(f"repo_type must be 'dataset' or 'bucket', not {repo_type!r:.80}")
     if repo_type == "bucket":
@@ -264,15 +264,15 @@ def _hub_url(repo_id: str, revision: str) -> str:
 
 
 def _folder_or_hub(meta: Any, folder: Path, revision: str, episodes: Sequence[int] | None) -> str:  # noqa: ANN401
-    """Return LeRobot's own folder of a dataset where it has all these episodes' files, else the Hub.
+    """LeRobot's own folder of a dataset if it has all these episodes' files, else the Hub.
 
-    What it has loaded before may have been some episodes only.
+    LeRobot may have downloaded only some episodes.
     """
     return str(folder) if _has_files(meta, folder, episodes) else _hub_url(meta.repo_id, revision)
 
 
 def _has_files(meta: Any, folder: Path, episodes: Sequence[int] | None) -> bool:  # noqa: ANN401
-    if meta.episodes is None:  # it has none
+    if meta.episodes is None:  # there are none
         return True
     table = meta.episodes
     if episodes is not None:

@@ -1,19 +1,19 @@
 """Every scheme that isn't read natively, through fsspec, in threads.
 
 fsspec promises little: its ``cat_file`` may return the whole object for a range, or fewer bytes than asked. So every
-attempt first learns the object's size and version, and is checked against both. A read that broke goes on from the byte
-that it reached, if the version is still the same one.
+attempt first gets the object's size and version, and is checked against both. A broken read resumes at the byte that it
+reached, if the version is still the same.
 
-Repeats. Most back ends repeat what failed by themselves, out of our sight, before they raise an error; that error is
-then one failed attempt of ours, and repeated by the rules of all (RetryConfig). So the server may be asked our attempts
-times theirs, 25 times for 5 and 5. What that costs is bounded, by the total time and by the budget of the host; who
-wants one layer alone switches theirs off (FetchConfig(fsspec=...)), or ours (RetryConfig(attempts=1)).
+Retries. Most back ends retry by themselves, unseen by us, before they raise an error; that error is then one failed
+attempt of ours, and retried by RetryConfig. So a server may get our attempts times theirs, 25 for 5 and 5. The total
+time and the host's budget bound that. To have only one layer, switch theirs off (FetchConfig(fsspec=...)), or ours
+(RetryConfig(attempts=1)).
 
-Time limits. A back end doesn't show what it is at: whether it connects, waits or receives. So each call into one, for
-the object's size and version, for a piece of READ_STEP_BYTES, or for a listing, may take as long as the three phases of
-TimeoutConfig together. A piece that took longer may be too large for a slow link rather than lost: the next attempt
-asks for smaller ones. Of a directory fsspec gives all entries at once, by however many pages they came, so a listing
-can't be limited page by page.
+Time limits. A back end doesn't show whether it connects, waits or receives. So each call into one, for the object's
+size and version, for a piece of READ_STEP_BYTES, or for a listing, may take as long as the three phases of
+TimeoutConfig together. A piece that took longer may be too large for a slow link, so the next attempt reads smaller
+ones. fsspec returns all entries of a directory at once, after any number of pages, so a listing can't be limited page
+by page.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ VERSION_KEYS = (
     "ETag", "etag", "md5", "md5Hash", "content_md5", "checksum", "crc32c", "sha256", "generation", "VersionId",
     "version", "mtime", "LastModified", "last_modified", "modified", "updated", "created",
 )  # fmt: skip
-"""Names that back ends give the things that change with an object's content."""
+"""Back ends' names of attributes that change with an object's content."""
 
 _UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
@@ -108,7 +108,7 @@ def _cannot_open(url: str, scheme: str, error: Exception) -> str:
 
 
 def look(files: Any, path: str, url: str) -> ObjectInfo:  # noqa: ANN401 - untyped
-    """Size and version of the object now, not those of a listing that fsspec remembers."""
+    """Size and version of the object now, not of a listing in fsspec's cache."""
     with foreign_errors(scheme_of(url)):
         files.invalidate_cache(path)
         return _info(url, files.info(path))
@@ -132,7 +132,7 @@ def _size(found: Mapping[str, Any], what: str) -> int:
 
 
 def check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
-    """AttemptFailed where they can't be the same content."""
+    """AttemptFailed if the versions differ."""
     changed = difference(known, seen) if known is not None else None
     if changed is not None:
         message = f"the object was changed since it was first read, {changed}: read it again from its start"
@@ -142,13 +142,13 @@ def check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
 def list_directory(
     url: str, options: Mapping[str, Mapping[str, object]], max_entries: int, job: ThreadJob
 ) -> list[ObjectInfo]:
-    """Runs in a thread."""
+    """The entries of a directory, sorted by name. Runs in a thread."""
     job.next_call()
     files, path = file_system(url, options)
     with foreign_errors(scheme_of(url)):
         files.invalidate_cache(path)
         if not files.isdir(path):
-            files.info(path)  # isdir takes a broken connection for a no; this raises it
+            files.info(path)  # isdir returns False for a broken connection; this raises it
             raise FileNotFoundError("there is no such directory")
         job.next_call()
         entries = files.ls(path, detail=True)
@@ -158,7 +158,7 @@ def list_directory(
         for entry in entries:
             found = str(entry["name"]).strip("/")
             if found == path.strip("/"):
-                continue  # what consoles put into a bucket to show an empty folder
+                continue  # a console's object for an empty folder
             name = found.rpartition("/")[2]
             is_directory = entry.get("type") == "directory"
             if is_directory:
@@ -169,18 +169,18 @@ def list_directory(
 
 
 def scheme_of(url: str) -> str:
-    """Return what stands in front of ://."""
+    """The part of the url before ://."""
     return url.partition("://")[0]
 
 
 @contextmanager
 def foreign_errors(scheme: str) -> Iterator[None]:
-    """The border to back ends, which raise anything."""
+    """Turn any error of a back end into ours."""
     try:
         yield
     except (AttemptFailed, AsyncFetchError):
         raise
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - ours from here on; a task of theirs ended so
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - CancelledError: of a back end's own task
         raise _as_failure(error, scheme) from cause_of(error)
 
 
@@ -217,16 +217,16 @@ def _as_failure(error: BaseException, scheme: str) -> AttemptFailed:
         case OSError():
             return AttemptFailed(FetchError, f"{who} failed ({said})")
         case _:
-            # Nobody knows: a lost connection, in the words of a library that isn't ours to import, or a refusal for
-            # good. One repeat brings most of the former, and of the latter the back end has made some by itself.
+            # It may be a lost connection, by an exception of an unknown library, or a final refusal. One retry suffices
+            # for most of the former.
             return AttemptFailed(FetchError, f"{who} failed ({said})", RetryVerdict.ONCE)
 
 
 def _answer_in(error: BaseException | None) -> tuple[int, Mapping[str, str]] | None:
-    """Status and headers of the HTTP answer that an exception tells of; None where it tells of none.
+    """Status and headers of the HTTP answer in an exception; None without one.
 
-    By the names that aiohttp (status), azure (status_code), google and urllib (code), requests (response.status_code)
-    and botocore (response["ResponseMetadata"]) have for them, so that none of these is imported.
+    It knows the attributes of aiohttp (status), azure (status_code), google and urllib (code), requests
+    (response.status_code) and botocore (response["ResponseMetadata"]), so none of these is imported.
     """
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
@@ -243,11 +243,11 @@ def _answer_in(error: BaseException | None) -> tuple[int, Mapping[str, str]] | N
 
 
 READ_STEP_BYTES = 8 * 1024 * 1024
-"""Bytes asked for at once; between two of these a read can be cancelled."""
+"""Bytes read at once; a read can be cancelled between two pieces."""
 LAND_STEP_BYTES = 256 * 1024
-"""Bytes landed at once: who leaves waits for that, on the loop, some 30 us."""
+"""Bytes landed at once: a cancelled caller waits for that on the loop, some 30 us."""
 SLOW_STEP_SHARE, MIN_STEP_BYTES = 8, 64 * 1024
-"""Factor by which pieces get shorter after one that took too long, and the least that they are."""
+"""Factor by which pieces get shorter after one that took too long, and their least length."""
 THREADS = 64
 """Threads that wait for back ends at a time, over all schemes."""
 
@@ -258,7 +258,7 @@ class FsspecTransport:
     """Fills downloads from fsspec's file systems.
 
     A read that is cancelled, or takes too long, leaves its thread to end by itself, because a back end that hangs can't
-    be stopped; what it still brings is thrown away.
+    be stopped; its bytes are dropped.
     """
 
     def __init__(self, config: FetchConfig, hosts: Hosts, clock: Clock) -> None:
@@ -271,11 +271,11 @@ class FsspecTransport:
         self._threads = FsspecThreads(THREADS, limit_seconds)
 
     def close(self) -> None:
-        """Ends the threads. Nothing may be under way but what was left behind."""
+        """End the threads. Only abandoned reads may be under way."""
         self._threads.close()
 
     def attempts(self, download: Download) -> Attempt:
-        """Return what makes an attempt at what the download lacks, with the failure of the one before."""
+        """Attempts at the bytes that a download lacks, each called with the failure of the one before."""
         step_bytes = READ_STEP_BYTES
 
         async def attempt(failure: AttemptFailed | None) -> None:
@@ -289,7 +289,7 @@ class FsspecTransport:
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory, sorted by name; a directory among them has size 0 and a url that ends in "/".
 
-        FetchError where there are more than ``max_listed_entries``; by then the back end holds them all.
+        FetchError if there are more than ``max_listed_entries``; by then the back end holds them all.
         """
 
         async def take(permit: Permit) -> list[ObjectInfo]:
@@ -305,7 +305,7 @@ class FsspecTransport:
         return await retried(self._config.retry, self._clock, url, attempt)
 
     async def _ask(self, url: str, take: Callable[[Permit], Awaitable[T]], *, is_retry: bool) -> T:
-        """One attempt, with a permit of its host, and counted."""
+        """One attempt with a permit of its host, counted."""
         host = self._hosts.get(_origin_of(url))
         async with host.permit() as permit:
             host.counts.requests += 1
@@ -319,32 +319,32 @@ class FsspecTransport:
                 raise
 
     async def _take(self, download: Download, step_bytes: int, permit: Permit) -> None:
-        """Takes what is missing: all in one job where it comes in one piece, else a piece a job."""
+        """Read the missing bytes, by one job for each piece."""
         reading = _Reading(download, self._config.fsspec, permit.host.now)
 
         async def run(function: Callable[[ThreadJob], None]) -> None:
             try:
                 await self._threads.run(function, scheme_of(download.url))
             finally:
-                reading.tell(permit)
+                reading.report(permit)
 
         take = partial(run, partial(reading.take, step_bytes))
         if self._bandwidth is None:
             while not reading.is_done:
                 await take()
         else:
-            await run(reading.open)  # tells how much is to be paid for
+            await run(reading.open)  # gets the number of bytes
             while not reading.is_done:
                 await self._take_paid(self._bandwidth, reading, step_bytes, take)
         download.remember()
-        reading.tell_end(permit)
+        reading.report_end(permit)
 
     async def _take_paid(
         self, bandwidth: Bandwidth, reading: _Reading, max_bytes: int, take: Callable[[], Awaitable[None]]
     ) -> None:
-        """Takes the next piece once it may come. What of it doesn't land, however that ends, is given back.
+        """Read the next piece once the bandwidth allows it. Reserved bytes that don't land are given back.
 
-        That goes for a call that is left behind, too: how much it still brings, if it ever returns, nobody can tell.
+        That includes those of an abandoned call, since it is unknown how many it still reads.
         """
         left_bytes = reading.left_bytes
         paid_bytes = min(left_bytes, max_bytes)
@@ -356,44 +356,44 @@ class FsspecTransport:
 
 
 class _Reading:
-    """One attempt at what a download still lacks. Its jobs run in threads, one after the other."""
+    """One attempt at the bytes that a download lacks. Its jobs run in threads, one after the other."""
 
     def __init__(
         self, download: Download, options: Mapping[str, Mapping[str, object]], now: Callable[[], float]
     ) -> None:
-        """``now`` is the clock of what is measured."""
+        """``now`` is the clock for statistics."""
         self._download = download
         self._known = download.known
         self._wanted = download.next_request()
         self._options = options
         self._now = now
         self._asked_at = self._opened_at = now()
-        self._is_open = self._is_told_open = False
+        self._is_open = self._is_reported = False
         self._view: Views = memoryview(b"")
-        self._landed_bytes = self._told_bytes = 0
+        self._landed_bytes = self._reported_bytes = 0
         self.is_done = False
-        """True if all is there, and checked."""
+        """True if all bytes are there, and checked."""
 
     @property
     def left_bytes(self) -> int:
-        """Bytes that are still to be taken, once it is open."""
+        """Bytes still to be read, once it is open."""
         return len(self._view) - self._landed_bytes
 
-    def tell(self, permit: Permit) -> None:
-        """Tell the permit what came of the latest job. On the loop."""
-        # Back ends remember what they were told of an object: that it is open says nothing of its server.
-        if self._is_open and not self._is_told_open and (self._landed_bytes or self.is_done):
-            self._is_told_open = True
+    def report(self, permit: Permit) -> None:
+        """Report the latest job to the permit. On the loop."""
+        # Back ends cache an object's attributes, so opening it doesn't show that its server answers.
+        if self._is_open and not self._is_reported and (self._landed_bytes or self.is_done):
+            self._is_reported = True
             permit.answered(self._asked_at, self._opened_at, is_refusal=False)
-        permit.landed(self._landed_bytes - self._told_bytes)
-        self._told_bytes = self._landed_bytes
+        permit.landed(self._landed_bytes - self._reported_bytes)
+        self._reported_bytes = self._landed_bytes
 
-    def tell_end(self, permit: Permit) -> None:
-        """Tell the permit that all is there. On the loop."""
+    def report_end(self, permit: Permit) -> None:
+        """Report the end to the permit. On the loop."""
         permit.body_seconds = self._now() - self._opened_at
 
     def open(self, job: ThreadJob) -> None:
-        """Learns size and version; from here on the memory for the bytes is there."""
+        """Get size and version, and the memory for the bytes."""
         url = self._download.url
         job.next_call()
         self._files, self._path = file_system(url, self._options)
@@ -406,7 +406,7 @@ class _Reading:
             self._is_open = True
 
     def take(self, max_bytes: int, job: ThreadJob) -> None:
-        """Asks for the next so many bytes and lands them; opens it before the first and checks it after the last."""
+        """Read and land the next bytes; opens before the first and checks after the last."""
         if not self._is_open:
             self.open(job)
         if self.left_bytes:
@@ -432,11 +432,11 @@ class _Reading:
                 self._download.landed_bytes += len(part)
 
     def _check(self, job: ThreadJob) -> None:
-        """Back ends don't tell of which version bytes are. If it is the one of before still, they are of it, too."""
+        """Check that the version is still the one from before, so the bytes are of it: back ends don't say theirs."""
         job.next_call()
         check_version(self._info, look(self._files, self._path, self._download.url))
 
 
 def _origin_of(url: str) -> str:
-    """Return what its limiter and its statistics go by: the server, whoever logs in."""
+    """The key of its limiter and statistics: the server, without a login."""
     return redact_url(server_of(url))

@@ -1,13 +1,13 @@
 """Threads for calls into back ends of fsspec, which can't be stopped, and may never return.
 
-A job is what one thread does in one go: some calls into a back end, each of which may take as long as the limit. To
-begin one is to write down the time; a timer of the loop looks at that when the limit has passed, so calls that are in
-time cost it nothing. A job that was left, by a caller who was cancelled or because a call took too long, ends before
-its next call. Until then its thread keeps its place, and what the call brings is thrown away.
+A job is a series of calls into a back end by one thread, each of which may take as long as the limit. The job notes the
+time at which a call begins; a timer of the loop looks at it when the limit has passed, so calls in time cost nothing. A
+job that was abandoned, because its caller was cancelled or a call took too long, ends before its next call. Until then
+its thread keeps its place, and the call's bytes are dropped.
 
-A thread goes on with the next job: to start one takes longer than a range in memory. There are never more than places,
-they end with their owner, and none of anyio's is among them: the interpreter waits for those when it exits, and for one
-that hangs it would for ever.
+A thread then takes the next job, since starting a thread takes longer than reading a range in memory. There are never
+more threads than places, and they end with their owner. They aren't anyio's: at its exit the interpreter waits for
+those, and one that hangs would block it for ever.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ T = TypeVar("T")
 
 
 class FsspecThreads:
-    """Runs jobs, each in a thread, which keeps its place among so many until the job ends, however late that is.
+    """Runs jobs, each in a thread, which keeps its place until the job ends, however late.
 
-    A job is overdue when a call of it runs longer than the limit, whether anybody waits for it still. Where all are, no
-    place will become free: who waits for one, or comes later, is told so.
+    A job is overdue when a call of it runs longer than the limit, even if it was abandoned. If all places have overdue
+    jobs, callers that wait for a place, or come later, get an error.
 
-    Belongs to the loop that it was made on.
+    Bound to the loop that it was made on.
     """
 
     def __init__(self, places: int, limit_seconds: float) -> None:
@@ -54,19 +54,19 @@ class FsspecThreads:
         self._overdue: set[ThreadJob] = set()
         self._jobs: SimpleQueue[ThreadJob | None] = SimpleQueue()
         self._idle = 0
-        # An owner that was forgotten leaves no thread behind, either. At exit they are daemons.
+        # A forgotten owner leaves no thread behind, either. At exit they are daemons.
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def close(self) -> None:
-        """Threads that wait for a job end at once, others with theirs. No job may come any more."""
+        """End idle threads at once, others after their job. No job may come any more."""
         self._deadlines.close()
         self._jobs.put(None)
 
     async def run(self, function: Callable[[ThreadJob], T], scheme: str) -> T:
-        """Return what ``function(job)`` returns. A caller who leaves leaves it behind.
+        """``function(job)`` in a thread. A cancelled caller abandons it.
 
         Args:
-            function: Calls the back end, in the thread; the job has to know of each call.
+            function: Calls the back end, in the thread, each time after ``job.next_call()``.
             scheme: The back end's, for errors.
 
         Raises:
@@ -116,7 +116,7 @@ class FsspecThreads:
         return len(self._overdue) >= self._count
 
     def is_late(self, job: ThreadJob) -> None:
-        """A call of the job has taken too long; it may end any time, or never."""
+        """Note that a call of the job takes too long; it may end any time, or never."""
         self._deadlines.leave(job)
         self._overdue.add(job)
         if self._is_stuck:
@@ -124,7 +124,7 @@ class FsspecThreads:
                 block.cancel()
 
     def has_ended(self, job: ThreadJob) -> None:
-        """Its thread takes the next one."""
+        """Note that the job's thread is free."""
         self._idle += 1
         self._deadlines.leave(job)
         self._overdue.discard(job)
@@ -132,55 +132,52 @@ class FsspecThreads:
 
 
 class ThreadJob:
-    """The work of a thread for one caller. It calls ``work``, ``next_call`` and ``landing``, the loop all else."""
+    """The work of a thread for one caller. It calls ``work``, ``next_call`` and ``landing``, the loop the rest."""
 
     __slots__ = ("_began", "_function", "_lock", "_outcome", "_scheme", "_threads", "due")
 
     def __init__(
         self, function: Callable[[ThreadJob], T], scheme: str, threads: FsspecThreads, outcome: asyncio.Future[T]
     ) -> None:
-        """See FsspecThreads.run; ``outcome`` is told what the function returns or raises, or that it is late."""
+        """``outcome`` gets the function's value or error, or that it is late."""
         self._function = function
         self._scheme = scheme
         self._threads = threads
-        self._outcome: asyncio.Future[Any] | None = outcome  # None when it was left
+        self._outcome: asyncio.Future[Any] | None = outcome  # None once it was abandoned
         self._lock = threading.Lock()
         self._began = math.inf
         self.due = math.inf
         """The time at which Deadlines looks at it next."""
 
     def next_call(self) -> None:
-        """Comes before each call into the back end, which has the whole limit from now on.
-
-        It doesn't return where nobody waits for what the call would bring.
-        """
+        """Begin a call into the back end, which has the whole limit from now on; raises if the job was abandoned."""
         if self._outcome is None:
-            raise CancelledError  # to nobody
+            raise CancelledError  # no caller is left
         self._began = time.monotonic()
 
     @contextmanager
     def landing(self) -> Iterator[None]:
-        """A short block that writes what is the caller's, who can't leave meanwhile; not entered if that happened."""
+        """A short block that writes to the caller's memory. The caller can't leave meanwhile; raises if it has left."""
         with self._lock:
             if self._outcome is None:
-                raise CancelledError  # to nobody
+                raise CancelledError  # no caller is left
             yield
 
     def leave(self) -> None:
-        """After this, nothing lands any more: the caller's buffer may be somebody else's.
+        """Abandon the job: nothing lands any more, since the caller's buffer may be reused.
 
-        The outcome isn't held any longer, either: an error's traceback holds the frames that hold the job.
+        The outcome isn't kept, either: an error's traceback holds the frames that hold the job.
         """
         with self._lock:
             self._outcome = None
 
     def begin(self) -> None:
-        """It is handed to a thread."""
+        """Note that it goes to a thread."""
         self._began = time.monotonic()
         self.due = self._threads.loop.time() + self._threads.limit_seconds
 
     def is_due(self, now: float) -> None:
-        """See Deadline: so much time has passed since a call began, if not the one that is under way."""
+        """Check the call under way at the deadline, which may be that of an earlier call."""
         limit_seconds = self._threads.limit_seconds
         left_seconds = self._began + limit_seconds - time.monotonic()
         if left_seconds > 0:
@@ -197,13 +194,13 @@ class ThreadJob:
             outcome.set_exception(AttemptFailed(FetchTimeout, message))
 
     def work(self) -> None:
-        """All of it."""
+        """Run the function, and report to the loop."""
         result, failure = None, None
         try:
             result = self._function(self)
         except BaseException as error:  # noqa: BLE001 - the caller's
             failure = error
-        del self._function  # what it holds, such as a buffer, is the caller's alone when that hears of the end
+        del self._function  # it may hold the caller's buffer, which must be free at the end
         try:
             call_on(self._threads.loop, self._end, result, failure)
         finally:
@@ -220,7 +217,7 @@ class ThreadJob:
 
 
 def _work(jobs: SimpleQueue[ThreadJob | None]) -> None:
-    """A thread's life. It knows the queue alone, so that it keeps no owner, and between jobs none of these."""
+    """Run jobs until the end. The thread refers only to the queue, so it keeps no owner alive, and no ended job."""
     while (job := jobs.get()) is not None:
         job.work()
         del job

@@ -1,10 +1,10 @@
-"""Files of the Hugging Face Hub: one question per file, then ranges from its CDN.
+"""Files of the Hugging Face Hub: one request to the Hub for each file, then ranges from its CDN.
 
-The Hub counts its answers (3,000 to 20,000 in five minutes), so it is asked once per repository which commit the
-revision is, and once per file where that lies. It answers with a signed url of a CDN, which is used for every range
-until it expires. The token goes to the Hub's own origin and nowhere else.
+The Hub has a quota (3,000 to 20,000 answers in five minutes), so it is asked once for the commit of a repository's
+revision, and once for the place of a file. It answers with a signed url of a CDN, which is used for every range until
+it expires. The token goes only to the Hub's own origin.
 
-Buckets have no commits: a file there is the version that was first seen of it, by the hash of its content.
+Buckets have no commits: a file keeps its first seen version, by the hash of its content.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 ENDPOINT = "https://huggingface.co"
 UNSIGNED_SECONDS = 300.0
-"""Seconds for which a redirect is believed that doesn't say when it expires."""
+"""Seconds for which a redirect without an expiry is used."""
 _KINDS = {"datasets", "spaces", "models", "buckets"}
 _CONTENT_HASH = "X-Xet-Hash"
 """The header with the hash of a bucket's file; listings call it xetHash."""
@@ -94,23 +94,23 @@ class HubFile:
 
     @property
     def is_in_bucket(self) -> bool:
-        """True where it has no commit, and can be replaced."""
+        """True if it has no commit, and can be replaced."""
         return self.kind == "buckets"
 
     @property
     def repository_key(self) -> tuple[str, str, str]:
-        """The key of what has one commit."""
+        """The key of its commit."""
         return self.kind, self.repository, self.revision
 
     def file_path(self, commit: str) -> str:
-        """Below the endpoint, where the file can be had."""
+        """The file's path below the endpoint."""
         if self.is_in_bucket:
             return f"/buckets/{quote(self.repository)}/resolve/{quote(self.path)}"
         kind = "" if self.kind == "models" else f"{self.kind}/"
         return f"/{kind}{quote(self.repository)}/resolve/{commit}/{quote(self.path)}"
 
     def api_path(self, verb: str, revision: str, path: str = "") -> str:
-        """Below the endpoint, what the repository is asked by."""
+        """The path of an API request about the repository, below the endpoint."""
         return f"/api/{self.kind}/{quote(self.repository)}/{verb}/{quote(revision, safe='')}{path}"
 
 
@@ -126,7 +126,7 @@ _MEANT: Mapping[tuple[int, str], str] = {
     "dataset's url begins with hf://datasets/",
     (404, "EntryNotFound"): "EntryNotFound: the repository has no such file",
 }
-"""What the Hub's words for programs mean for people."""
+"""The Hub's error codes in words, with remedies."""
 _MEANT_WITH_TOKEN = {
     **_MEANT,
     (401, "RepoNotFound"): "RepoNotFound: the Hub doesn't take this token, which may have expired: make a new one, for "
@@ -136,7 +136,7 @@ _MEANT_WITH_TOKEN = {
 
 @dataclass(frozen=True, slots=True)
 class _Hub:
-    """The Hub that is asked, and what it is told of us."""
+    """The Hub's url, and the headers of requests to it."""
 
     endpoint: str
     headers: Mapping[str, str] = field(repr=False)
@@ -146,10 +146,9 @@ class _Hub:
 
 
 class HubTransport:
-    """``hf://``: fills downloads, lists directories, and is the address book of both.
+    """``hf://``: fills downloads, lists directories, and is the address book for both.
 
-    A revision is what it was when it was first asked for, until the fetcher is closed. Belongs to the loop of its
-    HttpTransport.
+    A revision keeps its first seen commit until the fetcher is closed. Bound to the loop of its HttpTransport.
     """
 
     def __init__(self, config: FetchConfig, http: HttpTransport, clock: Clock) -> None:
@@ -162,24 +161,21 @@ class HubTransport:
         self._has_token = False
 
     def attempts(self, download: Download) -> Attempt:
-        """See HttpTransport."""
+        """Attempts at the bytes that a download lacks."""
         return self._http.attempts(download, self)
 
     async def resolve(self, url: str) -> Address:
-        """Return where the file lies: at a CDN, signed, or at the Hub itself where it is small."""
+        """The file's address: a signed one of a CDN, or the Hub's own for a small file."""
         return await self._addresses.get(url, partial(self._find, url))
 
     def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
-        """Asks the Hub anew where the CDN says that the signature has expired, or that the file isn't there.
-
-        And where the Hub says that the file has changed.
-        """
+        """Forget an address if its signature has expired, the CDN lacks the file, or the Hub has a new version."""
         has_changed = failure.kind is ObjectChanged and address.version_header is not None
         has_left = failure.kind is NotFound and not address.is_named
         return (has_changed or has_left or failure.status in {401, 403}) and self._addresses.reject(url, address)
 
     def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
-        """The Hub says it in X-Error-Code, for programs; what stands in front of it may not."""
+        """The headers with the Hub's X-Error-Code in words."""
         meant = (_MEANT_WITH_TOKEN if self._has_token else _MEANT).get((status, headers.get("X-Error-Code", "")))
         if meant is not None:
             headers = CIMultiDict(headers)
@@ -187,14 +183,14 @@ class HubTransport:
         return explained(status, headers, body)
 
     async def endpoint(self, url: str) -> str:
-        """The Hub that is asked; empty for the usual one."""
+        """The Hub's url; empty for huggingface.co."""
         endpoint = (await self._hub()).endpoint
         return "" if endpoint == ENDPOINT else endpoint
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory of a repository, sorted by name; a directory has size 0 and a url ending in "/".
 
-        FetchError where the pages don't lead to an end within ``max_listed_entries``.
+        FetchError if the pages don't end within ``max_listed_entries``.
         """
         listing: Listing[URL] = Listing(self._config.max_listed_entries)
         directory = HubFile.parse(url)
@@ -208,7 +204,7 @@ class HubTransport:
         return await run_sync(listing.sorted)
 
     async def _page(self, listing: Listing[URL], address: Address, base: str, directory: HubFile) -> URL | None:
-        """Adds the page at ``address``; where the next one is, None after the last one."""
+        """Add the page at ``address``; returns the next page's url, None after the last."""
         reply = await self._http.ask("GET", address, self)
         with reply.is_judged():
             infos = await run_sync(_parse_tree, reply.body, base, directory)
@@ -242,7 +238,7 @@ class HubTransport:
             return CachedValue(at_hub)
         seconds = signed_seconds(reply.target, served_at=_served_at(reply, self._wall()))
         if "X-Xet-Signed-Range" in reply.target.query:
-            return CachedValue(at_hub)  # good for one range only: every range asks the Hub
+            return CachedValue(at_hub)  # valid for one range only, so every range asks the Hub
         return CachedValue(Address(reply.target, etag=etag), UNSIGNED_SECONDS if seconds is None else seconds)
 
     async def _commit(self, file: HubFile) -> str:
@@ -272,7 +268,7 @@ class HubTransport:
         if token is not None:
             require_token("HF_TOKEN, or what `hf auth login` has written down,", token)
         tokens = {} if token is None else {f"{url.host}:{url.port}": token}
-        # What the configuration has for the host is more deliberate than what the environment has.
+        # The configuration's own login for the host has precedence over the environment's.
         own = static_headers(url, is_named=True, headers=self._config.headers, tokens=self._config.tokens, login=None)
         named = any(name.lower() == "authorization" for name in own)
         self._has_token = token is not None and not named
@@ -281,7 +277,7 @@ class HubTransport:
 
 
 def _token(variables: Mapping[str, str]) -> str | None:
-    """HF_TOKEN, or what ``hf auth login`` has written down. Blocks."""
+    """HF_TOKEN, or the token of ``hf auth login``. Blocks."""
     if variables.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return None
     token = _stripped(variables.get("HF_TOKEN") or variables.get("HUGGING_FACE_HUB_TOKEN") or "")
@@ -297,18 +293,18 @@ def _token(variables: Mapping[str, str]) -> str | None:
 
 
 def _stripped(token: str) -> str:
-    """Return the token as huggingface_hub takes it."""
+    """The token without whitespace around it, as in huggingface_hub."""
     return token.replace("\r", "").replace("\n", "").strip()
 
 
 def signed_seconds(url: URL, *, served_at: float) -> float | None:
-    """Return how long after ``served_at`` the signature in the url's query expires; None where it doesn't say.
+    """Seconds after ``served_at`` at which the signature in the url's query expires; None without an expiry.
 
     Knows S3 and GCS (date and lifetime), CloudFront (``Expires``, or ``DateLessThan`` in a ``Policy``).
 
     Args:
         url: The signed url.
-        served_at: Seconds since the epoch, by the clock of who signed.
+        served_at: Seconds since the epoch, by the signer's clock.
     """
     query = url.query
     ends: list[float] = []
@@ -339,7 +335,7 @@ def _policy_ends(policy: str) -> list[float]:
 
 
 def _served_at(reply: Response, wall_now: float) -> float:
-    """Return when the reply was made, by the Hub's clock where it tells: ours may be wrong."""
+    """The time of the reply by the Hub's clock if it has a Date, since ours may be wrong."""
     try:
         return parsedate_to_datetime(reply.headers["Date"]).timestamp()
     except (KeyError, ValueError, TypeError, OverflowError):
@@ -364,14 +360,14 @@ def _content_hash(headers: Mapping[str, str]) -> str:
 
 
 def _parse_tree(body: bytes, base: str, directory: HubFile) -> list[ObjectInfo]:
-    """The entries of a page, which are below ``base``."""
+    """The entries of a page, with urls below ``base``."""
     entries = _parse_json(body)
     message = "the Hub's listing isn't one of the directory's files and directories"
     if not isinstance(entries, list):
         raise _no_hub(message)
     above = f"{directory.path}/" if directory.path else ""
     try:
-        if directory.is_in_bucket:  # which lists all that begins with the path, also the file itself and "pathological"
+        if directory.is_in_bucket:  # its listing has all names with this prefix, such as "pathological" for "path"
             entries = [entry for entry in entries if entry["path"].startswith(above)]
         return [_entry(entry, base, above) for entry in entries]
     except (TypeError, KeyError, ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Objects of S3 and of stores that speak like it: each is signed once, and its ranges are plain https."""
+"""Objects of S3 and of compatible stores: each is signed once, and its ranges are plain https."""
 
 from __future__ import annotations
 
@@ -50,34 +50,34 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.upload_sources import UploadSource
 
 MAX_REGIONS = 64
-"""Clients that are kept; AWS has fewer regions."""
+"""Bound on clients; AWS has fewer regions."""
 AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 REGION_IN_HOST = re.compile(r"https?://s3\.([a-z0-9-]+)\.backblazeb2\.com(?::\d+)?/?")
-"""Backblaze B2 has an endpoint for each region, named after it; a signature has to name the same."""
+"""Endpoints of Backblaze B2, one for each region, which signatures must name."""
 USUAL_ENDPOINT = re.compile(r"https?://s3(?:-fips)?(?:\.dualstack)?(?:\.(?!us-gov-)[a-z0-9-]+)?\.amazonaws\.com/?")
-"""Endpoints in all of which a bucket's name means the same one. Others of AWS's (China, the government's, Outposts)
-have buckets of their own."""
+"""AWS's endpoints that share their buckets. Others (China, the government's, Outposts) have their own."""
 THREAD_NAME = "asyncfetch s3"
 
 
 @dataclass(frozen=True, slots=True)
 class SignedUrl:
-    """A request that its signature makes good for a while."""
+    """A presigned request."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str]
-    """Must be sent with it: the signature covers them."""
+    """Signed headers, to be sent with it."""
     seconds: float
-    """Seconds that it is good for, from now; infinite where nothing is signed."""
+    """Seconds for which it is valid, from now; infinite if nothing is signed."""
 
 
 class S3Signer:
-    """Signs requests to S3 by what aiobotocore knows: credentials, regions, endpoints, and how to sign.
+    """Signs requests to S3 with aiobotocore, which knows credentials, regions, endpoints, and how to sign.
 
-    That reads files (profiles, tokens) and takes 0.3 s of pure Python to make a client, on whatever loop it runs, and
-    it refreshes credentials there when it likes. So it runs on a loop of its own, in a thread, and hands over signed
-    urls. It moves no object's byte: its ``get_object`` costs ten times what our own request does, and it follows
-    redirects with the session token in its hand.
+    Making a client reads files (profiles, tokens) and takes 0.3 s of Python on its loop, and credentials are refreshed
+    there at any time. So aiobotocore has a loop of its own, in a thread, and only signs urls. It sends no requests
+    because those would bypass the host's limit, its outages and retries, bandwidth and statistics, and because its
+    ``get_object`` costs ten times as much as our own request, its parser takes 51 ms for a page of 1,000 keys (ours 12)
+    and reads a page of HTML as an empty listing, and it follows redirects with the session token.
 
     Its verbs are for one loop; ``aclose`` ends its thread.
     """
@@ -86,7 +86,7 @@ class S3Signer:
         """Takes over ``thread``; use ``open``."""
         self._thread = thread
         self._clients = _Clients(config)
-        self._holding = thread.start(self._clients.hold)
+        thread.start(self._clients.hold)
 
     @classmethod
     async def open(cls, config: S3Config) -> S3Signer:
@@ -94,15 +94,11 @@ class S3Signer:
         return await run_sync(lambda: cls(config, _start()), limiter=anyio.CapacityLimiter(1))
 
     async def aclose(self) -> None:
-        """Ends the thread and what runs on it."""
-        await in_thread(self._close)
-
-    def _close(self) -> None:
-        self._holding.end()
-        self._thread.close()
+        """End the thread and its calls."""
+        await in_thread(self._thread.close)
 
     async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> SignedUrl:
-        """A url for ``operation``, good for the method of HTTP that this has.
+        """A url for ``operation``, to be requested by its HTTP method.
 
         Args:
             operation: As boto3 names it: "get_object", "list_objects_v2", "upload_part".
@@ -110,7 +106,7 @@ class S3Signer:
             region: The bucket's; None means the configured one.
 
         Raises:
-            AttemptFailed: No credentials, or the service that gives them out didn't answer.
+            AttemptFailed: No credentials, or their service didn't answer.
             ConfigError: The profile, region, endpoint or bucket can't be used.
         """
         return await self._thread.acall(self._clients.sign, operation, parameters, region)
@@ -123,20 +119,20 @@ class S3Signer:
 def _start() -> LoopThread:
     try:
         with forks_wait():
-            import aiobotocore.session  # noqa: F401 - takes half a second, so not on anybody's loop
+            import aiobotocore.session  # noqa: F401 - takes half a second, so in a thread
     except ImportError as error:
         raise MissingDependency(f"s3:// urls need aiobotocore: {install_command('s3')}") from error
-    logging.getLogger("botocore.auth").addFilter(_says_nothing_of_ours)
+    logging.getLogger("botocore.auth").addFilter(_is_foreign)
     return LoopThread(name=THREAD_NAME)
 
 
-def _says_nothing_of_ours(record: logging.LogRecord) -> bool:
-    """Return whether to log a record: at DEBUG, botocore writes down what it signs, token and signature with it."""
+def _is_foreign(record: logging.LogRecord) -> bool:
+    """Return False for records of signers: at DEBUG, botocore logs requests with token and signature."""
     return record.threadName != THREAD_NAME
 
 
 class _Clients:
-    """A client per region. All of it runs on the signer's thread."""
+    """A client for each region. Runs on the signer's thread."""
 
     def __init__(self, config: S3Config) -> None:
         self._config = config
@@ -145,7 +141,7 @@ class _Clients:
         self._session: Any = None
 
     async def hold(self) -> None:
-        """Runs as long as the loop, whatever ends that, and then closes the clients."""
+        """Run until the loop ends, and then close the clients."""
         async with self._open:
             await anyio.sleep_forever()
 
@@ -172,14 +168,14 @@ class _Clients:
         if self._session is None:
             self._session = AioSession(profile=self._config.profile)
         if not self._config.anonymous and await self._session.get_credentials() is None:
-            self._session = None  # it would look for none again, nor would a client that is made without any
+            self._session = None  # the session, and clients of it, would never look for credentials again
             raise NoCredentialsError
         client = await self._enter(region, self._style())
         named = REGION_IN_HOST.fullmatch(client.meta.endpoint_url)
         if named is not None and region is None and self._session.get_config_variable("region") is None:
             client = await self._enter(named[1], self._style())
         if self._style() == "auto" and client.meta.endpoint_url.endswith(AWS_HOSTS):
-            # "auto" signs for the global endpoint, which redirects to the region for a day after a bucket was made.
+            # "auto" signs for the global endpoint, which redirects new buckets to their region for a day.
             client = await self._enter(region, "virtual")
         return CachedValue(client)
 
@@ -195,7 +191,7 @@ class _Clients:
         config = AioConfig(
             signature_version=UNSIGNED if self._config.anonymous else "s3v4",
             s3={"addressing_style": addressing_style},
-            # B2, older MinIO, GCS and others refuse what newer SDKs add by themselves.
+            # B2, older MinIO, GCS and others refuse the checksums of newer SDKs.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
@@ -210,14 +206,14 @@ class _Clients:
 
     def _headers(self, url: str) -> dict[str, str]:
         signed = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", [""])[0].split(";")
-        # Without a signature nothing says that the header belongs to the request; the bucket's owner wants it still.
+        # An anonymous request needs the header, too.
         payer = self._config.requester_pays and (self._config.anonymous or "x-amz-request-payer" in signed)
         return {"x-amz-request-payer": "requester"} if payer else {}
 
     async def _life(self) -> float:
         if self._config.anonymous:
             return math.inf
-        # A url signed with temporary credentials dies with them. Only refreshable ones know when that is.
+        # A url signed with temporary credentials expires with them. Only refreshable ones have a known end.
         expiry = getattr(await self._session.get_credentials(), "_expiry_time", None)
         left = math.inf if expiry is None else expiry.timestamp() - time.time()
         return max(0.0, min(float(self._config.presign_seconds), left))
@@ -225,7 +221,7 @@ class _Clients:
 
 @contextmanager
 def _errors_of_ours() -> Iterator[None]:
-    """Raise what botocore says of credentials and configurations as what callers can do about it."""
+    """Raise botocore's errors about credentials and configurations as ours."""
     from botocore import exceptions
 
     try:
@@ -247,7 +243,7 @@ def _errors_of_ours() -> Iterator[None]:
 
 
 def _unanswered() -> tuple[type[Exception], ...]:
-    """What botocore raises where a service isn't there: STS, or one of a container."""
+    """Errors of botocore for a missing service of credentials: STS, or a container's."""
     from botocore import exceptions
 
     return (
@@ -257,7 +253,7 @@ def _unanswered() -> tuple[type[Exception], ...]:
 
 
 def _is_unanswered(error: BaseException) -> bool:
-    """Return whether a service that has the credentials didn't answer, rather than refuse them."""
+    """Return whether a service of credentials didn't answer, rather than refuse them."""
     link: BaseException | None = error
     while link is not None and not isinstance(link, _unanswered()):
         link = link.__context__
@@ -265,13 +261,13 @@ def _is_unanswered(error: BaseException) -> bool:
 
 
 MAX_BUCKETS = 1024
-"""Buckets whose region is remembered."""
+"""Bound on buckets with a remembered region."""
 CLOCK_ERROR_SECONDS = 300.0
-"""A clock that is off by more is worth a word where a signature is refused; S3 puts up with 15 minutes."""
+"""A clock error above this is mentioned when a signature is refused; S3 tolerates 15 minutes."""
 _REFUSALS = REDIRECTS | {400, 401, 403}
 _WORN_OUT = frozenset({401, 403})
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-_REGION = re.compile(r"[a-z0-9-]{1,32}")  # it becomes a part of a host's name
+_REGION = re.compile(r"[a-z0-9-]{1,32}")  # becomes a part of a host's name
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
 _REGION_TAG = re.compile(rb"<Region>([a-z0-9-]{1,32})</Region>")
 _SIZE_TAG = re.compile(rb"<ActualObjectSize>([0-9]{1,18})</ActualObjectSize>")
@@ -280,15 +276,15 @@ _SIZE_TAG = re.compile(rb"<ActualObjectSize>([0-9]{1,18})</ActualObjectSize>")
 @dataclass(frozen=True, slots=True)
 class _SignedAddress(Address):
     region: str | None = None
-    """Signed for this one; None means aiobotocore's own choice."""
+    """The region it is signed for; None means aiobotocore's own choice."""
     seconds: float = math.inf
-    """Seconds that it is good for."""
+    """Seconds for which it is valid."""
 
 
 class S3Transport:
-    """``s3://bucket/key``: fills downloads, lists prefixes, puts objects, and is the address book of all that.
+    """``s3://bucket/key``: fills downloads, lists prefixes, puts objects, and is the address book for these.
 
-    The key is taken as it is, never unquoted. Belongs to the loop of its HttpTransport.
+    The key is never unquoted. Bound to the loop of its HttpTransport.
     """
 
     def __init__(self, config: FetchConfig, http: HttpTransport, clock: Clock) -> None:
@@ -303,25 +299,25 @@ class S3Transport:
         self._endpoints: AsyncCache[None, str] = AsyncCache(clock.monotonic, 1)
 
     async def aclose(self) -> None:
-        """Ends the thread that signs, if there is one."""
+        """End the thread that signs, if there is one."""
         if self._signer is not None:
             await self._signer.aclose()
 
     def attempts(self, download: Download) -> Attempt:
-        """See HttpTransport."""
+        """Attempts at the bytes that a download lacks."""
         return self._http.attempts(download, self)
 
     async def endpoint(self, url: str) -> str:
-        """The store that is asked; empty for AWS."""
+        """The store's url; empty for AWS."""
         return await self._endpoints.get(None, partial(self._http.persist, url, self._find_endpoint))
 
     async def put(self, url: str, source: UploadSource) -> ObjectInfo:
-        """The object that the source is now; see S3Upload."""
+        """Put the source; see S3Upload."""
         bucket, key = bucket_and_key(url)
-        return await S3Upload(url, bucket, key, self._config, self._ask, self._http.persist).put(source)
+        return await S3Upload(url, bucket, key, self._config, self._ask, self._http).put(source)
 
     async def delete(self, url: str) -> None:
-        """Removes the object; S3 doesn't say whether there was one."""
+        """Remove the object; S3 doesn't say whether there was one."""
         bucket, key = bucket_and_key(url)
         parameters = {"Bucket": bucket, "Key": key}
         await self._http.persist(url, partial(self._ask, "DELETE", "delete_object", parameters))
@@ -331,7 +327,7 @@ class S3Transport:
         return await self._addresses.get(url, partial(self._find, url))
 
     def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
-        """Signs anew where the bucket's region is another one, or where the signature has expired."""
+        """Forget an address signed for a wrong region, or expired; returns whether a new one may do."""
         if self._learns_region(bucket_and_key(url)[0], address, failure):
             self._addresses.forget(url, address)
             return True
@@ -339,7 +335,7 @@ class S3Transport:
         return worn_out and not self._config.anonymous and self._addresses.reject(url, address)
 
     def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
-        """S3 puts the error's code, the bucket's region and, with 416, the object's size into an XML body."""
+        """The headers with the error's code, the bucket's region and, for 416, the object's size from S3's XML body."""
         explained = CIMultiDict(refusals.explained(status, headers, body))
         for name, tag in (("X-Error-Code", _CODE), ("x-amz-bucket-region", _REGION_TAG)):
             if (match := tag.search(body)) is not None:
@@ -356,9 +352,11 @@ class S3Transport:
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The objects directly below a prefix, and the prefixes below it, sorted by name.
 
-        A prefix has size 0 and a url that ends in "/". NotFound where nothing is below it, except for a whole bucket
-        and for the empty folder of a console. FetchError where the pages don't lead to an end within
-        ``max_listed_entries``.
+        A prefix has size 0 and a url that ends in "/".
+
+        Raises:
+            NotFound: Nothing is below it, and it isn't a whole bucket or a console's empty folder.
+            FetchError: The pages don't end within ``max_listed_entries``.
         """
         bucket, key = _split(url)
         prefix = key if not key or key.endswith("/") else f"{key}/"
@@ -369,7 +367,7 @@ class S3Transport:
         return await run_sync(listing.sorted)
 
     async def _page(self, listing: Listing[str], bucket: str, prefix: str, token: str) -> str | None:
-        """Adds the page of the token; the next one's, None after the last one."""
+        """Add the page of the token; returns the next token, None after the last page."""
         parameters = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/", "EncodingType": "url"}
         if token:
             parameters["ContinuationToken"] = token
@@ -391,7 +389,7 @@ class S3Transport:
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
     ) -> Response:
-        """One question with a signature of its own; a second one where the first has found the bucket's region."""
+        """One signed request, and a second one if the first has found the bucket's region."""
         for signatures_left in (1, 0):
             address = await self._sign(operation, parameters)
             asked = replace(address, headers={**address.headers, **(headers or {})})
@@ -418,7 +416,7 @@ class S3Transport:
         signer = await self._signers.get(None, self._open_signer)
         region = self._regions.get(str(parameters["Bucket"]), self._config.region)
         signed = await signer.sign(operation, parameters, region)
-        # A login configured for the store's host would be a second signature, which S3 refuses.
+        # S3 refuses a login for the store's host as a second signature.
         headers = {"Authorization": None, **signed.headers}
         return _SignedAddress(URL(signed.url, encoded=True), headers, region=region, seconds=signed.seconds)
 
@@ -427,7 +425,7 @@ class S3Transport:
         return CachedValue(self._signer)
 
     def _learns_region(self, bucket: str, address: Address, failure: AttemptFailed) -> bool:
-        """Return whether the refusal names a region that ``address`` wasn't signed for."""
+        """Note the region that a refusal names; returns whether ``address`` was signed for another one."""
         region = failure.headers.get("x-amz-bucket-region", "")
         signed_for = address.region if isinstance(address, _SignedAddress) else None
         if failure.status not in _REFUSALS or region == signed_for or not _REGION.fullmatch(region):
@@ -439,7 +437,7 @@ class S3Transport:
 
 
 def bucket_and_key(url: str) -> tuple[str, str]:
-    """The bucket and the key of an object's url; ConfigError where it names none."""
+    """The bucket and the key of an object's url; ConfigError if it names none."""
     bucket, key = _split(url)
     if not key:
         raise ConfigError(f"{redact_url(url)!r} names a bucket and no object: write s3://bucket/key")
@@ -454,7 +452,7 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _sent_elsewhere(reply: Response) -> AttemptFailed:
-    """A signature is for one host, so a request isn't sent on to another."""
+    """The error for a redirect to another host, which a signature isn't valid for."""
     assert reply.target is not None
     message = f"the store sends us on to {host_name(reply.target)}: set S3Config(region=...) or endpoint_url"
     return AttemptFailed(
@@ -463,7 +461,7 @@ def _sent_elsewhere(reply: Response) -> AttemptFailed:
 
 
 def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:
-    """Return in words by how much our clock is off, by the Date of an answer; empty where that explains nothing."""
+    """Our clock's error by the Date of an answer, in words; empty if it is small or unknown."""
     try:
         behind = parsedate_to_datetime(headers["Date"]).timestamp() - wall_now
     except (KeyError, ValueError, TypeError, OverflowError):
@@ -474,14 +472,14 @@ def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:
 
 
 def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo], bool, str | None]:
-    """Return what a ListObjectsV2 answer has: entries, whether the prefix is an object itself, the next page's token.
+    """A ListObjectsV2 answer: entries, whether the prefix itself is an object, and the next token, None after the last.
 
-    Consoles put such an object there to show an empty folder. The token is None after the last page.
+    Consoles put such an object there to show an empty folder.
     """
     has_marker = False
     try:
         page = _listing_in(body)
-        # A store that doesn't know the parameter ignores it, and says so by not repeating it.
+        # A store that ignores the parameter doesn't repeat it.
         plain = unquote_plus if page.findtext("{*}EncodingType", "") == "url" else str
         infos = [
             ObjectInfo(f"s3://{bucket}/{_below(prefix, plain(entry.findtext('{*}Prefix', '')))}", 0)
@@ -507,14 +505,14 @@ def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo]
 
 
 def _listing_in(body: bytes) -> ET.Element:
-    page = ET.fromstring(body)  # expat refuses entity bombs by itself since 2.4.1
+    page = ET.fromstring(body)  # expat refuses entity bombs since 2.4.1
     if page.tag.rpartition("}")[2] != "ListBucketResult":
         raise ValueError(f"it is a {page.tag[:40]}")
     return page
 
 
 def _below(prefix: str, name: str) -> str:
-    """The name; ValueError where it isn't below the prefix."""
+    """The name; ValueError if it isn't below the prefix."""
     if not name.startswith(prefix) or name == prefix:
         raise ValueError("an entry that isn't below the prefix")
     return name

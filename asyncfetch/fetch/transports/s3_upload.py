@@ -1,10 +1,7 @@
-"""Objects put into S3 and into stores that speak like it: whole, or in parts of a multipart upload.
+"""Objects put into S3 and into compatible stores: whole, or in parts of a multipart upload.
 
-An object is there whole or not at all, that much S3 promises. What it doesn't do is to clean up: the parts of an upload
-that nobody completes stay, and are paid for. So whatever happens once an upload was begun, it is completed or aborted.
-
-The signer's client could upload, too, but past all that other requests have: the host's limit, its counters, the
-retries, the connections. So it only signs.
+S3 shows an object whole or not at all. But it doesn't clean up: the parts of an unfinished upload stay, and cost money.
+So an upload that was begun is always completed or aborted.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import logging
 import re
 from base64 import b64encode
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import anyio
@@ -31,20 +28,20 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from asyncfetch.config import S3Config
-    from asyncfetch.fetch.transports.http import Body, Response
+    from asyncfetch.fetch.transports.http import HttpTransport, Response
     from asyncfetch.fetch.upload_sources import UploadSource
 
 MAX_PARTS = 10_000
 """Bound on the parts of one upload; S3's limit."""
 PARTS_IN_FLIGHT = 4
-"""Parts of one object on their way at a time; the next one is read meanwhile."""
+"""Parts of one object in flight at a time, while the next is read."""
 MAX_ANSWER_BYTES = 16 * 1024
-"""Bound on what is parsed on the loop, which takes 1 ms. An answer to something written has less than 1 KiB."""
+"""Bound on an answer that is parsed on the loop, which takes 1 ms. Answers to writes have less than 1 KiB."""
 PIECE_BYTES = 128 * 1024
-"""Handed to the connection at once: with each of them, the time that the store has to answer starts anew."""
+"""Bytes given to the connection at once: each piece restarts the store's time to answer."""
 UNDO_SECONDS = 5.0
-"""Seconds that a cancelled caller waits at most until its upload is aborted, and before that for the answer that says
-which one it is. S3 answers within 0.2 s."""
+"""Longest wait of a cancelled caller for the abort of its upload, and before that for the upload's id. S3 answers
+within 0.2 s."""
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _OWN_KEYS = re.compile(r"aws:kms(:dsse)?")
@@ -67,65 +64,47 @@ _REFUSALS: Mapping[str, tuple[type[FetchError], RetryVerdict, str]] = {
     "OperationAborted": (FetchError, RetryVerdict.AGAIN, "somebody else writes the same object"),
     "RequestTimeout": (FetchTimeout, RetryVerdict.AGAIN, "the store gave up waiting for our bytes"),
 }
-"""The meaning that refusals of something written mean, where that is more than their status says."""
-
-T = TypeVar("T")
+"""Meanings of refused writes, by their code, if the status doesn't say enough."""
 
 _log = logging.getLogger(__name__)
 
 
-class SignedRequest(Protocol):
-    """One request for an operation on an object, signed."""
-
-    async def __call__(
-        self,
-        method: str,
-        operation: str,
-        parameters: Mapping[str, str | int],
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: Body | None = None,
-    ) -> Response:
-        """Its answer; AttemptFailed where there is none, or one of 400 or above."""
-        ...
-
-
-class Persist(Protocol):
-    """A call that repeats an attempt and returns what it brings in the end."""
-
-    async def __call__(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Make as many attempts as the policy allows, else FetchError."""
-        ...
-
-
 class S3Upload:
-    """One object's way into its bucket.
+    """An upload of one object.
 
     Args:
         url: As the user wrote it.
         bucket: Of the object.
         key: Of the object.
-        config: Says how long parts are, and how many are under way.
-        ask: Sends a request.
-        persist: Repeats it.
+        config: Has the length of parts.
+        ask: Sends a signed request: of a method, an operation and its parameters, perhaps with headers and a body.
+        http: Repeats it.
     """
 
-    def __init__(self, url: str, bucket: str, key: str, config: S3Config, ask: SignedRequest, persist: Persist) -> None:
+    def __init__(
+        self,
+        url: str,
+        bucket: str,
+        key: str,
+        config: S3Config,
+        ask: Callable[..., Awaitable[Response]],
+        http: HttpTransport,
+    ) -> None:
         self._url = url
         self._place = {"Bucket": bucket, "Key": key}
         self._config = config
         self._ask = ask
-        self._persist = persist
+        self._persist = http.persist
         self._id: str | None = None
         self._tags: dict[int, str] = {}
         self._size = 0
 
     async def put(self, source: UploadSource) -> ObjectInfo:
-        """The object that the source is now. Errors and cancellations leave the one before, and no upload behind.
+        """Put the source. Errors and cancellations leave the former object, and no unfinished upload.
 
         Raises:
-            FetchError: The store refuses it, can't be reached, or has stored other bytes; the latter may be the object
-                then, if it was short enough for one request.
+            FetchError: The store refuses it, can't be reached, or has stored other bytes. These may then be the object,
+                if it was short enough for one request.
         """
         part_bytes = self._config.upload_part_bytes
         if source.size is not None:
@@ -142,7 +121,7 @@ class S3Upload:
             raise
 
     async def _send(self, operation: str, parameters: Mapping[str, str | int], content: memoryview) -> str:
-        """Sends the bytes; the tag that the store has for them."""
+        """Send the bytes; returns the store's tag of them."""
         digest = await run_sync(_md5, content)
         headers = {"Content-Length": str(len(content)), "Content-MD5": b64encode(digest).decode()}
 
@@ -155,7 +134,7 @@ class S3Upload:
         )
 
     async def _begin(self) -> None:
-        """One attempt, whose answer a cancelled caller waits for: it says which upload is to be aborted."""
+        """Begin the upload. A cancelled caller waits for its id, by which it is aborted."""
 
         async def attempt() -> None:
             self._id = await self._attempt("POST", "create_multipart_upload", {}, partial(_text_of, "UploadId"))
@@ -163,9 +142,9 @@ class S3Upload:
         await outlast(attempt, seconds=UNDO_SECONDS)
 
     async def _send_parts(self, source: UploadSource, parts: list[memoryview], part_bytes: int) -> None:
-        """All of the source, so many parts at a time and one more that is read.
+        """Send all of the source, PARTS_IN_FLIGHT at a time while the next is read.
 
-        ``parts`` has what was read of it already, and is emptied: nobody else may keep a part in memory.
+        ``parts`` has the first part, and is emptied, so that no part is kept in memory.
         """
         permits = anyio.Semaphore(PARTS_IN_FLIGHT)
 
@@ -193,7 +172,7 @@ class S3Upload:
                         break
                     try:
                         parts.append(await source.read(part_bytes))
-                    except Exception as error:  # noqa: BLE001 - raised below, as it is: it may be a group of its own
+                    except Exception as error:  # noqa: BLE001 - raised below, since it may be a group itself
                         failure = error
                         tasks.cancel_scope.cancel()
         if failure is not None:
@@ -203,7 +182,7 @@ class S3Upload:
                 failure = None  # else failure -> traceback -> this frame -> failure is a cycle
 
     async def _complete(self) -> str:
-        """Makes the object of the parts; its tag."""
+        """Join the parts to the object; returns its tag."""
         tags = [self._tags[number] for number in range(1, len(self._tags) + 1)]
         text = await run_sync(_completion, tags)
         headers = {"Content-Length": str(len(text)), "Content-Type": "application/xml"}
@@ -222,7 +201,7 @@ class S3Upload:
         return await self._persist(self._url, attempt)
 
     async def _completed_before(self, failure: AttemptFailed, tag: str | None) -> str:
-        """``tag``, where the upload is gone because an answer that it was completed was lost; else the failure."""
+        """``tag``, if the upload is gone because it was completed, and the answer was lost; else the failure."""
         try:
             reply = await self._ask("GET", "get_object", self._place, headers={"Range": "bytes=0-0"})
         except AttemptFailed:
@@ -236,7 +215,7 @@ class S3Upload:
         return {**self._place, "UploadId": self._id or ""}
 
     async def _abort(self) -> None:
-        """Removes the upload, if there is one; an error of that is nobody's but the log's."""
+        """Abort the upload, if there is one; logs an error of that."""
         if self._id is None:
             return
         reason: AsyncFetchError | str = f"no answer within {UNDO_SECONDS:g} s"
@@ -244,7 +223,7 @@ class S3Upload:
             try:
                 await self._persist(self._url, partial(self._ask, "DELETE", "abort_multipart_upload", self._upload))
             except NotFound:
-                return  # it is gone already
+                return  # it was aborted already
             except AsyncFetchError as error:
                 reason = error
             else:
@@ -257,13 +236,11 @@ class S3Upload:
         operation: str,
         parameters: Mapping[str, str | int],
         take: Callable[[Response], str],
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: Body | None = None,
+        **options: Any,  # noqa: ANN401 - ``ask``'s
     ) -> str:
-        """Return what ``take`` makes of the answer to a request that writes; AttemptFailed says what it means."""
+        """``take(answer)`` of a request that writes; AttemptFailed with the refusal's meaning."""
         try:
-            reply = await self._ask(method, operation, {**self._place, **parameters}, headers=headers, body=body)
+            reply = await self._ask(method, operation, {**self._place, **parameters}, **options)
         except AttemptFailed as failure:
             code = failure.headers.get("X-Error-Code", "")
             if code in _REFUSALS:
@@ -286,10 +263,10 @@ def _md5(content: memoryview) -> bytes:
 
 
 def _checked_tag(digest: bytes, reply: Response) -> str:
-    """The tag of what is stored; AttemptFailed where the answer says that other bytes are than were sent.
+    """The tag of the stored bytes; AttemptFailed if the store has other bytes than were sent.
 
-    It is the MD5 of what is stored, unless that is encrypted with keys of its own, or the store has tags of another
-    kind; then the digest that was sent along has to do, which the store has checked.
+    It is their MD5, unless they are encrypted with special keys, or the store has other tags; then the digest in the
+    request, which the store checks, has to suffice.
     """
     headers = reply.headers
     tag = headers.get("ETag")
@@ -308,7 +285,7 @@ def _checked_tag(digest: bytes, reply: Response) -> str:
 
 
 def _tag_of_parts(tags: list[str]) -> str | None:
-    """Return what S3 calls an object of these parts; None where their own tags aren't S3's."""
+    """S3's tag of an object of these parts; None if the store's tags aren't S3's."""
     digests = [match[1] for tag in tags if (match := _MD5.fullmatch(tag)) is not None]
     if len(digests) < len(tags):
         return None
@@ -316,7 +293,7 @@ def _tag_of_parts(tags: list[str]) -> str | None:
 
 
 def _completion(tags: list[str]) -> bytes:
-    """Runs in a thread: there may be 10,000 of them."""
+    """The request's body. Runs in a thread: there may be 10,000 tags."""
     root = ET.Element("CompleteMultipartUpload", xmlns=_NAMESPACE)
     for number, tag in enumerate(tags, 1):
         part = ET.SubElement(root, "Part")
@@ -327,12 +304,12 @@ def _completion(tags: list[str]) -> bytes:
 
 
 def _text_of(name: str, reply: Response) -> str:
-    """Return what the answer, a few lines of XML, says under ``name``; AttemptFailed where it doesn't.
+    """The text of ``name`` in an answer of XML; AttemptFailed without one.
 
-    An answer of 200 may turn out to be an error: S3 begins some before it knows how they end.
+    An answer of 200 may contain an error: S3 begins some answers before it knows the outcome.
     """
     try:
-        root = ET.fromstring(reply.body[:MAX_ANSWER_BYTES])  # what is cut off can't be parsed
+        root = ET.fromstring(reply.body[:MAX_ANSWER_BYTES])  # a truncated answer can't be parsed
     except (ET.ParseError, LookupError, ValueError) as error:  # LookupError: of an encoding
         message = f"the store's answer is none of S3 ({error}): is the endpoint right?"
         raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE) from error
