@@ -6,7 +6,7 @@
 
 One nginx, the same ranges of one object in memory, each client in a process of its own that stays for all repeats, one
 after the other in a new order each repeat. The table shows medians, and the lowest and the highest of the repeats;
-below it stands which goals of bench/engine_goals.py are met. Clients of S3 ask the same nginx, signing as they do it.
+below it stands which of GOALS are met. Clients of S3 ask the same nginx, signing as they do it.
 Before that, what is in bench/slow_link.py.
 
 A client that isn't installed is left out (pip install --group peers), and so is a case whose ranges in flight would
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -35,14 +36,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.engine_client import CLIENTS, LOOPS, PLAIN_ONLY, Case, Measured
-from bench.engine_goals import verdicts
-from bench.engine_s3 import BUCKET
+from bench.engine_client import BUCKET, CLIENTS, LOOPS, PLAIN_ONLY, Case, Measured
 from bench.nginx import NginxServer
 from bench.slow_link import SlowLink, measure_slow_link
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 OBJECT_BYTES = 64 * MIB
@@ -255,6 +254,74 @@ def show(rows: list[Row], links: Sequence[SlowLink], console: Console) -> None:
     console.print("In brackets: asyncfetch over that client. MiB: highest resident memory above that at the start.")
     for line in (*verdicts(rows), *links):
         console.print(str(line), soft_wrap=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """For each case of some sizes: this engine's CPU is at most so much of a peer's, which is the same for GiB."""
+
+    ours: str
+    """A client of this engine: plain, or signing for S3."""
+    peer: str
+    tls: bool | None
+    """None: either."""
+    from_bytes: int
+    to_bytes: int
+    """Sizes of ranges, both included."""
+    share: float
+
+
+LARGE, SMALL = (MIB, 16 * MIB), (16 * KIB, 64 * KIB)
+GOALS = (
+    Goal("asyncfetch", "obstore", False, *LARGE, 0.7),
+    Goal("asyncfetch", "obstore", True, *LARGE, 0.95),
+    Goal("asyncfetch", "aiohttp", False, *LARGE, 0.55),
+    Goal("asyncfetch", "aiohttp", True, *LARGE, 0.8),
+    Goal("asyncfetch", "fsspec", None, *LARGE, 0.25),
+    Goal("asyncfetch-s3", "s3fs", None, *LARGE, 0.25),
+    Goal("asyncfetch", "obstore", None, *SMALL, 0.9),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the measured cases of a goal came out."""
+
+    goal: Goal
+    ratios: tuple[float, ...]
+    """This engine's CPU over the peer's, of each case, in ascending order."""
+
+    @property
+    def is_met(self) -> bool:
+        """In every case."""
+        return self.ratios[-1] <= self.goal.share
+
+    def __str__(self) -> str:
+        goal, ratios = self.goal, self.ratios
+        where = {None: "plain and TLS", False: "plain", True: "TLS"}[goal.tls]
+        within = sum(ratio <= goal.share for ratio in ratios)
+        verdict = "met" if self.is_met else f"MISSED, but for {within} of {len(ratios)} cases"
+        return (
+            f"{goal.ours} / {goal.peer}, {where}, {goal.from_bytes // KIB}-{goal.to_bytes // KIB} KiB:"
+            f" {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}), goal {goal.share}: {verdict}"
+        )
+
+
+def verdicts(rows: Iterable[Row]) -> Iterator[Verdict]:
+    """Of all goals of which a case was measured."""
+    cases: dict[tuple[bool, int, int], dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        cases[row.tls, row.range_bytes, row.concurrency][row.client] = row
+    for goal in GOALS:
+        ratios = [
+            rows_of[goal.ours].cpu_seconds_per_gib / rows_of[goal.peer].cpu_seconds_per_gib
+            for (tls, size, _), rows_of in cases.items()
+            if goal.tls in {None, tls}
+            and goal.from_bytes <= size <= goal.to_bytes
+            and {goal.ours, goal.peer} <= {*rows_of}
+        ]
+        if ratios:
+            yield Verdict(goal, tuple(sorted(ratios)))
 
 
 def case_of(row: Row) -> tuple[bool, int, int]:

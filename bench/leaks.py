@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import asyncfetch as af
-from bench.engine_s3 import KEYS
+from bench.engine_client import KEYS
 from bench.nginx import NginxServer
 
 if TYPE_CHECKING:

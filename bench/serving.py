@@ -1,11 +1,15 @@
-"""What a process of its own brings a trainer whose Python is busy, and what handing its batches over costs.
+"""What handing samples over costs: from the loop to a synchronous consumer, and from a process that makes batches.
 
     python -m bench.serving
 
-One local dataset read in three ways: the async iterator, ``for sample in stream``, and ``serve_samples``. Each beside a
-consumer that does nothing else, and beside one that computes in Python for a while at every batch. All consumers get
-batches of the same size; in the trainer's process torch's ``default_collate`` makes them. Interleaved; medians over the
-repeats. Then the time that ``next`` takes for a batch that is ready, and what a copy of it would take.
+The time of a sample from the loop's thread to ``for sample in stream``, its source always ready: alone, and beside
+decode threads that fill all cores. And samples a second of a ``DataLoader`` without workers over those of the async
+iterator. By turns; medians over the repeats.
+
+Then one local dataset read in three ways: the async iterator, ``for sample in stream``, and ``serve_samples``. Each
+beside a consumer that does nothing else, and beside one that computes in Python for a while at every batch. All
+consumers get batches of the same size; in the trainer's process torch's ``default_collate`` makes them. Interleaved;
+medians over the repeats. Then the time that ``next`` takes for a batch that is ready, and what a copy of it would take.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ import itertools
 import json
 import random
 import statistics
+import threading
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -25,13 +30,18 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
+from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 import asyncfetch as af
+from asyncfetch.config import usable_cpus
+from bench import parts
 from bench.data import bench_dataset
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
 BATCH = 32
 SKIPPED_SAMPLES = 320
@@ -110,6 +120,48 @@ def measure(
     return {way: {name: statistics.median(rates[way, name]) for name in consumers} for way in ways}
 
 
+@contextmanager
+def busy_decoders(video: Path) -> Iterator[None]:
+    """As many threads as cores that decode all the while."""
+    data = torch.frombuffer(bytearray(video.read_bytes()), dtype=torch.uint8)
+    is_over = threading.Event()
+
+    def decode() -> None:
+        decoder = VideoDecoder(data, num_ffmpeg_threads=1)
+        while not is_over.is_set():
+            decoder.get_frames_in_range(0, 8)
+
+    threads = [threading.Thread(target=decode) for _ in range(usable_cpus())]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def measure_way(root: Path, *, repeats: int, seconds: float) -> list[Row]:
+    """The way of samples from the loop's thread to a synchronous consumer."""
+    idle, busy, ratios = [], [], []
+    consumer = Consumer(0.0, seconds)
+    stream = af.Stream(str(root))
+    video = next(root.rglob("*.mp4"))
+    batches = forever(DataLoader(af.torch.StreamDataset(stream), batch_size=BATCH, drop_last=True))
+    for _ in range(repeats):
+        idle.append(parts.hand_over_microseconds())
+        with busy_decoders(video):
+            busy.append(parts.hand_over_microseconds())
+        ratios.append(consumer.rate(batches) / anyio.run(consumer.rate_of, af.Stream(str(root))))
+    stream.close()
+    return [
+        Row.of("hand-over of a sample, the consumer and the loop alone", "us", idle, "<= 5"),
+        Row.of("hand-over of a sample, beside decode threads on all cores", "us", busy, "<= 20"),
+        Row.of("samples/s, DataLoader(num_workers=0) / async iterator", "", ratios, ">= 0.95"),
+    ]
+
+
 def hand_over_microseconds(stream: af.Stream, batches: int) -> dict[str, float]:
     """Medians for one batch that is ready: taking it, and copying it, which isn't done; and its size."""
     taking, copying = [], []
@@ -141,7 +193,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    root = str(bench_dataset())
+    dataset = bench_dataset()
+    rows, root = measure_way(dataset, repeats=arguments.repeats, seconds=arguments.seconds), str(dataset)
     consumers = {
         "idle": Consumer(0.0, arguments.seconds),
         "busy": Consumer(arguments.busy_milliseconds / 1e3, arguments.seconds),
@@ -149,8 +202,10 @@ def main() -> None:
     rates = measure(lambda: af.Stream(root), arguments.repeats, consumers)
     hand_over = hand_over_microseconds(af.Stream(root), 4 * arguments.repeats)
     if arguments.json:
-        print(json.dumps({"samples_per_second": rates, "hand_over_microseconds": hand_over}))
+        figures = [asdict(row) for row in rows]
+        print(json.dumps({"rows": figures, "samples_per_second": rates, "hand_over_microseconds": hand_over}))
         return
+    show(rows, as_json=False)
     table = Table("way", "idle consumer, samples/s", f"busy for {arguments.busy_milliseconds:g} ms a batch")
     for way, by_consumer in rates.items():
         table.add_row(way, *(f"{rate:,.0f}" for rate in by_consumer.values()))

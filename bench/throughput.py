@@ -36,7 +36,6 @@ from asyncfetch.config import usable_cpus
 from asyncfetch.lerobot import reader_of
 from bench.baselines import decode_bare, first_epoch, read_by_file, runs_of
 from bench.data import bench_dataset
-from bench.keep_up_plot import Curves, plot_keep_up
 from bench.nginx import NginxServer
 from bench.parts import clip_milliseconds, hand_over_microseconds
 
@@ -204,11 +203,48 @@ def measure(
     return row, pairs
 
 
+@dataclass(frozen=True)
+class Curves:
+    """One repeat. Seconds from the start to each sample."""
+
+    streamed_seconds: Sequence[float]
+    resident_seconds: Sequence[float]
+    """The same samples by the same pipeline, their clips in memory."""
+    cameras: int
+    by_file_frames_per_second: float
+    """Of one frame at a time through a decoder that seeks in a remote file; 0 where that wasn't measured."""
+    title: str
+
+
 def curves_of(pairs: list[tuple[Streamed, Resident]], cameras: int, by_file: float, title: str) -> Curves:
     """Those of the repeat whose keep-up is the median, the lower one of two."""
     ordered = sorted(pairs, key=lambda pair: pair[0].frames_per_second / pair[1].frames_per_second)
     streamed, resident = ordered[(len(pairs) - 1) // 2]
     return Curves(streamed.sample_seconds, resident.sample_seconds, cameras, by_file, title)
+
+
+def plot_keep_up(curves: Curves, path: Path) -> None:
+    """Write the picture, a PNG or whatever the path's suffix says."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    end = curves.streamed_seconds[-1]
+    for label, seconds, style in (
+        ("asyncfetch, clips already in memory", curves.resident_seconds, "--"),
+        ("asyncfetch, streamed from a cold start", curves.streamed_seconds, "-"),
+    ):
+        panel.plot(seconds, [curves.cameras * (number + 1) for number in range(len(seconds))], style, label=label)
+    if curves.by_file_frames_per_second:
+        label = "one frame at a time, torchcodec over an fsspec file"
+        panel.plot([0, end], [0, curves.by_file_frames_per_second * end], label=label)
+    panel.set(title=curves.title, xlabel="seconds", ylabel="frames given", xlim=(0, end), ylim=(0, None))
+    panel.grid(visible=True, alpha=0.3)
+    panel.legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
 async def traffic(setting: Setting, path: Path) -> float:

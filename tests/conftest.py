@@ -32,6 +32,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Torch, which isn't imported yet, has threads that spin while they wait for one another, on cores that others need."""
 
 settings.register_profile("asyncfetch", deadline=None)  # of milliseconds for one example, which other tests use up
+settings.register_profile("fast", deadline=None, max_examples=10)
 settings.load_profile("asyncfetch")
 
 MAY_BLOCK = {
@@ -71,7 +72,13 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """On uvloop, which swallows what a signal handler raises, a test's time limit has to cancel it from inside."""
+    """Mark slow tests: those with a longer time limit than others, and those that start programs.
+
+    On uvloop, which swallows what a signal handler raises, a test's time limit has to cancel it from inside.
+    """
+    starts_programs = "programs_are_warm" in getattr(item, "fixturenames", ())
+    if starts_programs or _limit_seconds(item) > float(item.config.getini("timeout")):
+        item.add_marker("slow")
     is_on_uvloop = "uvloop" in item.name or item.config.getoption("loop") == "uvloop"
     if isinstance(item, pytest.Function) and is_on_uvloop and inspect.iscoroutinefunction(item.obj):
         item.obj = _within(item.obj, _limit_seconds(item))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from bench import caches, read_back, tiny_objects
+from bench import caches, read_back
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 def test_it_measures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     small = [
         (read_back, {"OBJECT_BYTES": 8 * caches.MIB, "RANGES": 3}),
-        (tiny_objects, {"OBJECTS": 40}),
-        (caches, {"HITS": 10, "WRITES": 3, "EVICTED_FILES": 20, "STAGED_FILES": 32}),
+        (caches, {"OBJECTS": 40, "HITS": 10, "WRITES": 3, "EVICTED_FILES": 20, "STAGED_FILES": 32}),
     ]
     for module, sizes in small:
         for name, value in sizes.items():
@@ -34,3 +33,10 @@ def test_it_measures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "a plain file" in table
     assert "staging: reads a file" in table
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_staged_file_is_read_once() -> None:
+    figures = caches.measure_staging(files=32, repeats=1, workers=4)
+    assert figures["reads a file"] == 1
+    assert figures["staged / by itself"] > 1
+    assert 0 < figures["lock held, p50 us"] < 1000

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from bench import engine
+from bench.engine import GOALS, verdicts
 from bench.engine_client import CLIENTS, PLAIN_ONLY, Case, Measured
-from bench.engine_goals import GOALS, verdicts
 from bench.slow_link import SlowLink
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import pytest
 
 import asyncfetch as af
 from asyncfetch.testing import RangeServer, write_dataset
-from bench.keep_up_plot import plot_keep_up
-from bench.throughput import Setting, curves_of, look, main, measure, traffic
+from bench.throughput import Setting, curves_of, look, main, measure, plot_keep_up, traffic
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from asyncfetch.testing import ServedRequest
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "LINK_SECONDS", 0.2)

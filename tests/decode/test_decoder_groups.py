@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.decode import Clip
 
+pytestmark = pytest.mark.slow
+
 FPS = 30
 LENGTHS = (1, 2, 5, 12)
 BACKENDS = [name for name in get_args(DecoderBackend) if name != "auto"]

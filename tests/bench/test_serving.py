@@ -1,11 +1,11 @@
-"""bench/hand_over.py, tiny: its rows are there."""
+"""bench/serving.py, tiny: its rows are there."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from asyncfetch.testing import write_dataset
-from bench import hand_over, parts, serving
+from bench import parts, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +26,6 @@ def test_the_rows_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         codec="h264",
         cameras=["observation.images.top"],
     )
-    rows = hand_over.measure(truth.root, repeats=1, seconds=0.02)
+    rows = serving.measure_way(truth.root, repeats=1, seconds=0.02)
     assert [row.unit for row in rows] == ["us", "us", ""]
     assert all(0 < row.lowest == row.median == row.highest for row in rows)
