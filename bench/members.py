@@ -33,7 +33,7 @@ def open_mixture(root: str, members: int) -> dict[str, float]:
     streams = [af.Stream(os.path.join(root, str(number)), seed=0) for number in range(members)]
     began, cpu = time.perf_counter(), time.process_time()
     mixture = af.Mixture(streams, weights=[1.0] * members)
-    source_of(mixture).opened()
+    source_of(mixture).session().opened()
     opened_cpu = time.process_time()
     samples = iter(mixture)
     next(samples)

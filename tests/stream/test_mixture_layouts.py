@@ -46,7 +46,7 @@ def parted(truths: list[DatasetTruth], **options: Any) -> af.Mixture:  # noqa: A
 def runs(truths: list[DatasetTruth]) -> Any:  # noqa: ANN401
     """A mixture for each end of epochs, and what each member gives: (member, which place on its line) -> key."""
     made = {stop_on: parted(truths, stop_on=stop_on) for stop_on in ("first", "all", 25)}
-    lines = source_of(made["all"]).opened().lines(1)
+    lines = source_of(made["all"]).session().opened().lines(1)
 
     def own(number: int, place: int) -> Key:
         piece = lines[number].piece(place, place + 1)

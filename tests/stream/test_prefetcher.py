@@ -127,7 +127,7 @@ def test_the_pool_is_the_same_for_any_number_of_workers(truth: DatasetTruth, cli
     pools = []
     for stream in (alone, alone.shared_by(2), alone.shared_by(4)):
         next(stream.iterate(found_placement()))
-        pools.append(stream.opened().pools)
+        pools.append(stream.session().opened().pools)
         stream.close()
     assert pools[0] == pools[1] == pools[2]
     assert pools[0][0] < 8

@@ -136,7 +136,7 @@ def test_what_other_ranks_fetch_of_a_rest_is_told(
     for rank in range(2):
         stream = make(server.url)
         stream.load_state_dict(state)
-        opened, source = source_of(stream).opened(), source_of(stream)
+        opened, source = source_of(stream).session().opened(), source_of(stream)
         deal = source.plan(opened, Placement(rank, 2), 0).deal
         pieces = sum(
             np.count_nonzero(frames_fetched(deal, member).ranks == rank) for member in range(len(deal.leg.pools))

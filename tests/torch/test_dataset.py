@@ -270,7 +270,7 @@ def test_workers_of_a_rank_fetch_each_byte_once(
 @pytest.mark.parametrize("held", [10, 6, 2])
 def test_workers_need_room_for_one_pool_and_for_overflow_each(clips: DatasetTruth, held: int) -> None:
     stream = af.Stream(str(clips.root))
-    sizes = sorted(source_of(stream).session().thread.run(_sizes_of, source_of(stream).opened().datasets[0]))
+    sizes = sorted(source_of(stream).session().thread.run(_sizes_of, source_of(stream).session().opened().datasets[0]))
     stream.close()
     # A quarter is for what finds no room in common.
     clips_bytes = sum(sizes[-held:]) * 4 // 3 + 4
