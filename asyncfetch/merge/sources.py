@@ -321,7 +321,7 @@ class _SourceFiles:
             placed = replace(episode, data_url=found.table.url)
             if found.key != "index":
                 begin = (await first_indices(self._reader, found.table, run=self._run))[episode.index]
-                placed = _beginning_at(begin, placed)
+                placed = replace(placed, from_index=begin, to_index=begin + placed.length)
             self.placed[episode.index] = placed
         for url in {self.placed[episode.index].data_url for episode in episodes} - self.tables.keys():
             await self._open_table(url)
@@ -356,10 +356,6 @@ def _forget_others(statistics: _PictureStatistics, episodes: EpisodeTable, indic
     for columns in statistics.values():
         for column in columns.values():
             column.is_known[~is_chosen] = False
-
-
-def _beginning_at(index: int, episode: Episode) -> Episode:
-    return replace(episode, from_index=index, to_index=index + episode.length)
 
 
 def _digest(*described: object) -> str:

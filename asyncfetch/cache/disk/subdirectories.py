@@ -124,7 +124,7 @@ class Subdirectories:
         object_ids, times, costs = array("Q"), array("q"), array("q")
         for entry, status in self._found("looking", progress):
             if self._stopped:
-                raise ClosedError("the disk cache is closed: nobody looks at its files any more")
+                raise ClosedError("the disk cache is closed: its files are no longer scanned")
             used_at_ns, now = status.st_mtime_ns, self._wall_ns()
             if used_at_ns > now:
                 used_at_ns = now

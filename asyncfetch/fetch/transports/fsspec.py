@@ -186,40 +186,40 @@ def foreign_errors(scheme: str) -> Iterator[None]:
 
 def _as_failure(error: BaseException, scheme: str) -> AttemptFailed:
     said = redact_text(f"{type(error).__name__}: {error}")
-    who = f"fsspec's back end for {scheme}://"
+    backend = f"fsspec's back end for {scheme}://"
     match error:
         case FileNotFoundError() | NotADirectoryError() | IsADirectoryError():
             return AttemptFailed(NotFound, "there is no such object: check the url", RetryVerdict.FATAL)
         case PermissionError():
-            return AttemptFailed(AccessDenied, f"{who} may not read it ({said})", RetryVerdict.FATAL)
+            return AttemptFailed(AccessDenied, f"{backend} may not read it ({said})", RetryVerdict.FATAL)
         case ssl.SSLCertVerificationError():
-            message = f"{who} doesn't trust the certificate of its server ({said})"
+            message = f"{backend} doesn't trust the certificate of its server ({said})"
             return AttemptFailed(ConnectionFailed, message, RetryVerdict.FATAL)
     answer = _answer_in(error) or _answer_in(error.__cause__)
     if answer is not None:
         status, headers = answer
         failure = refusal(status, headers)
-        failure.message = f"{who} was answered {status} ({said}): FetchConfig(fsspec=...) has its login and options"
+        failure.message = f"{backend} was answered {status} ({said}): FetchConfig(fsspec=...) has its login and options"
         failure.headers = headers
         return failure
     match error:
         case TimeoutError():
-            return AttemptFailed(FetchTimeout, f"{who} took too long ({said})")
+            return AttemptFailed(FetchTimeout, f"{backend} took too long ({said})")
         case socket.gaierror():
-            message = f"the name of the host can't be resolved, says {who} ({said}): check the url and the network"
+            message = f"the name of the host can't be resolved, says {backend} ({said}): check the url and the network"
             return AttemptFailed(
                 ConnectionFailed, message, RetryVerdict.ONCE if error.errno in _UNKNOWN_NAME else RetryVerdict.AGAIN
             )
         case ConnectionError() | EOFError() | aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError():
-            return AttemptFailed(ConnectionFailed, f"{who} has no connection, or lost it ({said})")
+            return AttemptFailed(ConnectionFailed, f"{backend} has no connection, or lost it ({said})")
         case ValueError() | TypeError() | LookupError() | AttributeError() | NotImplementedError() | AssertionError():
-            return AttemptFailed(FetchError, f"{who} can't do it ({said})", RetryVerdict.FATAL)
+            return AttemptFailed(FetchError, f"{backend} can't do it ({said})", RetryVerdict.FATAL)
         case OSError():
-            return AttemptFailed(FetchError, f"{who} failed ({said})")
+            return AttemptFailed(FetchError, f"{backend} failed ({said})")
         case _:
             # It may be a lost connection, by an exception of an unknown library, or a final refusal. One retry suffices
             # for most of the former.
-            return AttemptFailed(FetchError, f"{who} failed ({said})", RetryVerdict.ONCE)
+            return AttemptFailed(FetchError, f"{backend} failed ({said})", RetryVerdict.ONCE)
 
 
 def _answer_in(error: BaseException | None) -> tuple[int, Mapping[str, str]] | None:

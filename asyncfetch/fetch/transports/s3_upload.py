@@ -60,8 +60,8 @@ _REFUSALS: Mapping[str, tuple[type[FetchError], RetryVerdict, str]] = {
         "the store wants longer parts: raise S3Config(upload_part_bytes=...)",
     ),
     "NoSuchBucket": (NotFound, RetryVerdict.FATAL, "there is no such bucket: make it, or check the url"),
-    "NoSuchUpload": (NotFound, RetryVerdict.FATAL, "the multipart upload is gone: somebody, or a rule, has aborted it"),
-    "OperationAborted": (FetchError, RetryVerdict.AGAIN, "somebody else writes the same object"),
+    "NoSuchUpload": (NotFound, RetryVerdict.FATAL, "the multipart upload is gone: a client or a rule aborted it"),
+    "OperationAborted": (FetchError, RetryVerdict.AGAIN, "another client writes the same object"),
     "RequestTimeout": (FetchTimeout, RetryVerdict.AGAIN, "the store gave up waiting for our bytes"),
 }
 """Meanings of refused writes, by their code, if the status doesn't say enough."""
