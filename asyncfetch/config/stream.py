@@ -36,7 +36,7 @@ class StreamConfig:
     decoded_max_bytes: int = 256 * MIB
     """Bound on decoded samples that wait for the consumer."""
     pool_segments: int = 64
-    """Segments that a rank draws frames from at a time. An epoch begins with 16 of them, which come soon, and the others
+    """Segments that a rank draws frames from at a time. An epoch begins with 16 of them, which come soon, and the rest
     join one by one."""
     segment_seconds: float = 20.0
     """Longest part of an episode that is fetched and held as one, up to a group of pictures more; a longer episode is

@@ -6,7 +6,7 @@
           |             |          ^
           +-------------|----------+
           |             v
-          +---------> ENDED   all that is wanted has come; or the head isn't plain, which somebody else has to read
+          +---------> ENDED   all that is wanted has come; or the head isn't plain: the caller reads it
 
 ``stop`` ends it in any state. What comes where nothing is wanted is a surplus, which spoils the connection.
 
@@ -35,7 +35,7 @@ MAX_HEAD_BYTES = 64 * 1024
 """A longer head isn't plain."""
 
 _SURPLUS = memoryview(bytearray(4096))
-"""Takes what comes after a body's end; nobody looks at it."""
+"""Takes what comes after a body's end, and is never read."""
 _NAME = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _HEAD = re.compile(rf"HTTP/1\.1 ([2-5][0-9][0-9])(?: [ -~]*)?\r\n(?:{_NAME}:[ -~\t]*\r\n)+\r\n".encode())
 _FIELD = re.compile(rf"({_NAME}):[ \t]*([^\r]*?)[ \t]*\r")

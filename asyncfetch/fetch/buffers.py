@@ -2,7 +2,7 @@
 
 Received into one block and copied out of it, a byte lands twice, and the block takes as much memory again as what it
 holds. But where a range's memory ends, so does a read of the socket, and for a short one another read costs more than
-the copy. So short ranges, and what nobody asked for between ranges, land in blocks together, and the short ones are
+the copy. So short ranges, and unwanted bytes between ranges, land in blocks together, and the short ones are
 copied. So are ranges that overlap: their bytes come once, and each has its own.
 """
 

@@ -42,7 +42,7 @@ SCRATCH_BYTES = 80 * 1024
 loop share. A range of 64 KiB comes with its head, and is copied, which costs as much as another turn of the loop's TLS;
 and uvloop's loses what that has read and not given out when the peer resets the connection just then."""
 DRAIN_LIMIT_BYTES = 64 * 1024
-"""A longer body that nobody wants costs more to read than a new connection."""
+"""A longer unwanted body costs more to read than a new connection."""
 DRAIN_LIMIT_SECONDS = 1.0
 """A body that takes longer costs more than a new connection: a handshake takes less than this nearly everywhere."""
 LOOP_LAG_SECONDS = 1.0
@@ -62,7 +62,7 @@ class PooledConnectionDied(AttemptFailed):
 class Connection(asyncio.BufferedProtocol):
     """One connection.
 
-    Whoever sends a request awaits the future that ``send`` returns, and then looks: the body has landed
+    The sender of a request awaits the future that ``send`` returns, and then looks: the body has landed
     (``answer.is_whole``), or the head is there (``head``; None where it is no strict one), or the answer is late
     (``is_late``). Each wait has a limit; beyond it the future raises AttemptFailed. A request that is given up leaves
     the connection unusable: ``abort`` it.
@@ -228,7 +228,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
             return
         self.is_reused = True
-        # It is due when its answer was, at the latest: nobody is told for each of thousands that comes sooner.
+        # It is due when its answer was, at the latest: those that come sooner, thousands, need no call each.
         self._since = self._deadlines.time()
         self._idle[self] = None
         if self._is_logged:
@@ -316,7 +316,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deadlines.leave(self)
 
     def pause_writing(self) -> None:
-        """See asyncio. Nobody waits to write: a request is short, and its connection has nothing else to do."""
+        """See asyncio. Writers never wait: a request is short, and its connection has nothing else to do."""
 
     def resume_writing(self) -> None:
         """See ``pause_writing``."""

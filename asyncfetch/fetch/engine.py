@@ -522,10 +522,10 @@ class Fetcher(AsyncOnly):
 
 
 def insist_on(fetcher: Fetcher, version: ObjectInfo) -> None:
-    """Take what another fetcher has seen of an object for what this one saw of it first. Asks nobody.
+    """Take what another fetcher has seen of an object for what this one saw of it first. Sends no request.
 
-    After an ObjectChanged that is forgotten, too, and may be once ``MAX_KNOWN_OBJECTS`` others were read: who goes
-    on with what somebody else has planned says it again for each read.
+    After an ObjectChanged that is forgotten, too, and may be once ``MAX_KNOWN_OBJECTS`` others were read: a
+    caller that goes on with another's plan says it again for each read.
 
     Raises:
         ObjectChanged: Another version was seen first.

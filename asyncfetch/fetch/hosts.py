@@ -190,7 +190,7 @@ class Host:
 
     @property
     def is_idle(self) -> bool:
-        """True if nobody has a permit or waits for one."""
+        """True if no one has a permit or waits for one."""
         return self._limiter.in_use == 0 and self._limiter.waiting == 0
 
     @property
@@ -222,8 +222,8 @@ class Host:
     def pause(self, seconds: float, *, is_quota: bool = True) -> None:
         """Ask nothing for so long: the server wants that, because of a quota or because it is in trouble.
 
-        The pause is every request's: nobody asks before it is over. One that is longer than anybody waits pauses
-        nobody, so that each hears of it at once.
+        The pause is every request's: none is sent before it is over. One that is longer than any may wait pauses
+        none, so that each fails at once.
         """
         if seconds <= self._config.retry.retry_after_maximum_seconds:
             until = self._clock.monotonic() + seconds
@@ -256,7 +256,7 @@ class Host:
         return self._pause_cause if self._paused_until > since else Cause.LIMIT
 
     async def _wait_out_pause(self) -> None:
-        # With a place in the limiter: nobody else may ask either, and the limiter needs no timer of its own.
+        # With a place in the limiter: no other may ask either, and the limiter needs no timer of its own.
         self._pausing += 1
         try:
             while left := self.pause_left_seconds:
@@ -425,7 +425,7 @@ def _count(counters: Counters, waits: Iterable[float], ended: Iterable[Permit]) 
 class Permit:
     """One request's place at its host, from the end of its wait to the end of its body, and the times of both.
 
-    Whoever sends the request says when its answer's head is there (``answered``), what of the body has landed, and how
+    The sender of the request says when its answer's head is there (``answered``), what of the body has landed, and how
     long it took where it came whole; or how the attempt ``failed``. At its end the host counts it.
     """
 
@@ -445,7 +445,7 @@ class Permit:
         self.host = host
         meter, tracer = running_meter(), running()
         self.watch = None if meter is None and tracer is None else RequestWatch(host.name, meter, tracer)
-        """Follows it where somebody wants to know where its time goes."""
+        """Follows it where its time is accounted for."""
         self._probe: bool | None = None
         """What the host's ``_probes`` is left with; None where it isn't the probe of an outage."""
         self.status: int | None = None

@@ -1,7 +1,7 @@
 """The number of requests that a host should have in flight, learned from how they end. Pure: events in, a limit out.
 
-Too few leave the link idle; too many make a server refuse, or slow down for everybody, and bring no byte sooner. Nobody
-knows the right number beforehand, and it moves. So the limit is moved a step at a time, and each step is a trial:
+Too few leave the link idle; too many make a server refuse, or slow down for all, and bring no byte sooner. The right
+number isn't known beforehand, and it moves. So the limit is moved a step at a time, and each step is a trial:
 
 - *Up* while requests wait for their turn. It stays if goodput follows the step, FOLLOWED of it at least.
 - *Down* where first bytes come LATE: to where they would come in time if a queue made them late, by half at most. It

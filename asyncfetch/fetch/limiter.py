@@ -1,4 +1,4 @@
-"""Limiters bound how many do something at a time, fair to callers: what somebody waits for goes before read-ahead.
+"""Limiters bound how many do something at a time, fair to callers: urgent calls go before read-ahead.
 
 One queue for all would make a single read wait behind the hundred thousand ranges of a batch. So each caller has a
 queue of its own, first come, first served; the queues take turns; and there are two rounds of them: urgent ones go
@@ -32,12 +32,12 @@ EVERY = 8
 
 
 class Caller:
-    """Somebody on whose behalf something waits at limiters.
+    """A party for whom calls wait at limiters.
 
     Not thread-safe: used on the loop of the limiters that it waits at.
 
     Args:
-        urgent: Whether somebody waits for it. False for read-ahead.
+        urgent: Whether a consumer waits for it. False for read-ahead.
         behind: Another caller whose queue it stands in until its priority is raised. None gives it a queue of its own.
     """
 
@@ -50,7 +50,7 @@ class Caller:
         self._carriers: WeakSet[Caller] | None = None
 
     def raise_priority(self) -> None:
-        """Somebody waits for it now. What of it waits already moves to an urgent queue of its own, in its order."""
+        """A consumer waits for it now. What of it waits already moves to an urgent queue of its own, in its order."""
         if not self.urgent:
             self.urgent, self._queue = True, object()
             for waiter in list(self._waiting):
@@ -69,12 +69,12 @@ _current: ContextVar[Caller] = ContextVar("_current")
 
 
 def current_caller() -> Caller:
-    """The caller that this task runs for; an urgent one of its own where nobody said."""
+    """The caller that this task runs for; an urgent one of its own where none is set."""
     return _current.get(None) or Caller()
 
 
 running_caller: Callable[[], Caller | None] = partial(_current.get, None)
-"""Gives the caller that this task runs for; None where nobody said."""
+"""Gives the caller that this task runs for; None where none is set."""
 
 
 @contextmanager
@@ -182,7 +182,7 @@ class Limiter:
 
     @property
     def limit(self) -> int:
-        """Number of those who may be in. Lowered, it throws nobody out."""
+        """Number of those who may be in. Lowered, it throws none out."""
         return self._limit
 
     @limit.setter
@@ -199,14 +199,14 @@ class Limiter:
     async def enter(self) -> bool:
         """Waits for the current caller's turn; at once, without a checkpoint, where there is room.
 
-        Cancelled at any moment, it gives up its turn, and nobody else's changes.
+        Cancelled at any moment, it gives up its turn, and no other turn changes.
 
         Returns:
             Whether it counts as urgent, for ``leave``: once for each ``enter`` that returned.
         """
         caller = _current.get(None)
         urgent = caller is None or caller.urgent
-        if self.enter_nowait() is not None:  # then nobody waits whom this would overtake
+        if self.enter_nowait() is not None:  # then there is no one to overtake
             return urgent
         waiter = _Waiter(self, caller or Caller())
         (self._urgent if urgent else self._ahead).add(waiter)
@@ -264,7 +264,7 @@ class Limiter:
             waiter.granted.set()
 
     def _next_queues(self) -> _Queues | None:
-        """The queues that the next turn belongs to; None where nobody may enter."""
+        """The queues that the next turn belongs to; None where no one may enter."""
         ahead_may = self._ahead.count > 0 and self._room(urgent=False) > 0
         if self._urgent.count and self._room(urgent=True) > 0 and not (ahead_may and self._urgent_turns >= EVERY - 1):
             self._urgent_turns = self._urgent_turns + 1 if ahead_may else 0

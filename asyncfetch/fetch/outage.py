@@ -3,7 +3,7 @@
 A host is away when several requests in a row came to nothing, whatever they asked for: refused, reset, no route, no
 address, silence, or a gateway that says so (502, 503, 504). Repeats of all that were under way would only keep it from
 coming back, and there is nothing to learn from them. So one request at a time is its probe, later each time, and all
-others wait. Any other answer ends the outage, whoever got it, and the learned limit goes on from where it was.
+others wait. Any other answer, to any request, ends the outage, and the learned limit goes on from where it was.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ Ranges that are asked for in one turn of the loop share requests, though those w
 
 A reader of small records calls ``fetch`` for each of them, all at once; only together do they show that a few requests
 bring them all. So a call waits until all tasks that were ready with it have run, which takes microseconds, and then
-whoever runs first plans for all that were asked for meanwhile, by the rules of ``fetch_many``.
+the first to run plans for all that were asked for meanwhile, by the rules of ``fetch_many``.
 
-What differs from a batch is that each range has somebody of its own who waits for it, and may stop to. And read-ahead
-shares with read-ahead alone: it would hold up what somebody waits for, or overtake what somebody else does.
+What differs from a batch is that each range has a caller of its own, who may stop waiting. And read-ahead shares with
+read-ahead alone: it would hold up what a consumer waits for, or overtake it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FAR_SECONDS = 0.02
 """Seconds to the first byte of a far host. So far away TCP takes several rounds until a stream has its rate, which a
 cold start waits for."""
 SOON_FACTOR = 1.1
-"""Multiple of the fastest way's time that what somebody waits for may take, if that saves requests."""
+"""Multiple of the fastest way's time that an urgent range may take, if that saves requests."""
 AHEAD_FACTOR = 4.0
 """Such a multiple for what is read ahead: it has the time that the episodes before it take, and a request costs CPU."""
 MAX_SERVERS = 256
@@ -150,7 +150,7 @@ _END_OF_TURN = _EndOfTurn()
 
 
 class RangeRequest:
-    """A range that somebody asks for, and what its turn made of it."""
+    """A range that was asked for, and what its turn made of it."""
 
     __slots__ = ("ahead", "caller", "range", "requests", "shared")
 

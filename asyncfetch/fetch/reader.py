@@ -70,7 +70,7 @@ class VersionedReader(RangeReader, Protocol):
     """A RangeReader that tells which version of an object its bytes are of; what keeps bytes for long needs to know."""
 
     def known(self, url: str) -> ObjectInfo | None:
-        """Return what was seen of the object and is insisted on from now on; None where nothing was. Asks nobody."""
+        """Return what was seen of the object and is insisted on from now on; None if nothing was. Sends no request."""
         ...
 
     async def read_into(

@@ -205,7 +205,7 @@ def _speaker(headers: Mapping[str, str], proxy: str | None) -> str:
 
 
 def _shown(text: str) -> str:
-    """Somebody else's words, fit for a message."""
+    """A server's words, fit for a message."""
     printable = "".join(one if one.isprintable() else " " for one in redact_text(text))
     return " ".join(printable.split())[:_MAX_CHARACTERS]
 

@@ -40,7 +40,7 @@ ASIDE_SECONDS = 60.0
 """Seconds for which a failed address is tried last. Each time it then still fails costs one connection a quarter of a
 second."""
 SLOW_SECONDS = 1.0
-"""An address that gave no connection within this has failed, even where nobody waited any longer."""
+"""An address that gave no connection within this has failed, even if none waited any longer."""
 MAX_NAMES = 1024
 MAX_ASIDE = 4096
 """Bounds of what is remembered; a crawler's list of hosts must not grow for ever."""
@@ -109,7 +109,7 @@ class Resolver(AbstractResolver):
                 self.set_aside(tried[: tried.index(peer)])
 
     def given_up(self, tried: list[Peer], *, since: float) -> None:
-        """Note that nobody waits for a connection any more: only where that took long is it an address's fault."""
+        """Note that a connection isn't waited for any more: only where that took long is it an address's fault."""
         if self.now() - since >= SLOW_SECONDS:
             self.set_aside(tried)
 
@@ -129,7 +129,7 @@ class Resolver(AbstractResolver):
         began = self.now()
         try:
             addresses = await self._resolver.resolve(host, port, socket.AddressFamily(family))
-        except OSError as error:  # found, so that all who wait for it get it, but good for nobody else
+        except OSError as error:  # found, so that all who wait for it get it, but no one after them
             return CachedValue(_Answer([], kept(error), began, 0), 0.0)
         if not addresses:
             return CachedValue(_Answer([], OSError(socket.EAI_NONAME, "it has no address"), began, 0), 0.0)

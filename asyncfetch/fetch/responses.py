@@ -1,7 +1,7 @@
 """The request for a range, and whether an answer is one to exactly that. Pure: headers in, decision out.
 
 A server or a proxy in front of it may ignore the range, shift it, compress it, answer with another version, or say one
-length and send another. Whoever takes such an answer gets wrong bytes. So an answer either proves by its status,
+length and send another. A client that takes such an answer gets wrong bytes. So an answer either proves by its status,
 Content-Range, length, encoding and version that it holds the asked bytes, or it is an AttemptFailed.
 """
 
@@ -269,7 +269,7 @@ def _check_refusal_was_right(wanted: WantedRange, start: int, stop: int) -> None
 
 
 def _check_countable(wanted: WantedRange, headers: Mapping[str, str]) -> None:
-    """Check that an object whose length nobody tells is asked for whole, and its end can be told from a break."""
+    """Check that an object of unstated length is asked for whole, and that its end can be told from a break."""
     if wanted.is_closed or (wanted.start > 0 and not wanted.plain):
         raise _lie(200, "the server ignores Range and doesn't say how long the object is (no Content-Length)")
     if headers.get("Transfer-Encoding", "").strip().lower() != "chunked":

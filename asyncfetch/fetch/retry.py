@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_FIELD_CHARACTERS = 4096
-"""Longest header that is read: a longer one is nobody's quota."""
+"""Longest header that is read: a longer one is no quota."""
 
 # Structured fields (RFC 9651), with blanks around every sign. What matches possessively (*+, ?+) is never tried anew,
 # so that no field takes more than linear time.
@@ -52,7 +52,7 @@ def spent_quota_seconds(headers: Mapping[str, str]) -> float | None:
     Hub's doesn't keep to the grammar. Nor are the fields of earlier drafts (RateLimit-Reset), seconds here and dates
     there.
 
-    Only a quota with nothing left makes us wait. Of one with less than is in flight nobody knows how much of that the
+    Only a quota with nothing left makes us wait. Of one with less than is in flight it isn't known how much of that the
     server has counted already; what is refused then is repeated for nothing, when there is more.
 
     As the Hub's own client does, one second is added, because t is rounded down.
@@ -185,7 +185,7 @@ class AttemptFailed(Exception):
 
     @property
     def cause(self) -> Cause:
-        """What somebody waits for who waits for the next attempt."""
+        """What the wait for the next attempt is a wait for."""
         if self.is_host_away:
             return Cause.OUTAGE
         return Cause.LIMIT if self.status == 429 else Cause.RETRIES

@@ -2,7 +2,7 @@
 
 Every hop gets the headers that belong to its own origin, and nothing that was meant for another one. Following
 redirects inside the HTTP library would keep custom headers (``X-Amz-Security-Token``, a private gateway's key) across
-hosts. A host's other ports are other origins, which may belong to somebody else: a secret configured for the bare host
+hosts. A host's other ports are other origins, which may be another's: a secret configured for the bare host
 goes to the one that the caller asks, but no redirect takes it further than https on its default port.
 """
 
@@ -197,7 +197,7 @@ def _without_dots(path: str) -> str:
 
 
 def is_permanent(status: int, headers: Mapping[str, str]) -> bool:
-    """Return whether a redirect holds until it fails: whoever gets it may keep it (RFC 9110, 15.4.2 and 15.4.9).
+    """Return whether a redirect holds until it fails: a client may keep it (RFC 9110, 15.4.2 and 15.4.9).
 
     One that says more of how it may be kept is followed anew each time, which is always right.
     """

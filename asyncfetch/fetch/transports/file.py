@@ -189,13 +189,13 @@ class _InThread(ABC, Generic[T]):
         """Do the work, in the thread."""
 
     def stop(self) -> None:
-        """Makes the thread give up at its next step. On the loop, where nobody wants what comes of it any more."""
+        """Makes the thread give up at its next step. On the loop, once its result isn't wanted any more."""
         self._stopped = True
 
     def _next_step(self) -> None:
         from_thread.check_cancelled()  # an anyio scope's; a task's sets the flag
         if self._stopped:
-            raise CancelledError  # to nobody: the task has its own
+            raise CancelledError  # in the thread alone: the task has its own
 
 
 class _FileRead(_InThread[None]):
@@ -382,7 +382,7 @@ class _Beside:
         return status
 
     def discard(self) -> None:
-        """Nothing of it stays, unless it is in its place already; an error of that is nobody's but the log's."""
+        """Nothing of it stays, unless it is in its place already; an error of that goes to the log alone."""
         self._close()
         if self._exists:
             self._exists = False

@@ -115,7 +115,7 @@ class AiohttpSessions:
         return connectors
 
     async def close_at_exit(self) -> None:
-        """Close it and our own connections, which nobody has closed."""
+        """Close it and our own connections, which are still open."""
         await self.aclose()
         await self._connector.aclose()
 
