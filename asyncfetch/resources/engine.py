@@ -82,7 +82,7 @@ class Engine:
         self.plans: SharedLRU[tuple[int, Any], Any] = SharedLRU(small_bytes // 2)
         """Places of the bytes of stretches, by the dataset's number and the stretch."""
         self.beside: SharedLRU[tuple[int, Any], Any] = SharedLRU(small_bytes // 2)
-        """Parts that formats have beside them, such as rows, by the dataset's number and the format's own name for it."""
+        """Parts that formats have beside them, such as rows, by the dataset's number and the format's name for it."""
         self.indexes: SharedLRU[Any, Any] = SharedLRU(small_bytes)
         """Indexes of files, by url, and where in the file the video is."""
         self._shared: dict[Callable[..., Any], Any] = {}
