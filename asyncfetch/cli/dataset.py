@@ -24,9 +24,10 @@ from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.terminal import format_bytes, progress
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import AccessDenied, DatasetError, NotFound, RangeNotSatisfiable
-from asyncfetch.lerobot.columns import to_column, to_floats
+from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.tables.columns import to_floats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -3,10 +3,9 @@
 metadata            info.json, tasks, statistics and the episode table, checked against each other
 info                what info.json says; where files are; units of depth
 episode_files, episode_table    meta/episodes: its files; the table in memory
-parquet, columns    parquet by byte ranges; columns as arrays
+columns             features' columns as arrays
 listing, oddities   files that no name on record leads to; what is said wrong, but changes no sample
 version2            metadata of v2.0 and v2.1, in the terms of v3
-pages, thrift       some pages of a column; the structs that parquet's headers and footers are
 rows                the rows of an episode, and where in a file they lie
 frame_times         which frame of a video is each row's, by their times
 scan                columns of many episodes, as record batches

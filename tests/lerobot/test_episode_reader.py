@@ -343,7 +343,7 @@ async def test_pictures_in_the_table_are_read_by_their_pages(
     library: Library, quirks: Quirks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pyarrow puts 1,024 to a page."""
-    monkeypatch.setattr("asyncfetch.lerobot.pages.LEAST_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("asyncfetch.tables.pages.LEAST_CHUNK_BYTES", 10_000)
     truth = library(
         episodes=(5, 2500, 7), cameras=(), extras=(SNAPSHOT,), width=64, height=64, texture=10.0, quirks=quirks
     )
