@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 512
 """Length of a header. Files are padded to a multiple of it."""
+MAX_NAME_BYTES = 100
+"""Longest name in a header. A longer one stands in front of it."""
 LOOK_BYTES = 16 * 1024
 """Bytes asked for at a header. Beside a video they bring the texts of its sample and the next header, so that a sample
 costs one request; they take 4 ms at 4 MiB/s, and the wait for a first byte 50."""

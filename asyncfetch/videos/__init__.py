@@ -1,0 +1,7 @@
+"""Collections of videos, as tables of entries.
+
+patterns    patterns of urls: braces and wildcards
+tar_index   indexes beside tar shards: Energon's, DALI's, wids's. Pure
+tars        tar shards as WebDataset writes them
+folders     folders and prefixes; VideoFolder's metadata
+"""
