@@ -1,8 +1,14 @@
-"""Collections of videos that aren't LeRobot's.
+"""Collections of videos, as tables of entries.
 
-windows    ClipSampler: which frames of a video make a clip, and how many clips a video gives
+windows     ClipSampler: which frames of a video make a clip, and how many clips a video gives
+patterns    patterns of urls: braces and wildcards
+tar_index   indexes beside tar shards: Energon's, DALI's, wids's. Pure
+tars        tar shards as WebDataset writes them
+folders     folders and prefixes; VideoFolder's metadata
 """
 
-from asyncfetch.videos.windows import ClipSampler, draw, frames_within
+from __future__ import annotations
 
-__all__ = ["ClipSampler", "draw", "frames_within"]
+from asyncfetch.videos.windows import ClipSampler
+
+__all__ = ["ClipSampler"]
