@@ -61,7 +61,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")] = False,
 ) -> None:
     """Show what is in a dataset, and what a shuffled epoch fetches on 1, 8 and 64 ranks."""
-    from asyncfetch.stream import Stream  # slow to load
+    from asyncfetch.streams import Stream  # slow to load
 
     stream = Stream(source, config=StreamConfig(fetch=fetch_config(ca_file)))
     try:
@@ -302,7 +302,7 @@ async def _video_findings(
 
 async def _sample_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> list[Finding]:
     """Findings about all frames, fetched and decoded."""
-    from asyncfetch.stream import Stream
+    from asyncfetch.streams import Stream
 
     stream, number = Stream(dataset, shuffle=False), 0
     latest: dict[str, Any] = {}

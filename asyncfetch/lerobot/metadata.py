@@ -23,9 +23,8 @@ from asyncfetch.errors import (
 )
 from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.choice import choose_features
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes, wrong_totals
-from asyncfetch.lerobot.info import is_v2, parse_info, parse_json
+from asyncfetch.lerobot.info import choose_features, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.oddities import Oddities
 from asyncfetch.runtime.concurrently import ungrouped
 from asyncfetch.runtime.single_flight import SharedCall

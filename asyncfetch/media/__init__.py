@@ -4,6 +4,7 @@ boxes       the box structure of MP4, and where the index (moov) lies in a file
 samples     the sample tables as columns: size, duration, composition offset, key frames, byte runs
 index       moov -> Mp4Index; times -> samples; samples -> ClipPlan
 clip        ClipPlan: which bytes to fetch, which frames they hold, and the header that makes an MP4 of them
+tar         the headers of a tar archive: where each of its files lies
 """
 
 from __future__ import annotations

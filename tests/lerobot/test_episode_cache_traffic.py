@@ -15,7 +15,7 @@ from asyncfetch.lerobot import open_dataset, reader_of
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.rows import RowCache, RowReader
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream import Stream
+from asyncfetch.streams import Stream
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.conftest import RoundReader
 from tests.lerobot.serving import all_frames, check_sample, in_memory, renumbered, serve

@@ -18,7 +18,8 @@ from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import CacheError, ClosedError, ConfigError, FrameMissing
-from asyncfetch.lerobot import Stretch, frames, open_dataset, reach_of, reader_of
+from asyncfetch.formats import Stretch, reach_of
+from asyncfetch.lerobot import frames, open_dataset, reader_of
 from asyncfetch.lerobot.samples import clamp
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import Quirks, read_identity
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from asyncfetch.lerobot import LeRobotDataset, Sample, SampleBuilder
+    from asyncfetch.formats import Sample
+    from asyncfetch.lerobot import LeRobotDataset, SampleBuilder
     from asyncfetch.testing import DatasetTruth
     from tests.lerobot.serving import Library, Served
 

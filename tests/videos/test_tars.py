@@ -1,0 +1,336 @@
+"""Tables of tar shards, beside webdataset reading the same."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+import webdataset
+from anyio import run_process
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from asyncfetch.cache import ByteCache
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound
+from asyncfetch.fetch import Fetcher
+from asyncfetch.media.tar import LOOK_BYTES, MAX_LOOK_BYTES
+from asyncfetch.testing import HubServer, RangeServer
+from asyncfetch.videos.tars import SHARDS_AT_ONCE, tar_entries
+from tests.media.test_tar import write
+from tests.videos.shards import Sample, dali_index, energon_index, samples, shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+MEMBER = pa.struct([("offset", pa.int64()), ("size", pa.int64())])
+
+
+def config_for(server: RangeServer) -> FetchConfig:
+    return FetchConfig(ca_file=server.ca_file)
+
+
+async def entries_of(content: Mapping[str, bytes], names: str | list[str] = "a.tar", **options: Any) -> pa.Table:  # noqa: ANN401
+    """The table of shards that a web server has."""
+    async with RangeServer(content) as server, Fetcher(config_for(server)) as fetcher:
+        chosen = [names] if isinstance(names, str) else names
+        return await tar_entries([f"{server.url}/{name}" for name in chosen], fetcher=fetcher, **options)
+
+
+def read_all(table: pa.Table, content: Mapping[str, bytes]) -> list[Sample]:
+    """The samples of a table, their bytes cut out of the shards."""
+    found = []
+    for row in table.to_pylist():
+        data = content[row.pop("video").rpartition("/")[2]]
+        offset, size = row.pop("offset"), row.pop("size")
+        sample = {"__key__": row.pop("__key__"), "mp4": data[offset : offset + size]}
+        places = {name: place for name, place in row.items() if place is not None}
+        found.append(sample | {name: data[each["offset"] :][: each["size"]] for name, each in places.items()})
+    return found
+
+
+def by_webdataset(content: Mapping[str, bytes]) -> list[Sample]:
+    sources = [{"url": name, "stream": io.BytesIO(data)} for name, data in content.items()]
+    grouped = group_by_keys(tar_file_expander(sources))
+    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in grouped]
+
+
+# What is in the table.
+
+
+async def test_samples_are_those_of_webdataset() -> None:
+    content = {f"{place:03d}.tar": shard(samples(7, first=7 * place)) for place in range(3)}
+    table = await entries_of(content, "{000..002}.tar")
+    assert read_all(table, content) == by_webdataset(content)
+    assert table.num_rows == 21
+    assert table.schema.names == ["video", "offset", "size", "__key__", "json", "txt"]
+    assert table.schema.types[:4] == [pa.string(), pa.int64(), pa.int64(), pa.string()]
+    for name in ("json", "txt"):
+        assert table.schema.field(name).type == MEMBER
+        assert table.schema.field(name).metadata == {b"asyncfetch": b"member"}
+    assert all(column.num_chunks == 1 for column in table.columns)
+
+
+async def test_shards_of_shard_writer_are_read(tmp_path: Path) -> None:
+    with webdataset.ShardWriter(str(tmp_path / "s-%06d.tar"), maxcount=3, verbose=0) as writer:
+        for sample in samples(8):
+            writer.write(sample)
+    async with Fetcher() as fetcher:
+        table = await tar_entries(f"{tmp_path}/", fetcher=fetcher)
+    assert table["__key__"].to_pylist() == [sample["__key__"] for sample in samples(8)]
+    assert table["video"].to_pylist() == [f"{tmp_path}/s-{place // 3:06d}.tar" for place in range(8)]
+
+
+async def test_keys_and_extensions_are_those_of_webdataset() -> None:
+    files = [
+        ("./a.MP4", b"1"), ("./a.seg.json", b"2"),
+        ("dir.x/b.mov", b"3"), ("dir.x/b.TXT", b""),
+        ("__meta__/c.mp4", b"4"), ("noextension", b"5"), (".hidden", b"6"),
+        ("ü" * 80 + ".webm", b"7"), ("d.txt", b"8"), ("d.mkv", b"9"),
+    ]  # fmt: skip
+    content = {"a.tar": write(files)}
+    table = await entries_of(content)
+    expected = by_webdataset(content)
+    assert table["__key__"].to_pylist() == [one["__key__"] for one in expected]
+    assert set(table.column_names[4:]) == {"seg.json", "txt"}
+    videos = {"mp4", "mov", "webm", "mkv"}
+    for mine, theirs in zip(read_all(table, content), expected, strict=True):
+        assert mine == {("mp4" if name in videos else name): value for name, value in theirs.items()}
+
+
+async def test_a_shard_without_an_extension_has_nulls_there() -> None:
+    with_text, without = samples(2), [{"__key__": "z", "mp4": b"z"}]
+    content = {"a.tar": shard(without), "b.tar": shard(with_text)}
+    table = await entries_of(content, ["a.tar", "b.tar", "a.tar"])
+    assert table["txt"].is_null().to_pylist() == [True, False, False, True]
+    assert table["__key__"].to_pylist() == ["z", "000000", "000001", "z"]
+    assert table.schema.field("txt").metadata == {b"asyncfetch": b"member"}
+
+
+async def test_samples_without_a_video_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    content = {"a.tar": shard([*samples(2), {"__key__": "x", "txt": "1"}, {"__key__": "y", "txt": "2"}])}
+    table = await entries_of(content)
+    assert table.num_rows == 2
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith("2 of 4 samples have no video and are left out, such as 'x' in https://")
+
+
+async def test_shards_without_a_video_are_an_error() -> None:
+    with pytest.raises(DatasetError, match=r"no sample with a video, of 1, such as 'x' in .*a\.tar \(txt\); name"):
+        await entries_of({"a.tar": shard([{"__key__": "x", "txt": "1"}])})
+    with pytest.raises(DatasetError, match="1 shards have no sample with a video, of 0;"):
+        await entries_of({"a.tar": shard([])})
+
+
+async def test_one_of_several_videos_is_chosen() -> None:
+    content = {"a.tar": shard([{"__key__": "x", "left.mp4": b"left", "right.mp4": b"r"}])}
+    with pytest.raises(FormatError, match=r"sample 'x' has several videos: left.mp4, right.mp4; choose one with video"):
+        await entries_of(content)
+    table = await entries_of(content, video="left.mp4")
+    assert table["size"].to_pylist() == [4]
+    assert table.column_names[4:] == ["right.mp4"]
+    table = await entries_of({"a.tar": shard([{"__key__": "x", "bin": b"left"}])}, video="bin")
+    assert table.column_names == ["video", "offset", "size", "__key__"]
+
+
+async def test_an_extension_twice_in_a_sample_is_refused() -> None:
+    content = {"a.tar": write([("x.mp4", b"1"), ("x.MP4", b"2")])}
+    with pytest.raises(FormatError, match=r"a\.tar: sample 'x' has two files with the extension 'mp4'"):
+        await entries_of(content)
+    with pytest.raises(ValueError, match="duplicate file name"):
+        by_webdataset(content)
+
+
+async def test_a_key_that_comes_again_is_another_sample() -> None:
+    content = {"a.tar": write([("x.mp4", b"1"), ("y.mp4", b"2"), ("x.mp4", b"3")])}
+    assert read_all(await entries_of(content), content) == by_webdataset(content)
+
+
+async def test_an_extension_that_names_a_column_is_refused() -> None:
+    with pytest.raises(FormatError, match="sample 'x' has a file with the extension 'start', which is the name of"):
+        await entries_of({"a.tar": write([("x.mp4", b"1"), ("x.start", b"2")])})
+
+
+async def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "x.mp4").open("wb") as file:
+        file.truncate(1_000_000)
+        file.write(b"1")
+    await run_process(["tar", "--sparse", "-cf", "a.tar", "x.mp4"], cwd=tmp_path)
+    with pytest.raises(FormatError, match=r"a\.tar: 'x.mp4' is a sparse file.*without --sparse"):
+        await entries_of({"a.tar": (tmp_path / "a.tar").read_bytes()})
+
+
+@pytest.mark.parametrize("compress", [True, False])
+async def test_a_bad_shard_among_good_ones_is_named(compress: bool) -> None:
+    bad = shard(samples(2), compress=True) if compress else shard(samples(2))[:-11_000]
+    with pytest.raises(FormatError, match=r"b\.tar: (compressed by gzip|truncated tar archive)"):
+        await entries_of({"a.tar": shard(samples(2)), "b.tar": bad}, ["a.tar", "b.tar"])
+
+
+async def test_a_shard_that_is_not_there_is_named() -> None:
+    with pytest.raises(NotFound, match=r"b\.tar"):
+        await entries_of({"a.tar": shard(samples(2))}, ["a.tar", "b.tar"])
+
+
+async def test_no_urls_are_refused() -> None:
+    async with Fetcher() as fetcher:
+        with pytest.raises(ConfigError, match="there are no shards: give at least one url"):
+            await tar_entries([], fetcher=fetcher)
+
+
+async def test_shards_of_the_hub_are_read() -> None:
+    content = {f"data/train/{place}.tar": shard(samples(3, first=3 * place)) for place in range(2)}
+    async with HubServer() as hub:
+        hub.push("datasets/o/n", content | {"README.md": b"# Shards"})
+        async with Fetcher(FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url)) as fetcher:
+            table = await tar_entries("hf://datasets/o/n/**/*.tar", fetcher=fetcher)
+    assert table["video"].unique().to_pylist() == [f"hf://datasets/o/n/{name}" for name in content]
+    assert read_all(table, {name.rpartition("/")[2]: data for name, data in content.items()}) == [
+        {
+            "__key__": one["__key__"],
+            "mp4": one["mp4"],
+            "json": json.dumps(one["json"]).encode(),
+            "txt": one["txt"].encode(),
+        }
+        for one in samples(6)
+    ]
+
+
+# What is asked for.
+
+
+def ranges_of(server: RangeServer, name: str) -> list[tuple[int | None, int | None]]:
+    return [(request.start, request.stop) for request in server.requests if request.path == f"/{name}"]
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+async def test_a_shard_costs_a_request_a_sample_and_one(count: int) -> None:
+    """A header, and then for each sample the bytes behind its video. Two more look for indexes, once in all."""
+    content = {name: shard(samples(count)) for name in ("a.tar", "b.tar")}
+    async with RangeServer(content) as server, Fetcher(config_for(server)) as fetcher:
+        await tar_entries(f"{server.url}/{{a,b}}.tar", fetcher=fetcher)
+        for name in content:
+            ranges = ranges_of(server, name)
+            assert len(ranges) == count + 1
+            assert ranges[0] == (0, LOOK_BYTES)
+            assert len(set(ranges)) == len(ranges)
+        assert len(server.requests) == 2 * (count + 1) + 2
+        assert server.statistics().bytes_sent <= 2 * (count + 1) * LOOK_BYTES + 100
+
+
+async def test_ranges_of_a_reader_are_kept_by_it() -> None:
+    content = {"a.tar": shard(samples(5))}
+    async with (
+        RangeServer(content) as server,
+        Fetcher(config_for(server)) as fetcher,
+        ByteCache(fetcher, max_bytes=1_000_000) as cache,
+    ):
+        first = await tar_entries(f"{server.url}/a.tar", fetcher=fetcher, reader=cache)
+        asked = len(ranges_of(server, "a.tar"))
+        second = await tar_entries(f"{server.url}/a.tar", fetcher=fetcher, reader=cache)
+        assert second == first
+        assert len(ranges_of(server, "a.tar")) <= asked + 1  # the head, which tells the size
+
+
+async def test_shards_are_read_side_by_side() -> None:
+    content = {f"{place:03d}.tar": shard(samples(1)) for place in range(2 * SHARDS_AT_ONCE)}
+    async with RangeServer(content, first_byte_seconds=0.05) as server, Fetcher(config_for(server)) as fetcher:
+        table = await tar_entries(f"{server.url}/{{000..{2 * SHARDS_AT_ONCE - 1}}}.tar", fetcher=fetcher)
+        assert table.num_rows == 2 * SHARDS_AT_ONCE
+        assert SHARDS_AT_ONCE / 2 <= server.statistics().peak_in_flight <= SHARDS_AT_ONCE
+
+
+async def test_progress_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    content = {f"{place:02d}.tar": shard(samples(1)) for place in range(30)}
+    seen: list[tuple[int, int]] = []
+    await entries_of(content, "{00..29}.tar", on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 30) for done in range(1, 31)]
+    with caplog.at_level(logging.INFO, "asyncfetch.videos"):
+        await entries_of(content, "{00..29}.tar")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"headers of {done} of 30 shards were read" for done in range(3, 31, 3)
+    ]
+
+
+# Indexes.
+
+LONG = samples(5, video_bytes=MAX_LOOK_BYTES + 1000)
+MOVED = LONG[1:] + LONG[:1]
+RENAMED = [sample | {"__key__": f"other/{sample['__key__']}"} for sample in LONG]
+
+
+@pytest.mark.parametrize("name", ["a.tar.idx", "a.idx"])
+async def test_dali_s_index_saves_the_hops(name: str) -> None:
+    content = {"a.tar": shard(samples(20))}
+    expected = await entries_of(content)
+    content[name] = dali_index(content["a.tar"])
+    async with RangeServer(content) as server, Fetcher(config_for(server)) as fetcher:
+        table = await tar_entries(f"{server.url}/a.tar", fetcher=fetcher)
+        assert len(ranges_of(server, "a.tar")) == 4  # its first bytes, and three headers
+        assert len(ranges_of(server, name)) == 1
+    assert table.drop_columns("video") == expected.drop_columns("video")
+
+
+async def test_energon_s_index_lets_samples_be_read_side_by_side() -> None:
+    content = {"a.tar": shard(LONG)}
+    expected = await entries_of(content)
+    content["a.tar.idx"] = energon_index(content["a.tar"])
+    async with RangeServer(content, first_byte_seconds=0.05) as server, Fetcher(config_for(server)) as fetcher:
+        table = await tar_entries(f"{server.url}/a.tar", fetcher=fetcher)
+        assert server.statistics().peak_in_flight == len(LONG)
+    assert table.drop_columns("video") == expected.drop_columns("video")
+
+
+async def test_a_listing_says_which_shards_have_an_index(tmp_path: Path) -> None:
+    content = {"a.tar": shard(LONG), "b.tar": shard(samples(3)), "c.tar": shard(samples(2))}
+    content |= {"a.tar.idx": energon_index(content["a.tar"]), "b.idx": dali_index(content["b.tar"])}
+    for name, data in content.items():
+        (tmp_path / name).write_bytes(data)
+    async with Fetcher() as fetcher:
+        table = await tar_entries(f"{tmp_path}/*.tar", fetcher=fetcher)
+    without_indexes = await entries_of({name: content[name] for name in ("a.tar", "b.tar", "c.tar")}, "{a,b,c}.tar")
+    assert table.drop_columns("video") == without_indexes.drop_columns("video")
+
+
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        *((dali_index, other) for other in (LONG[:4], LONG + samples(1), MOVED, RENAMED, samples(40))),
+        *((energon_index, other) for other in (LONG[:4], LONG + samples(1), samples(40))),
+    ],
+)
+async def test_an_index_that_contradicts_is_left_aside(
+    make: Callable[[bytes], bytes], other: list[Sample], caplog: pytest.LogCaptureFixture
+) -> None:
+    content = {"a.tar": shard(LONG)}
+    expected = await entries_of(content)
+    table = await entries_of(content | {"a.tar.idx": make(shard(other))})
+    assert table.drop_columns("video") == expected.drop_columns("video")
+    (record,) = caplog.records
+    assert "1 of 1 shards have an index that isn't theirs, and are read without it: https://" in record.getMessage()
+
+
+async def test_a_damaged_shard_with_an_index_is_an_error() -> None:
+    data = bytearray(shard(LONG))
+    index = energon_index(bytes(data))
+    place = int.from_bytes(index[16:24], "little")
+    data[place + 10] ^= 1
+    with pytest.raises(FormatError, match=f"at byte {place} there is no header"):
+        await entries_of({"a.tar": bytes(data), "a.tar.idx": index})
+
+
+async def test_wids_names_the_shards(caplog: pytest.LogCaptureFixture) -> None:
+    content = {name: shard(samples(count)) for name, count in (("a.tar", 3), ("b.tar", 2))}
+    for count, warnings in ((2, 0), (5, 1)):
+        shards = [{"url": "a.tar", "nsamples": 3}, {"url": "b.tar", "nsamples": count}]
+        index = json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards}).encode()
+        table = await entries_of(content | {"index.json": index}, "index.json")
+        assert table.num_rows == 5
+        assert len(caplog.records) == warnings
+    assert "1 of 2 shards have other numbers of samples than their index says" in caplog.text
+    assert "has 2, not 5" in caplog.text
