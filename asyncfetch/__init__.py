@@ -96,7 +96,8 @@ if TYPE_CHECKING:
         split_episodes,
     )
     from asyncfetch.ranges import ByteRange, ObjectInfo
-    from asyncfetch.stream import Mixture, SamplePass, ServedBatches, Stream, serve_samples
+    from asyncfetch.stream import Mixture, SamplePass, ServedBatches, serve_samples
+    from asyncfetch.streams import Stream
 
 __version__ = "0.2.0"
 
@@ -169,7 +170,8 @@ _HOMES = {
         "split_episodes",
     ],
     "ranges": ["ByteRange", "ObjectInfo"],
-    "stream": ["Mixture", "SamplePass", "ServedBatches", "Stream", "serve_samples"],
+    "stream": ["Mixture", "SamplePass", "ServedBatches", "serve_samples"],
+    "streams": ["Stream"],
 }
 _ROOMS = ("distributed", "tensors", "testing", "torch")
 _HOME = {name: room for room, names in _HOMES.items() for name in names}

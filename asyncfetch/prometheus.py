@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector as _Registered
 
     from asyncfetch.fetch import FetchStatistics
-    from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.formats import DatasetStatistics
     from asyncfetch.observe.figures import Quantiles
     from asyncfetch.observe.report import Report
     from asyncfetch.stream import PassStatistics

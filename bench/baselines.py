@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncfetch.decode import Clip
     from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.order.plan import Step
-    from asyncfetch.stream import Stream
+    from asyncfetch.streams import Stream
 
 __all__ = ["decode_bare", "first_epoch", "read_by_file", "runs_of"]
 

@@ -7,8 +7,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from asyncfetch.formats.clips import fetch_moov
 from asyncfetch.lerobot.frame_times import find_frames
-from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
 from asyncfetch.media.clip import ClipTables, build_header, clip_timing
 from asyncfetch.runtime import LoopThread, iterate

@@ -216,7 +216,7 @@ def _read(
     )
     warm = af.Stream(root / setup.dataset, episodes=[0])
     next(iter(warm))  # imports what decodes
-    cameras = len(source_of(warm).session().opened().datasets[0].cameras)
+    cameras = len(source_of(warm).session().opened().datasets[0].files(None))
     warm.close()
     source: Any = stream
     dataset = None

@@ -36,7 +36,7 @@ settings.register_profile("fast", deadline=None, max_examples=10)
 settings.load_profile("asyncfetch")
 
 MAY_BLOCK = {
-    "tests/lerobot/conftest.py": {"stat", "fetch", "_path"},
+    "tests/local_reader.py": {"stat", "fetch", "_path"},
     "asyncfetch/testing/datasets.py": {"write_dataset"},
     "asyncfetch/runtime/fork.py": {"_stop_loops", "_stand"},
     "asyncfetch/fetch/transports/s3.py": {"sign", "endpoint", "hold"},

@@ -17,7 +17,7 @@ from asyncfetch.fetch import Fetcher, HostStatistics
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.prometheus import BY_HOST, OF_DATASET, OF_DISK, OF_FETCHER, OF_PASS, Collector
 from asyncfetch.ranges import ByteRange
-from asyncfetch.stream import Stream
+from asyncfetch.streams import Stream
 from asyncfetch.testing import Fault, FaultOnce, RangeServer, write_dataset
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.fetch import FetchStatistics
-    from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.formats import DatasetStatistics
     from asyncfetch.observe.report import Report
     from asyncfetch.stream import PassStatistics
     from asyncfetch.testing import DatasetTruth

@@ -92,7 +92,7 @@ async def time_samples(
     shuffle: bool = True,
 ) -> list[float]:
     """The seconds to each of the first samples of a stream of an open dataset, or of some of its episodes."""
-    from asyncfetch.stream import Stream
+    from asyncfetch.streams import Stream
 
     gc.collect()
     times: list[float] = []
@@ -207,7 +207,7 @@ def _stream(
     """Stream for so long, epoch after epoch: the report, the seconds to each sample, and whether it was interrupted."""
     from asyncfetch.decode.backends import choose_backend
     from asyncfetch.observe.report import Report
-    from asyncfetch.stream import Stream
+    from asyncfetch.streams import Stream
 
     choose_backend(config.decoder)  # loading torch and the decoder takes seconds that aren't the stream's
     stream = Stream(source, config=config)

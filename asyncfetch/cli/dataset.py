@@ -24,9 +24,10 @@ from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.terminal import format_bytes, progress
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import AccessDenied, DatasetError, NotFound, RangeNotSatisfiable
-from asyncfetch.lerobot.columns import to_column, to_floats
+from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.tables.columns import to_floats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -60,7 +61,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")] = False,
 ) -> None:
     """Show what is in a dataset, and what a shuffled epoch fetches on 1, 8 and 64 ranks."""
-    from asyncfetch.stream import Stream  # slow to load
+    from asyncfetch.streams import Stream  # slow to load
 
     stream = Stream(source, config=StreamConfig(fetch=fetch_config(ca_file)))
     try:
@@ -301,7 +302,7 @@ async def _video_findings(
 
 async def _sample_findings(dataset: LeRobotDataset, show: Callable[..., None]) -> list[Finding]:
     """Findings about all frames, fetched and decoded."""
-    from asyncfetch.stream import Stream
+    from asyncfetch.streams import Stream
 
     stream, number = Stream(dataset, shuffle=False), 0
     latest: dict[str, Any] = {}

@@ -2,79 +2,46 @@
 
 metadata            info.json, tasks, statistics and the episode table, checked against each other
 info                what info.json says; where files are; units of depth
-choice              keys that a user chooses, and the error where one isn't there
 episode_files, episode_table    meta/episodes: its files; the table in memory
-parquet, columns    parquet by byte ranges; columns as arrays
+columns             features' columns as arrays
 listing, oddities   files that no name on record leads to; what is said wrong, but changes no sample
 version2            metadata of v2.0 and v2.1, in the terms of v3
-pages, thrift       some pages of a column; the structs that parquet's headers and footers are
 rows                the rows of an episode, and where in a file they lie
 frame_times         which frame of a video is each row's, by their times
 scan                columns of many episodes, as record batches
 video_index         where an episode's frames lie in its video files
-stretch             neighbouring frames of an episode, which are read as one
 episode_cache       stretches of episodes in memory, each byte fetched once
 held_episode        one of them while it is read: its rows, clips and decoders
 samples             which frames a sample is made of; making it
 summary             a dataset in one value, with the sizes of its files
 episode_reader      an open dataset's episodes: fetched ahead, held while they are read, and how some failed
 dataset             LeRobotDataset, open for reading
-engine              what several datasets share, beside `resources`
+format              a dataset as a stream reads it
 """
 
 from __future__ import annotations
 
-from asyncfetch.lerobot.choice import check_keys, chosen_features
 from asyncfetch.lerobot.dataset import LeRobotDataset, open_dataset, reader_of
-from asyncfetch.lerobot.engine import DatasetEngine
-from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, PlanChange
-from asyncfetch.lerobot.episode_reader import DatasetStatistics, EpisodeReader
+from asyncfetch.lerobot.episode_reader import EpisodeReader
 from asyncfetch.lerobot.held_episode import HeldEpisode
 from asyncfetch.lerobot.info import DepthUnit
-from asyncfetch.lerobot.samples import (
-    Asked,
-    DoesNotFit,
-    Field,
-    ImageDtype,
-    Row,
-    Sample,
-    SampleBuilder,
-    Windows,
-    check_windows,
-    frames,
-)
-from asyncfetch.lerobot.stretch import Reach, Stretch, reach_of
+from asyncfetch.lerobot.samples import SampleBuilder, Windows, check_windows, frames
 from asyncfetch.lerobot.summary import CameraSummary, DatasetSummary, FileSizes, dataset_info, summarise
 
 __all__ = [
-    "Asked",
     "CameraSummary",
-    "DatasetEngine",
-    "DatasetStatistics",
     "DatasetSummary",
     "DepthUnit",
-    "DoesNotFit",
-    "EpisodeCacheStatistics",
     "EpisodeReader",
-    "Field",
     "FileSizes",
     "HeldEpisode",
-    "ImageDtype",
     "LeRobotDataset",
-    "PlanChange",
-    "Reach",
-    "Row",
-    "Sample",
     "SampleBuilder",
-    "Stretch",
     "Windows",
-    "check_keys",
     "check_windows",
-    "chosen_features",
     "dataset_info",
     "frames",
     "open_dataset",
-    "reach_of",
     "reader_of",
     "summarise",
 ]

@@ -11,16 +11,17 @@ import numpy as np
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ClosedError, ConfigError, FrameMissing, NotFound, redact_url
-from asyncfetch.lerobot.choice import check_keys, chosen_features
-from asyncfetch.lerobot.engine import DatasetEngine
+from asyncfetch.formats.choice import check_keys, chosen_features
+from asyncfetch.formats.stretch import Stretch
 from asyncfetch.lerobot.episode_reader import EpisodeReader
 from asyncfetch.lerobot.info import depth_stats
+from asyncfetch.lerobot.listing import list_tables_of
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.stretch import Stretch
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
 from asyncfetch.order.line import segment_of
+from asyncfetch.resources import Engine
 from asyncfetch.runtime.fork import AsyncOnly, LoopGuard
 
 if TYPE_CHECKING:
@@ -30,12 +31,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from asyncfetch.lerobot.episode_reader import DatasetStatistics
+    from asyncfetch.formats.reader import DatasetStatistics
+    from asyncfetch.formats.samples import ImageDtype, Sample
+    from asyncfetch.formats.stretch import Reach
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
     from asyncfetch.lerobot.info import DepthUnit, Feature
     from asyncfetch.lerobot.metadata import Metadata
-    from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder, Windows
-    from asyncfetch.lerobot.stretch import Reach
+    from asyncfetch.lerobot.samples import SampleBuilder, Windows
 
 LEROBOT_GROUP_FRAMES = 2
 """``g`` of LeRobot's encoder settings."""
@@ -56,7 +58,7 @@ class LeRobotDataset(AsyncOnly):
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
         config: StreamConfig,
-        engine: DatasetEngine | None = None,
+        engine: Engine | None = None,
     ) -> None:
         """``engine`` is one that it shares with other datasets, and doesn't close."""
         self.url = url
@@ -85,7 +87,7 @@ class LeRobotDataset(AsyncOnly):
 
     async def _open(self, stack: AsyncExitStack) -> None:
         if self._given_engine is None:
-            self._engine = await stack.enter_async_context(DatasetEngine(self.config))
+            self._engine = await stack.enter_async_context(Engine(self.config))
         else:
             self._engine = self._given_engine
         engine = self._engine
@@ -95,7 +97,7 @@ class LeRobotDataset(AsyncOnly):
             features=self._chosen,
             run=engine.run,
             read_files=None if self._given_engine is None else engine.read_files,
-            list_tables=engine.list_tables,
+            list_tables=list_tables_of(engine),
             version2=self._load_version2,
         )
         assert self._guard is not None

@@ -32,11 +32,12 @@ from asyncfetch.errors import (
     redact_url,
 )
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers, to_objects
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.info import EPISODES_PATH
 from asyncfetch.lerobot.listing import places_beside, table_name
-from asyncfetch.lerobot.parquet import (
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.tables.columns import is_list, is_text, to_array, to_floats, to_integers, to_objects
+from asyncfetch.tables.parquet import (
     MAX_TAIL_BYTES,
     TAIL_BYTES,
     fetch_end,
@@ -45,7 +46,6 @@ from asyncfetch.lerobot.parquet import (
     read_whole,
     require_pyarrow,
 )
-from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.info import DatasetInfo, PathTemplate
     from asyncfetch.lerobot.listing import ListTables
-    from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.runtime.concurrently import RunSync
+    from asyncfetch.tables.parquet import TableEnd
 
 _MAX_FILES_AT_ONCE = 8
 """Episode files read side by side."""

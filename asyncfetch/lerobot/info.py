@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asyncfetch.decode import DepthScale
 from asyncfetch.errors import COPY_ANEW, LEAVE_OUT_FEATURE, WRITE_ANEW, DatasetError, FormatError, redact_url
+from asyncfetch.formats.choice import check_keys, chosen_features
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 _FIELDS = frozenset({"chunk_index", "file_index", "video_key"})
 _NUMBER_SPEC = re.compile(r"0?\d{0,2}d?")
@@ -421,3 +422,16 @@ def depth_stats(stats: Mapping[str, Any], features: Mapping[str, Feature], unit:
 
 def _scaled(value: Any, factor: float) -> Any:  # noqa: ANN401
     return [_scaled(one, factor) for one in value] if isinstance(value, list) else value * factor
+
+
+def choose_features(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:
+    """Return the features with these keys and the default ones, in the dataset's order.
+
+    Raises:
+        ConfigError: The dataset lacks one.
+    """
+    chosen = chosen_features(features)
+    if chosen is None:
+        return dict(info.features)
+    check_keys(chosen, info.features, "features", redact_url(url))
+    return {key: feature for key, feature in info.features.items() if key in chosen or key in DEFAULT_FEATURES}

@@ -6,12 +6,14 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from asyncfetch.config import rank_config
 from asyncfetch.errors import AccessDenied, ConfigError, NotFound
+from asyncfetch.fetch import Fetcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncfetch.fetch import Fetcher
+    from asyncfetch.resources import Engine
 
 ListTables = Callable[[str], Awaitable["list[str] | None"]]
 """Lists the Parquet files of a directory's chunks in the order of their numbers; None where nothing can be listed."""
@@ -30,6 +32,18 @@ async def list_tables(fetcher: Fetcher, directory: str) -> list[str] | None:
     depth = directory.rstrip("/").count("/") + 2
     tables = [file.url for file in files if file.url.endswith(".parquet") and file.url.count("/") == depth]
     return sorted(tables, key=_numbers)
+
+
+def list_tables_of(engine: Engine) -> ListTables:
+    """Return a ListTables over an engine. Rare, so that a worker that doesn't fetch itself connects for it."""
+
+    async def list_them(directory: str) -> list[str] | None:
+        if engine.rank is None:
+            return await list_tables(engine.fetcher, directory)
+        async with Fetcher(rank_config(engine.config).fetch) as fetcher:
+            return await list_tables(fetcher, directory)
+
+    return list_them
 
 
 def _numbers(url: str) -> list[tuple[int, str]]:

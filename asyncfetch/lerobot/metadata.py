@@ -23,15 +23,14 @@ from asyncfetch.errors import (
 )
 from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.choice import choose_features
-from asyncfetch.lerobot.columns import to_integers, to_objects
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes, wrong_totals
-from asyncfetch.lerobot.info import is_v2, parse_info, parse_json
+from asyncfetch.lerobot.info import choose_features, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.oddities import Oddities
-from asyncfetch.lerobot.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
 from asyncfetch.runtime.concurrently import ungrouped
 from asyncfetch.runtime.single_flight import SharedCall
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.columns import to_integers, to_objects
+from asyncfetch.tables.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import EpisodeTable
     from asyncfetch.lerobot.info import DatasetInfo, Feature
     from asyncfetch.lerobot.listing import ListTables
-    from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
+    from asyncfetch.tables.parquet import TableEnd
 
 _INFO, _TASKS, _STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
 _TASK_COLUMNS = ("task", "__index_level_0__")

@@ -18,11 +18,15 @@ import numpy as np
 
 from asyncfetch.errors import LEAVE_OUT_EPISODE, AccessDenied, DatasetError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.columns import empty_column, take_rows, to_column, to_integers
+from asyncfetch.lerobot.columns import empty_column, to_column
 from asyncfetch.lerobot.frame_times import own_seconds
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, INDEX_FEATURES
-from asyncfetch.lerobot.pages import PageTable, find_pages, has_pages, read_pages
-from asyncfetch.lerobot.parquet import (
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.single_flight import LRUPart, SharedLRU
+from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.columns import take_rows, to_integers
+from asyncfetch.tables.pages import PageTable, find_pages, has_pages, read_pages
+from asyncfetch.tables.parquet import (
     MAX_TAIL_BYTES,
     FetchedColumns,
     fetch_columns,
@@ -30,9 +34,6 @@ from asyncfetch.lerobot.parquet import (
     read_columns,
     require_pyarrow,
 )
-from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.single_flight import LRUPart, SharedLRU
-from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.listing import ListTables
     from asyncfetch.lerobot.metadata import Metadata
-    from asyncfetch.lerobot.parquet import TableFile
     from asyncfetch.runtime.concurrently import RunSync
+    from asyncfetch.tables.parquet import TableFile
 
 _MOST = np.iinfo(np.int64).max
 

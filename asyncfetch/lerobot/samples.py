@@ -10,16 +10,17 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from asyncfetch.decode import decode_image, stack_frames
 from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import LEAVE_OUT_FEATURE, ConfigError, FormatError, redact_url
-from asyncfetch.lerobot.choice import check_keys
+from asyncfetch.formats.choice import check_keys
+from asyncfetch.formats.samples import Field, by_reader, write_picture
+from asyncfetch.formats.stretch import reach_of
 from asyncfetch.lerobot.info import MILLIMETRES, stored_unit
-from asyncfetch.lerobot.stretch import reach_of
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from asyncfetch.formats.samples import ImageDtype, Row, Sample
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import DepthUnit, Feature
@@ -129,59 +131,10 @@ def clamp(frame: int, offsets: NDArray[np.int64], length: int) -> tuple[NDArray[
     return inside, inside != wanted
 
 
-ImageDtype = Literal["uint8", "float32"]
-"""uint8 in [0, 255], or float32 in [0, 1]. Depth is float32 in its unit either way, from videos and from the table;
-depth maps of which info.json has no ``depth_unit`` keep the one they are stored in. Pictures of 16 bits in a feature
-that isn't marked as depth need float32."""
-
-Sample = dict[str, Any]
-"""Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``. It is the receiver's own: no value
-shares memory with one of another sample or with a cache, so it may be changed, and a sample that is kept keeps nothing
-else alive."""
-
 Asked: TypeAlias = "tuple[HeldEpisode, int, int]"
-"""An episode, one of its frames, and the number of the reader that goes through them: see HeldEpisode.each."""
+"""An episode, one of its frames, and the number of the reader that goes through them: see HeldStretch.frames."""
 
 _PICTURES = {"image", "video", "depth"}
-
-
-class DoesNotFit(Exception):
-    """A picture isn't of the size or dtype that the metadata says."""
-
-
-class Row(Protocol):
-    """A sample's place in a batch."""
-
-    def put(self, key: str, value: object) -> None:
-        """Write a value."""
-        ...
-
-    def at(self, key: str) -> NDArray[Any]:
-        """Return where a feature's picture goes, (H, W, C), or those of its window, (T, H, W, C)."""
-        ...
-
-
-class Field(NamedTuple):
-    """The metadata of one value of a sample."""
-
-    dtype: str
-    """torch's name of a tensor's; "string", or what info.json says of anything else."""
-    shape: tuple[int, ...] = ()
-    """A tensor's, or the length of a window of other values."""
-
-    @property
-    def is_tensor(self) -> bool:
-        """True if the value is a tensor."""
-        return self.dtype in _TORCH_DTYPES
-
-    @property
-    def nbytes(self) -> int:
-        """A tensor's; 0 of anything else."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize if self.is_tensor else 0
-
-
-_TORCH_DTYPES = {"bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"}
-_TORCH_DTYPES |= {"float16", "float32", "float64"}
 
 
 class SampleBuilder:
@@ -253,7 +206,7 @@ class SampleBuilder:
         """The samples that are asked for, in order; the frames of one reader are decoded in one call."""
         samples: list[Sample] = [{} for _ in asked]
         with forks_wait():  # the first one imports torch
-            for held, reader, places in _by_reader(asked):
+            for held, reader, places in by_reader(asked):
                 self._fill(held, reader, [asked[place][1] for place in places], [samples[place] for place in places])
         return samples
 
@@ -264,7 +217,7 @@ class SampleBuilder:
             DoesNotFit: One can't be written there, and is to be built. Rows may have been written to.
         """
         with forks_wait():
-            for held, reader, places in _by_reader(asked):
+            for held, reader, places in by_reader(asked):
                 self._write(held, reader, [asked[place][1] for place in places], [rows[place] for place in places])
 
     def _write(self, held: HeldEpisode, reader: int, frames: Sequence[int], rows: Sequence[Row]) -> None:
@@ -301,7 +254,7 @@ class SampleBuilder:
             frames = list(wanted)
 
         def take(place: int, picture: torch.Tensor) -> None:
-            _write_picture(picture, rooms[place])
+            write_picture(picture, rooms[place])
 
         if feature.is_camera:
             held.give(feature.key, frames, take, reader=reader)
@@ -364,28 +317,6 @@ class SampleBuilder:
         if self._image_dtype == "uint8" or feature.is_depth:
             return images
         return [image.float().div_(np.iinfo(str(image.dtype).removeprefix("torch.")).max) for image in images]
-
-
-def _by_reader(asked: Sequence[Asked]) -> Iterator[tuple[HeldEpisode, int, list[int]]]:
-    """A stretch, a reader of it, and the places of what it is asked for."""
-    by_reader: dict[tuple[HeldEpisode, int], list[int]] = {}
-    for place, (held, _, reader) in enumerate(asked):
-        by_reader.setdefault((held, reader), []).append(place)
-    for (held, reader), places in by_reader.items():
-        yield held, reader, places
-
-
-def _write_picture(picture: torch.Tensor, room: NDArray[Any]) -> None:
-    """Write it by numpy: torch would wake threads of its own for it, and read and write float32 twice."""
-    pixels = picture.permute(1, 2, 0).numpy()
-    if pixels.shape != room.shape:
-        raise DoesNotFit
-    if pixels.dtype == room.dtype:
-        np.copyto(room, pixels)
-    elif room.dtype == np.float32 and pixels.dtype in {np.dtype(np.uint8), np.dtype(np.uint16)}:
-        np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=room, dtype=np.float32)
-    else:
-        raise DoesNotFit
 
 
 def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncfetch.errors import LEAVE_OUT_EPISODE, DatasetError, FormatError, redact_url
-from asyncfetch.lerobot.columns import take_rows, to_integers
-from asyncfetch.lerobot.parquet import fetch_groups, require_pyarrow
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.tables.columns import take_rows, to_integers
+from asyncfetch.tables.parquet import fetch_groups, require_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.lerobot.parquet import FetchedGroups, TableFile
     from asyncfetch.lerobot.rows import IndexedTable, RowReader
     from asyncfetch.runtime.concurrently import RunSync
+    from asyncfetch.tables.parquet import FetchedGroups, TableFile
 
 UNIT_ROWS = 64 * 1024
 UNIT_BYTES = 16 * 1024 * 1024

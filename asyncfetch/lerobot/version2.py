@@ -15,10 +15,9 @@ import numpy as np
 
 from asyncfetch.errors import WRITE_ANEW, AccessDenied, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.choice import choose_features
 from asyncfetch.lerobot.episode_files import MAX_NUMBER, check_episodes
 from asyncfetch.lerobot.episode_table import EpisodeTable, FilePlaces, TaskLists, VideoPlaces
-from asyncfetch.lerobot.info import as_v3, parse_info, parse_json
+from asyncfetch.lerobot.info import as_v3, choose_features, parse_info, parse_json
 from asyncfetch.lerobot.metadata import Metadata, fingerprint_of
 from asyncfetch.runtime.concurrently import gather
 

@@ -20,9 +20,9 @@ import numpy as np
 from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import ConfigError, FormatError, MergeError, StateMismatch, redact_url
 from asyncfetch.fetch.objects import difference
-from asyncfetch.lerobot.columns import Array, ArrowType, as_lists, is_list, plain, plain_type, take_rows, to_integers
-from asyncfetch.lerobot.parquet import require_pyarrow
 from asyncfetch.merge.summaries import EpisodeColumn
+from asyncfetch.tables.columns import Array, ArrowType, as_lists, is_list, plain, plain_type, take_rows, to_integers
+from asyncfetch.tables.parquet import require_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

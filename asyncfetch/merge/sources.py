@@ -20,21 +20,22 @@ from asyncfetch.config import PrivateUrl
 from asyncfetch.config.checks import index_of
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.columns import to_array, to_column, to_integers
+from asyncfetch.formats.clips import fetch_moov
+from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.frame_times import own_seconds
 from asyncfetch.lerobot.info import is_v2, parse_json
 from asyncfetch.lerobot.listing import list_tables
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.parquet import fetch_end, open_end, open_table, read_columns, require_pyarrow
 from asyncfetch.lerobot.rows import RowCache, RowReader, first_indices, index_table
 from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.version2 import load_version2
-from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
 from asyncfetch.media.clip import H264, recovery_pictures
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn
 from asyncfetch.merge.videos import EpisodeSpan, Pictures, Segment, cut_file, describe_pictures
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.tables.columns import to_array, to_integers
+from asyncfetch.tables.parquet import fetch_end, open_end, open_table, read_columns, require_pyarrow
 
 if TYPE_CHECKING:
     import os

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from asyncfetch.lerobot.columns import to_column
-from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.merge.quantiles import CountersByFeature, count_prefixes, keys_of
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.parquet import open_table, read_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,7 +17,6 @@ import numpy as np
 from asyncfetch.errors import redact_url
 from asyncfetch.fetch import insist_on
 from asyncfetch.lerobot.info import EPISODES_PATH, PathTemplate
-from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.lerobot.rows import index_table
 from asyncfetch.merge.info import DATA_PATH, INFO_PATH, VIDEO_PATH, merged_info
 from asyncfetch.merge.plan import RowsByIndex, open_writer, rows_schema, write_episodes, write_rows, write_tasks
@@ -25,6 +24,7 @@ from asyncfetch.merge.sources import has_pictures, pack_schema, unpack_schema
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn, combine, cut_parts
 from asyncfetch.merge.videos import build_video
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.parquet import open_table, read_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,9 @@
 """The engine that the open datasets of one reader share: connections, caches, threads, and the bounds on all of them.
 
-It knows of no format: what a format keeps of its own files it adds in a subclass.
+It knows of no format: what one keeps of its own files, for all its datasets together, it asks for by ``shared``.
+
+A dataset has one of its own, unless it is a member of a mixture: hundreds of those are read by one engine. What an open
+dataset takes besides is its metadata.
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ from __future__ import annotations
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
@@ -24,16 +27,22 @@ from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.resources.room import ClipRoom
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.runtime.single_flight import SharedLRU
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from types import TracebackType
 
     from asyncfetch.cache import CacheKey, CacheStatistics
     from asyncfetch.config import StreamConfig
     from asyncfetch.fetch import RangeReader
 
+T = TypeVar("T")
+
+PLANNED_AT_ONCE = 32
+"""Episodes that are planned side by side. With all of a pool at once the first clip waits for the last index, and the
+network for the processor."""
 PARSER_THREADS = 2
 """Threads that parse tables and MP4 indexes beside those that decode: short work, which mustn't queue behind them."""
 SMALL_SHARE = 8
@@ -67,7 +76,17 @@ class Engine:
         self.decode = DecodePool(config.decode_threads)
         requests = config.fetch.max_requests_per_host
         self.fetching_clips = Limiter(max(1, requests - requests // SMALL_SHARE))
-        self._open_clips = 0
+        self.planning, self.locating = Limiter(PLANNED_AT_ONCE), Limiter(PLANNED_AT_ONCE)
+        """Limiters for indexes of videos, and for footers of tables."""
+        small_bytes = self.memory.indexes_bytes
+        self.plans: SharedLRU[tuple[int, Any], Any] = SharedLRU(small_bytes // 2)
+        """Places of the bytes of stretches, by the dataset's number and the stretch."""
+        self.beside: SharedLRU[tuple[int, Any], Any] = SharedLRU(small_bytes // 2)
+        """Parts that formats have beside them, such as rows, by the dataset's number and the format's name for it."""
+        self.indexes: SharedLRU[Any, Any] = SharedLRU(small_bytes)
+        """Indexes of files, by url, and where in the file the video is."""
+        self._shared: dict[Callable[..., Any], Any] = {}
+        self._open_clips = self._datasets = 0
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -129,13 +148,22 @@ class Engine:
         common = None if self.rank is None else self.rank.clips
         return (common or self.clips).statistics()
 
-    def expect_clips(self, count: int) -> None:
-        """A dataset joins, with so many clips in its pool.
+    def shared(self, make: Callable[[int], T], max_bytes: int) -> T:
+        """Return what ``make`` gives, with a bound in bytes; the same for all datasets."""
+        if make not in self._shared:
+            self._shared[make] = make(max_bytes)
+        found: T = self._shared[make]
+        return found
+
+    def join(self, open_clips: int) -> int:
+        """A dataset joins, with so many clips in its pool; the number that it has here.
 
         The pool needs a decoder for each of its clips, since frames are drawn from all of them in turn, and room for
         half as many that were read through. With less, a decoder that was used lately and is no longer needed stays in
         place of one that is needed next, which then takes the place of the one after it, and so on.
         """
-        self._open_clips += count + count // 2
+        self._open_clips += open_clips + open_clips // 2
         if self.config.decoder_cache_size is None and SIZE_VARIABLE not in os.environ:
             self.decoders.allow(self._open_clips)
+        self._datasets += 1
+        return self._datasets

@@ -12,7 +12,6 @@ figures.py      what a pass counts, also for another process
 quarantine.py   bad data
 passes.py       opening a pass, on a loop of the caller's or in a thread, with datasets that stay open there
 source.py       what a stream or a mixture reads, and where it resumes; epoch_stream.py: the face of both
-stream.py       Stream, of one dataset
 mixture.py      Mixture, of several streams; shapes.py: their samples made to go together
 handing_over.py batches on their way from another process
 serving/        a stream read in another process
@@ -21,16 +20,16 @@ serving/        a stream read in another process
 from __future__ import annotations
 
 from asyncfetch.order.placement import Placement
-from asyncfetch.stream.epoch_stream import source_of
+from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.mixture import Mixture
 from asyncfetch.stream.passes import DatasetSession, Samples, StreamIterator
 from asyncfetch.stream.samples import PassStatistics, SamplePass
 from asyncfetch.stream.serving import ServedBatches, serve_samples
 from asyncfetch.stream.source import SampleSource
-from asyncfetch.stream.stream import Stream
 
 __all__ = [
     "DatasetSession",
+    "EpochStream",
     "Mixture",
     "PassStatistics",
     "Placement",
@@ -38,7 +37,6 @@ __all__ = [
     "SampleSource",
     "Samples",
     "ServedBatches",
-    "Stream",
     "StreamIterator",
     "serve_samples",
     "source_of",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import Field, Sample
+    from asyncfetch.formats import Field, Sample
     from asyncfetch.order.plan import PassPlan, Step
     from asyncfetch.runtime.memory_pool import MemoryPool
     from asyncfetch.stream.decode_jobs import DecodeJob

@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.limiter import Limiter
-from asyncfetch.lerobot import DatasetEngine, LeRobotDataset, Stretch, reader_of
+from asyncfetch.formats import Stretch
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.order.line import Line
+from asyncfetch.resources import Engine
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.pool import fit
 
@@ -19,14 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DatasetStatistics, DepthUnit, EpisodeReader, ImageDtype, SampleBuilder, Windows
+    from asyncfetch.formats import DatasetStatistics, Format, OpenFormat, StretchReader
     from asyncfetch.observe.report import Report
     from asyncfetch.order.line import Piece
-    from asyncfetch.resources import Engine
     from asyncfetch.stream.job_builder import Transform
 
 OPENED_AT_ONCE = 64
@@ -36,7 +33,7 @@ OPENED_AT_ONCE = 64
 class Origin(NamedTuple):
     """The origin of a piece of a pass."""
 
-    dataset: LeRobotDataset
+    dataset: OpenFormat
     stretch: Stretch
     """The frames of an episode there."""
     member: int = 0
@@ -48,43 +45,31 @@ class Origin(NamedTuple):
         return self.stretch.episode
 
     @property
-    def reader(self) -> EpisodeReader:
+    def reader(self) -> StretchReader[Any]:
         """Reads it."""
-        return reader_of(self.dataset)
+        return self.dataset.reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """One dataset of a pass: the part of it that is read, and its order; ``Stream`` documents the fields."""
 
-    source: str | LeRobotDataset
+    format: Format
     shuffle: bool
     seed: int
-    windows: Windows | None
     episodes: tuple[int, ...] | None
-    features: tuple[str, ...] | None
     transform: Transform | None
-    image_dtype: ImageDtype
-    depth_unit: DepthUnit
     config: StreamConfig
     """Settings that it is read with."""
     has_config: bool
     """True if it was given one."""
 
-    def chosen(self, dataset: LeRobotDataset) -> Sequence[int]:
-        """Return the indices of the episodes that are read."""
-        return dataset.episodes.indices if self.episodes is None else self.episodes
-
-    def lengths(self, dataset: LeRobotDataset) -> NDArray[np.integer]:
-        """Return the frames of each of them. EpisodeNotFound where one isn't there."""
-        table = dataset.episodes
-        return table.lengths if self.episodes is None else table.lengths[table.positions(self.episodes)]
-
-    def line(self, dataset: LeRobotDataset, nodes: int) -> Line:
+    def line(self, dataset: OpenFormat, nodes: int) -> Line:
         """Return what its order is made of."""
+        rate = dataset.frames_per_second
         return Line(
-            self.lengths(dataset),
-            segment_frames=max(1, round(self.config.segment_seconds * dataset.fps)),
+            dataset.lengths(self.episodes),
+            segment_frames=1 if rate is None else max(1, round(self.config.segment_seconds * rate)),
             group_frames=self.config.group_frames or dataset.group_frames,
             coded_frames=dataset.group_frames,
             shuffle=self.shuffle,
@@ -92,35 +77,19 @@ class Member:
             nodes=nodes,
         )
 
-    def builder(self, dataset: LeRobotDataset) -> SampleBuilder:
-        """Return what makes its samples."""
-        return reader_of(dataset).sample_builder(self.windows)
-
-    def dataset(self, engine: DatasetEngine) -> LeRobotDataset:
-        """Return its dataset over an engine, yet to be entered."""
-        assert isinstance(self.source, str)
-        return LeRobotDataset(
-            self.source,
-            features=self.features,
-            image_dtype=self.image_dtype,
-            depth_unit=self.depth_unit,
-            config=self.config,
-            engine=engine,
-        )
-
 
 class OpenDatasets:
     """Datasets, open, and what a pass needs to know of them. Entered with ``async with``.
 
     Args:
-        members: What is read; either all by url, or one that is open already, which stays open.
+        members: What is read; either none is open yet, or there is one that is, which stays open.
         config: Bounds, limits and threads of all together.
     """
 
     def __init__(self, members: Sequence[Member], config: StreamConfig) -> None:
         self.config = config
         self.members = members
-        self.datasets: list[LeRobotDataset] = []
+        self.datasets: list[OpenFormat] = []
         self.pools: tuple[int, ...] = ()
         """Segments that a rank draws from at a time, of each: as asked for, or as fit into memory."""
         self._lines: dict[int, list[Line]] = {}  # of no nodes, and of one number of them
@@ -128,22 +97,23 @@ class OpenDatasets:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            datasets = [one.source for one in self.members if isinstance(one.source, LeRobotDataset)]
-            if not datasets:
-                engine = await stack.enter_async_context(DatasetEngine(self.config))
-                datasets = [one.dataset(engine) for one in self.members]
-                limiter = Limiter(OPENED_AT_ONCE)
+            engine = None
+            if not any(one.format.is_open for one in self.members):
+                engine = await stack.enter_async_context(Engine(self.config))
+            found: dict[int, OpenFormat] = {}
+            limiter = Limiter(OPENED_AT_ONCE)
 
-                async def open_one(dataset: LeRobotDataset) -> None:
-                    async with limiter.permit():
-                        await dataset.__aenter__()
+            async def open_one(number: int, one: Member) -> None:
+                async with limiter.permit():
+                    opening = one.format.opened(engine, one.config)
+                    found[number] = await opening.__aenter__()
+                stack.push_async_exit(opening)
 
-                await gather(*(partial(open_one, dataset) for dataset in datasets))
-                for dataset in datasets:
-                    stack.push_async_exit(dataset)
+            await gather(*(partial(open_one, number, one) for number, one in enumerate(self.members)))
+            datasets = [found[number] for number in range(len(self.members))]
             self.datasets = datasets
-            chosen = [one.chosen(dataset) for one, dataset in zip(self.members, datasets, strict=True)]
-            self._reaches = [one.builder(dataset).reach for one, dataset in zip(self.members, datasets, strict=True)]
+            self._reaches = [dataset.sample_maker().reach for dataset in datasets]
+            chosen = [one.episodes for one in self.members]
             self.pools = await fit(list(zip(datasets, chosen, self.lines(1), self._reaches, strict=True)))
             self._stack = stack.pop_all()
         return self
@@ -164,14 +134,16 @@ class OpenDatasets:
     def origin(self, piece: Piece) -> Origin:
         """Return where a piece comes from."""
         member, dataset = self.members[piece.member], self.datasets[piece.member]
-        episode = int(member.chosen(dataset)[piece.episode])
-        return Origin(dataset, Stretch(episode, piece.start, piece.stop, self._reaches[piece.member]), piece.member)
+        episode = int(dataset.episodes(member.episodes)[piece.episode])
+        epoch = piece.epoch if dataset.draws_anew else 0
+        stretch = Stretch(episode, piece.start, piece.stop, self._reaches[piece.member], epoch)
+        return Origin(dataset, stretch, piece.member)
 
     @property
-    def _reader(self) -> EpisodeReader:
+    def _reader(self) -> StretchReader[Any]:
         if not self.datasets:
             raise ConfigError("these datasets aren't open")
-        return reader_of(self.datasets[0])
+        return self.datasets[0].reader
 
     @property
     def engine(self) -> Engine:
@@ -189,5 +161,5 @@ class OpenDatasets:
 
     def statistics(self) -> DatasetStatistics:
         """Return those of the engine; of the episode caches their sum."""
-        each = [dataset.statistics() for dataset in self.datasets]
+        each = [dataset.reader.statistics() for dataset in self.datasets]
         return replace(each[0], episodes=sum_of(*(one.episodes for one in each)))

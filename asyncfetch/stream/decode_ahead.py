@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncfetch.lerobot import HeldEpisode
+    from asyncfetch.formats import HeldStretch
     from asyncfetch.observe.waits import Cause
     from asyncfetch.order.line import Piece
     from asyncfetch.order.plan import PassPlan, Step
@@ -293,9 +293,9 @@ class DecodeAhead:
             self.prefetcher.end_head_start()
         self._fail_if_stuck()
 
-    async def _gather(self, decoding: _Decoding) -> dict[Piece, HeldEpisode | Exception]:
+    async def _gather(self, decoding: _Decoding) -> dict[Piece, HeldStretch[Any] | Exception]:
         """Return the pieces that the job reads, or the error of one."""
-        pieces: dict[Piece, HeldEpisode | Exception] = {}
+        pieces: dict[Piece, HeldStretch[Any] | Exception] = {}
         try:
             for piece in dict.fromkeys(step.piece for step in decoding.steps):
                 decoding.waits_for = piece

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Never
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.formats import DatasetStatistics
     from asyncfetch.observe.report import Report
     from asyncfetch.order.state import State
     from asyncfetch.stream.datasets import Origin
@@ -235,7 +235,7 @@ async def _warm_up(origins: Sequence[Origin], clips: bool) -> None:
     async def bring(origin: Origin) -> None:
         with suppress(AsyncFetchError):  # the pass meets it again, at the episode's place
             reader, stretch = origin.reader, origin.stretch
-            await gather(partial(reader.clip_bytes, stretch), partial(reader.locate_rows, stretch))
+            await gather(partial(reader.clip_bytes, stretch), partial(reader.locate_beside, stretch))
             if clips:
                 await reader.ready(stretch)
 

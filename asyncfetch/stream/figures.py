@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.formats import DatasetStatistics
 
 PAGES = 128
 """The pages of a rank, one for each process that reads for it; further processes aren't counted elsewhere."""

@@ -11,7 +11,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncfetch.errors import ConfigError, UsageError
-from asyncfetch.lerobot import DoesNotFit, Field
+from asyncfetch.formats import DoesNotFit, Field
 from asyncfetch.observe.waits import Cause
 from asyncfetch.runtime.concurrently import kept
 from asyncfetch.runtime.threads import ThreadClock
@@ -20,7 +20,7 @@ from asyncfetch.stream.batch import BatchRow, Layout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from asyncfetch.lerobot import Asked, HeldEpisode, Sample, SampleBuilder
+    from asyncfetch.formats import Asked, HeldStretch, Sample, SampleMaker
     from asyncfetch.order.line import Piece
     from asyncfetch.order.plan import Step
     from asyncfetch.stream.shapes import Shape
@@ -49,7 +49,7 @@ class FailedSample:
 class Reading(NamedTuple):
     """The making of one dataset's samples."""
 
-    samples: SampleBuilder
+    samples: SampleMaker
     """Reads them from pieces."""
     transform: Transform | None = None
     """A member's own, before it is shaped."""
@@ -107,6 +107,8 @@ class JobBuilder:
         samples, transform, shape = self._readings[member]
         if transform is not None or self._transform is not None:
             return None
+        if any(like.varies for like in self._given[member].values()):
+            return None
         fields, pictures = dict(self._given[member]), set(samples.pictures)
         if shape is not None:
             fields = shape.fields(fields)
@@ -120,7 +122,7 @@ class JobBuilder:
     def build(
         self,
         steps: Sequence[Step],
-        episodes: Mapping[Piece, HeldEpisode | Exception],
+        episodes: Mapping[Piece, HeldStretch[Any] | Exception],
         is_given_up: Callable[[], bool],
         rows: Sequence[BatchRow] | None = None,
     ) -> list[Any]:
@@ -166,7 +168,7 @@ class JobBuilder:
         }
         return results
 
-    def _read(self, samples: SampleBuilder, asked: list[Asked], rows: list[BatchRow]) -> Sequence[Any]:
+    def _read(self, samples: SampleMaker, asked: list[Asked], rows: list[BatchRow]) -> Sequence[Any]:
         try:
             if rows:
                 samples.write(asked, rows)

@@ -22,7 +22,6 @@ from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.job_builder import Reading, are_one
 from asyncfetch.stream.shapes import Missing, Shape, shapes
 from asyncfetch.stream.source import SampleSource
-from asyncfetch.stream.stream import Stream
 
 if TYPE_CHECKING:
     from asyncfetch.order.placement import Placement
@@ -95,7 +94,7 @@ class MixtureSource(SampleSource):
     def readings(self, opened: OpenDatasets) -> list[Reading]:
         """Return how each member's samples are made and shaped."""
         each = zip(self.members, opened.datasets, self._shapes(opened)[0], strict=True)
-        return [Reading(one.builder(dataset), one.transform, shape) for one, dataset, shape in each]
+        return [Reading(dataset.sample_maker(), one.transform, shape) for one, dataset, shape in each]
 
     def epoch_of(
         self, opened: OpenDatasets, placement: Placement, number: int, nodes: int
@@ -139,7 +138,7 @@ class MixtureSource(SampleSource):
         return {**run, "order": mix | here}, Left(tuple(runs), cells)
 
     def _shapes(self, opened: OpenDatasets) -> tuple[list[Shape], bool]:
-        layouts = [one.builder(dataset).layout() for one, dataset in zip(self.members, opened.datasets, strict=True)]
+        layouts = [dataset.sample_maker().layout() for dataset in opened.datasets]
         found, are_alike = shapes(layouts, self.keys, self.missing)
         # What a transform makes isn't known: those of one are taken to be as alike as what it is given.
         return found, are_alike and all(are_one(self.members[0].transform, each.transform) for each in self.members)
@@ -199,7 +198,7 @@ class Mixture(EpochStream):
     @explains_keywords
     def __init__(
         self,
-        streams: Sequence[Stream],
+        streams: Sequence[EpochStream],
         weights: Sequence[float] | Mapping[int, Sequence[float]] | Sequence[tuple[int, Sequence[float]]],
         *,
         stop_on: StopOn = "first",
@@ -240,11 +239,12 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _members_of(streams: Sequence[Stream]) -> list[SampleSource]:
+def _members_of(streams: Sequence[EpochStream]) -> list[SampleSource]:
     if not isinstance(streams, Sequence) or not streams:  # type: ignore[redundant-expr]
         raise ConfigError("a mixture needs at least one stream, in a list")
     for member, stream in enumerate(streams):
-        if not isinstance(stream, Stream) or source_of(stream).is_open:  # type: ignore[redundant-expr]
+        is_stream = isinstance(stream, EpochStream) and not isinstance(stream, Mixture)  # type: ignore[redundant-expr]
+        if not is_stream or source_of(stream).is_open:
             raise ConfigError(f"member {member} of a mixture must be a Stream of a URL, not {stream!r}")
     return [source_of(stream) for stream in streams]
 

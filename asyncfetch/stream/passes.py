@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Never
 
-    from asyncfetch.lerobot import DatasetStatistics, Sample
+    from asyncfetch.formats import DatasetStatistics, Sample
     from asyncfetch.observe.report import Report
     from asyncfetch.order.plan import PassPlan
     from asyncfetch.order.state import State
@@ -277,7 +277,11 @@ def _warn_of_few_segments(plan: PassPlan, opened: OpenDatasets) -> None:
     batch, segments = placement.batch_size or placement.block_samples, plan.segments
     if segments >= batch or sum(counts) < batch:
         return
-    rates = [dataset.fps for dataset in opened.datasets]
+    each = zip(counts, (dataset.frames_per_second for dataset in opened.datasets), strict=True)
+    cut = [(count, rate) for count, rate in each if rate is not None]  # of others each sample is a segment
+    if not cut:
+        return
+    counts, rates = [count for count, _ in cut], [rate for _, rate in cut]
     frames = [sum(count * fps / rate for count, rate in zip(counts, rates, strict=True)) / batch for fps in rates]
     seconds = min(max(1, int(most)) / fps for most, fps in zip(frames, rates, strict=True))
     _log.warning(

@@ -17,7 +17,7 @@ import numpy as np
 
 from asyncfetch.config import MemoryShares
 from asyncfetch.errors import AsyncFetchError, CacheError, redact_url
-from asyncfetch.lerobot import Stretch, reader_of
+from asyncfetch.formats import Stretch
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from asyncfetch.lerobot import LeRobotDataset, Reach
+    from asyncfetch.formats import OpenFormat, Reach
     from asyncfetch.order.line import Line
 
 _log = logging.getLogger("asyncfetch")
@@ -40,24 +40,23 @@ _MARGIN = 1.25
 class PoolSegments:
     """The segments of an open dataset that a pool draws from."""
 
-    def __init__(self, dataset: LeRobotDataset, chosen: Sequence[int], line: Line, reach: Reach) -> None:
-        table = dataset.episodes
-        places = table.positions(chosen)
+    def __init__(self, dataset: OpenFormat, chosen: Sequence[int] | None, line: Line, reach: Reach) -> None:
+        files = dataset.files(chosen)
         self.dataset, self.line, self.reach = dataset, line, reach
         self.asked_for: int = dataset.config.pool_segments if line.shuffle else 1
         """Segments that it is to have. An order that isn't shuffled has one at a time."""
-        self.episodes: NDArray[np.int64] = np.array(chosen, np.int64)
+        self.episodes: NDArray[np.int64] = np.array(dataset.episodes(chosen), np.int64)
         self.segments: NDArray[np.int64] = line.counts
         """The number of segments of each episode."""
-        self.frames: NDArray[np.int64] = np.zeros(len(places), np.int64)
+        self.frames: NDArray[np.int64] = np.zeros(len(self.episodes), np.int64)
         """Frames of the longest segment of each."""
         self.frames[line.lengths > 0] = line.segment_sizes()
-        self.files: list[NDArray[np.int64]] = [table.video_files(camera)[places] for camera in dataset.cameras]
+        self.files: list[NDArray[np.int64]] = list(files.values())
         """The file of each, for each camera."""
         size = line.coded_frames
         further = {camera: -(-(greatest - least + size - 1) // size) * size for camera, least, greatest in reach}
         self.clips: list[NDArray[np.int64]] = [
-            np.minimum(self.frames + further.get(camera, 0), line.lengths) for camera in dataset.cameras
+            np.minimum(self.frames + further.get(camera, 0), line.lengths) for camera in files
         ]
         """Frames of the longest segment of each with what windows reach beside it, for each camera."""
 
@@ -73,13 +72,17 @@ class PoolSegments:
     def most_bytes(self) -> NDArray[np.float64]:
         """Bytes of the clips of each one's segments at most.
 
-        A file isn't larger than info.json says, but for one episode that is.
+        A file isn't larger than the metadata says, but for one episode that is. Where it says nothing, there is no
+        bound.
         """
+        file_bytes = self.dataset.file_bytes
+        if file_bytes is None:
+            return np.full(len(self.frames), np.inf)
         sizes = np.zeros(len(self.frames))
         for each, frames in zip(self.files, self.clips, strict=True):
             _, numbers = np.unique(each, return_inverse=True)
             in_file = np.bincount(numbers, weights=self.line.lengths)
-            sizes += frames / np.maximum(1, in_file[numbers]) * self.dataset.metadata.info.video_file_bytes
+            sizes += frames / np.maximum(1, in_file[numbers]) * file_bytes
         return sizes
 
     def largest(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -90,13 +93,13 @@ class PoolSegments:
         return np.concatenate([[0.0], np.cumsum(found)])
 
 
-async def fit(datasets: Sequence[tuple[LeRobotDataset, Sequence[int], Line, Reach]]) -> tuple[int, ...]:
+async def fit(datasets: Sequence[tuple[OpenFormat, Sequence[int] | None, Line, Reach]]) -> tuple[int, ...]:
     """Return how many segments each pool has: as asked for, or as many as memory lets them have, with one warning.
 
     The pools are read by one engine. They shrink alike, each to one segment at least.
 
     Args:
-        datasets: Each with the episodes that are read of it, their line, and the reach of windows.
+        datasets: Each with the episodes that are chosen of it, if not all, their line, and the reach of windows.
 
     Raises:
         CacheError: Not even one segment of each has room, whichever it is.
@@ -113,7 +116,7 @@ async def fit(datasets: Sequence[tuple[LeRobotDataset, Sequence[int], Line, Reac
         _check_one_of_each(drawn, weighed, memory)
         sums = [one.largest(its.sizes) for one, its in zip(drawn, weighed, strict=True)]
         fits = pools_that_fit(sums, asked_for, max_bytes)
-    if fits != asked_for and any(reader_of(one.dataset).fetches for one in drawn):
+    if fits != asked_for and any(one.dataset.reader.fetches for one in drawn):
         enough = memory.max_bytes_for_pool(_needed_bytes(sums, asked_for))
         _log.warning(
             "max_bytes=%d has room for the clips of %d segments of %s at a time, not for pool_segments=%d: frames "
@@ -191,7 +194,7 @@ async def _weigh(drawn: PoolSegments, most_files: int) -> _SegmentSizes:
 
     async def weigh(place: int) -> None:
         with suppress(AsyncFetchError):  # raised, or left out, at the episode's place in the order
-            found[place] = await reader_of(drawn.dataset).clip_bytes(drawn.stretch(place))
+            found[place] = await drawn.dataset.reader.clip_bytes(drawn.stretch(place))
 
     await gather(*(partial(weigh, int(place)) for place in there))
     places, bytes_there = list(found), np.array(list(found.values()), np.float64)

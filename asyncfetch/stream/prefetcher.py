@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 
 from asyncfetch.errors import AsyncFetchError, CacheError, redact_url
 from asyncfetch.fetch.limiter import Caller, calling
-from asyncfetch.lerobot import PlanChange
+from asyncfetch.formats import PlanChange
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, Meter, WaitStep, metered
 from asyncfetch.runtime.concurrently import copied, gather, kept
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncfetch.lerobot import HeldEpisode
+    from asyncfetch.formats import HeldStretch
     from asyncfetch.order.line import Piece
     from asyncfetch.stream.datasets import OpenDatasets, Origin
 
@@ -62,7 +62,7 @@ class _Slot:
         self.size_bytes: int | None = None
         self.granted = anyio.Event()
         self.done = anyio.Event()
-        self.held: HeldEpisode | None = None
+        self.held: HeldStretch[Any] | None = None
         self.error: Exception | None = None
         self.is_ahead = True
         """True until its first use is announced."""
@@ -153,7 +153,7 @@ class Prefetcher:
             self._ahead -= 1
             self._wake()
 
-    async def get(self, piece: Piece) -> HeldEpisode:
+    async def get(self, piece: Piece) -> HeldStretch[Any]:
         """Return the piece that ``use`` announced, as soon as it is in memory. Raises the error of its fetch."""
         slot = self._slots[piece]
         if not slot.done.is_set():  # else it would still give the loop a turn, for each piece of a job
@@ -285,7 +285,7 @@ class Prefetcher:
             with calling(slot.caller), metered(slot.meter):
                 await gather(
                     functools.partial(self._hold, slot),
-                    functools.partial(slot.origin.reader.locate_rows, slot.origin.stretch),
+                    functools.partial(slot.origin.reader.locate_beside, slot.origin.stretch),
                 )
         except Exception as error:  # noqa: BLE001  raised by get(), at the piece's place in the order
             slot.error = kept(error)
@@ -346,7 +346,7 @@ class Prefetcher:
         if held is not None:
             held.release()
 
-    def _take_from(self, slot: _Slot) -> HeldEpisode | None:
+    def _take_from(self, slot: _Slot) -> HeldStretch[Any] | None:
         held, slot.held = slot.held, None
         if held is not None:
             self._share.used_bytes -= slot.size_bytes or 0

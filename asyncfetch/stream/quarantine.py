@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.config import OnError
-    from asyncfetch.lerobot import LeRobotDataset
+    from asyncfetch.formats import OpenFormat
     from asyncfetch.order.placement import Placement
     from asyncfetch.stream.datasets import Origin
 
@@ -185,14 +185,13 @@ def _count(listed: dict[tuple[int, int], Quarantined], found: Quarantined) -> No
         listed[found.key] = found
 
 
-def _file(dataset: LeRobotDataset, episode: int, error: Exception) -> str:
+def _file(dataset: OpenFormat, episode: int, error: Exception) -> str:
     try:
-        known = dataset.episodes[episode]
+        urls = dataset.urls(episode)
     except DatasetError:  # which is what is bad about it
         return redact_url(dataset.url)
-    urls = [known.data_url, *(span.url for span in known.videos.values())]
     message = str(error)
-    return redact_url(next((url for url in urls if redact_url(url) in message), known.data_url))
+    return redact_url(next((url for url in urls if redact_url(url) in message), urls[-1]))
 
 
 def raise_where_none_is_good(first_bad: Exception, placement: Placement, on_error: OnError) -> None:

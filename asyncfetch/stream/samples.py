@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncfetch.config import OnError, StreamConfig
-    from asyncfetch.lerobot import DatasetStatistics, Sample
+    from asyncfetch.formats import DatasetStatistics, Sample
     from asyncfetch.observe import Quantiles
     from asyncfetch.observe.trace import Tracer
     from asyncfetch.order.line import Piece

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.lerobot import Field, check_keys
+from asyncfetch.formats import Field, check_keys
 from asyncfetch.stream.batch import BatchRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from asyncfetch.lerobot import Sample
+    from asyncfetch.formats import Sample
 
 DATASET = "dataset"
 """Key of a sample's member number."""
@@ -114,7 +114,8 @@ def shapes(
         )
     filled = sorted(uncommon) if missing == "pad" else []
     for key in filled:
-        if len({layout[key] for layout in renamed if key in layout}) > 1:
+        likes = {layout[key] for layout in renamed if key in layout}
+        if len(likes) > 1 or any(like.varies for like in likes):
             raise ConfigError(
                 f'missing="pad" can\'t tell the shape of {key!r}, in which members differ: rename it, leave it out by '
                 'features=..., or choose missing="drop"'
@@ -134,7 +135,8 @@ def shapes(
         {key: like for key, like in layout.items() if key not in shape.drop} | dict(shape.fill)
         for layout, shape in zip(renamed, found, strict=True)
     ]
-    return found, all(layout == final[0] for layout in final)
+    are_fixed = not any(like.varies for layout in final for like in layout.values())
+    return found, are_fixed and all(layout == final[0] for layout in final)
 
 
 def _with_masks(layout: Mapping[str, Field], rename: Mapping[str, str], member: int) -> dict[str, str]:

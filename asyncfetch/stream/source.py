@@ -17,7 +17,6 @@ from asyncfetch.config import WorkerConfig
 from asyncfetch.config.checks import is_whole_number
 from asyncfetch.config.secrets import goes_to_own_child
 from asyncfetch.errors import ConfigError, NotFound, UsageError
-from asyncfetch.lerobot import LeRobotDataset, reader_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
 from asyncfetch.order.deal import Deal, Left, Leg
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.formats import DatasetStatistics
     from asyncfetch.order.placement import Placement
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.figures import FiguresPage
@@ -171,12 +170,12 @@ class SampleSource:
 
     def readings(self, opened: OpenDatasets) -> list[Reading]:
         """Return how each member's samples are made."""
-        return [Reading(self.members[0].builder(opened.datasets[0]))]
+        return [Reading(opened.datasets[0].sample_maker())]
 
     @property
     def is_open(self) -> bool:
         """True if it reads a dataset that is open on a user's loop, and so can't follow into another process."""
-        return self._opened is not None or any(isinstance(one.source, LeRobotDataset) for one in self.members)
+        return self._opened is not None or any(one.format.is_open for one in self.members)
 
     def over(self, opened: OpenDatasets) -> Self:
         """Return a source that reads these open datasets, and counts the same epochs."""
@@ -452,8 +451,7 @@ class SampleSource:
             self.figures.leave_page()
             before = self.figures.handed_on()
         if self.is_open:
-            source = self.members[0].source
-            reader = reader_of(source) if isinstance(source, LeRobotDataset) else self._opened
+            reader = self._opened or self.members[0].format.reader()
             is_open, report = True, None if reader is None else reader.pass_report
             before = Waits() if report is None else report().all_waits, ()  # whichever stream's they were
         self.figures = PassFigures(self.config, self.page, before=before, is_open=is_open, begun_at=begun_at)

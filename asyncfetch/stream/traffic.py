@@ -90,7 +90,7 @@ async def _range_bytes(opened: OpenDatasets, pieces: Iterable[Piece]) -> NDArray
 
 async def _weigh(opened: OpenDatasets, member: int, read: PiecesRead) -> tuple[NDArray[np.float64], float]:
     """Return the bytes of each piece that is read of a member, and those of all its episodes, each once."""
-    lengths = opened.members[member].lengths(opened.datasets[member]).astype(np.int64)
+    lengths = opened.datasets[member].lengths(opened.members[member].episodes).astype(np.int64)
     weighed = _spread(np.flatnonzero(lengths))
     sizes = await _range_bytes(opened, (Piece(each, 0, int(lengths[each]), member) for each in weighed.tolist()))
     frame_bytes = np.full(len(lengths), sizes.sum() / max(1, lengths[weighed].sum()))
@@ -115,8 +115,7 @@ async def traffic(opened: OpenDatasets, deal: Deal, layout: Placement, readers: 
         runs = deal.left.members[number]
         all_members += all_bytes
         least += all_bytes * min(1.0, runs.total / max(1, runs.line.total))  # of a mixture's member it may be a part
-        places = dataset.episodes.positions(member.chosen(dataset))
-        files = [dataset.episodes.video_files(camera)[places] for camera in dataset.cameras]
+        files = list(dataset.files(member.episodes).values())
         requests += len(read.ranks) * len(files)
         requests += len(np.unique(np.stack([read.ranks, read.episodes]), axis=1).T)
         for each in files:

@@ -20,7 +20,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from asyncfetch.config import PrivateUrl, config_share, stream_config
 from asyncfetch.config.checks import explains_keywords, is_whole_number
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
-from asyncfetch.lerobot import DatasetStatistics, chosen_features, open_dataset
+from asyncfetch.formats import DatasetStatistics, chosen_features
+from asyncfetch.lerobot import open_dataset
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.order.state import MAX_WORKERS, State, check_state, merge_shares
 from asyncfetch.runtime.concurrently import gather
@@ -34,7 +35,7 @@ from asyncfetch.stream.figures import report_of, sum_known
 from asyncfetch.stream.handing_over import HandedOver, SlotMemory, Stack, stacks
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.ranks import found_placement
-from asyncfetch.stream.stream import distinct_episodes
+from asyncfetch.streams import distinct_episodes
 from asyncfetch.torch.memory import WorkersMemory
 from asyncfetch.torch.watching import Care, watch_loaders
 
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from torch.utils.data._utils.worker import WorkerInfo
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DepthUnit, ImageDtype, LeRobotDataset, Sample, Windows
+    from asyncfetch.formats import ImageDtype, Sample
+    from asyncfetch.lerobot import DepthUnit, LeRobotDataset, Windows
     from asyncfetch.observe.report import Report
     from asyncfetch.stream import SampleSource, StreamIterator
     from asyncfetch.stream.batch import BatchMemory

@@ -13,7 +13,7 @@ import pytest
 from asyncfetch.config import DecoderBackend
 from asyncfetch.decode import open_decoder
 from asyncfetch.errors import AsyncFetchError, DecodeError, FormatError
-from asyncfetch.lerobot.video_index import PlannedClip
+from asyncfetch.formats.clips import PlannedClip
 from asyncfetch.media import Mp4Index, locate_moov, parse_moov
 from tests.decode.conftest import FRAMES, Video, encode, video_of
 from tests.media.conftest import clip_of
@@ -91,9 +91,7 @@ def index_of(video: Video) -> Mp4Index:
 def cut(video: Video, index: Mp4Index, first: int, count: int) -> Clip:
     plan = clip_of(index, first, count, fps=FPS)
     data = plan.header + video.data[plan.start : plan.stop]
-    return PlannedClip("video.mp4", plan, 0, is_by_rows=False, misplaced=None).over(
-        memoryview(data), name=f"{count} frames from {first}", depth=None
-    )
+    return PlannedClip("video.mp4", plan).over(memoryview(data), name=f"{count} frames from {first}", depth=None)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.config import DecoderBackend
-    from asyncfetch.lerobot import Sample
+    from asyncfetch.formats import Sample
     from asyncfetch.testing import FaultRule, ServedRequest
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"

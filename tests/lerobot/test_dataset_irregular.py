@@ -22,7 +22,8 @@ from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, DecodeError, EpisodeNotFound, FormatError, FrameMissing, NotFound
 from asyncfetch.lerobot import frames, open_dataset, reader_of
 from asyncfetch.merge import convert_dataset
-from asyncfetch.stream import Mixture, Stream
+from asyncfetch.stream import Mixture
+from asyncfetch.streams import Stream
 from asyncfetch.testing import Fault, FaultOnce, Quirks, read_identity
 from asyncfetch.torch import FrameDataset, StreamDataset
 from tests.lerobot.serving import (

@@ -22,10 +22,12 @@ from asyncfetch.errors import (
     ObjectChanged,
     WrongLoop,
 )
-from asyncfetch.lerobot import Stretch, engine, episode_reader, open_dataset, reader_of
+from asyncfetch.formats import Stretch, reader
+from asyncfetch.lerobot import open_dataset, reader_of
+from asyncfetch.resources import engine
 from asyncfetch.runtime import memory_pool
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream import Stream
+from asyncfetch.streams import Stream
 from asyncfetch.testing import Fault, read_identity
 from tests.lerobot.serving import (
     SNAPSHOT,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from asyncfetch.lerobot import LeRobotDataset
-    from asyncfetch.lerobot.video_index import PlannedClip
+    from asyncfetch.lerobot.video_index import EpisodeClip
     from asyncfetch.testing import DatasetTruth, ServedRequest
     from tests.lerobot.serving import Library, Served
 
@@ -347,7 +349,7 @@ async def test_unknown_episodes_start_nothing(truth: DatasetTruth) -> None:
 
 
 async def test_prefetches_are_bounded(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episode_reader, "MAX_PREFETCHES", 3)
+    monkeypatch.setattr(reader, "MAX_PREFETCHES", 3)
     async with serve(truth) as served:
         for episode in (0, 1, 2, 2, 1):
             served.dataset.prefetch(episode)
@@ -674,7 +676,7 @@ async def test_a_clip_planned_before_the_change_is_planned_again(truth: DatasetT
         content[video_path(TOP)] = other_video
         plan = reader_of(dataset)._episodes._plan
 
-        async def plan_then_change(stretch: Stretch) -> Mapping[str, PlannedClip]:
+        async def plan_then_change(stretch: Stretch) -> Mapping[str, EpisodeClip]:
             planned = await plan(stretch)
             if stretch.episode == 1:
                 with pytest.raises(ObjectChanged):

@@ -15,7 +15,7 @@ from asyncfetch.lerobot import open_dataset, reader_of
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.rows import RowCache, RowReader
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream import Stream
+from asyncfetch.streams import Stream
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.conftest import RoundReader
 from tests.lerobot.serving import all_frames, check_sample, in_memory, renumbered, serve
@@ -39,7 +39,7 @@ async def test_a_cold_start_takes_five_requests_one_after_the_other(
 
     One less where the table of episodes is short, for its columns come with the rest of the footer.
     """
-    monkeypatch.setattr("asyncfetch.lerobot.parquet.WHOLE_BYTES", whole_bytes)
+    monkeypatch.setattr("asyncfetch.tables.parquet.WHOLE_BYTES", whole_bytes)
     truth = library(episodes=60, length=40, episodes_per_video_file=12, distinct_videos=1)
     reader = RoundReader()
     monkeypatch.setattr("asyncfetch.resources.engine.Fetcher", lambda *_, **__: nullcontext(reader))

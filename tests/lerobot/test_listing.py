@@ -15,7 +15,7 @@ from asyncfetch.errors import FetchError, MergeError, NotFound, Throttled
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.lerobot.listing import places_beside
 from asyncfetch.merge import merge_datasets
-from asyncfetch.stream import Stream
+from asyncfetch.streams import Stream
 from asyncfetch.testing import Fault, S3Server
 from asyncfetch.torch import StreamDataset
 from tests.lerobot.serving import all_frames, check_all, check_sample, content_of, serve

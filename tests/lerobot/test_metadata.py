@@ -28,15 +28,16 @@ from asyncfetch.errors import (
 from asyncfetch.fetch import Fetcher
 from asyncfetch.lerobot.listing import list_tables
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.parquet import open_table
+from asyncfetch.tables.parquet import open_table
 from asyncfetch.testing import Quirks
 from tests.lerobot.conftest import RoundReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.lerobot.conftest import LocalReader, Tables, WriteTable
+    from tests.lerobot.conftest import Tables, WriteTable
     from tests.lerobot.serving import Library
+    from tests.local_reader import LocalReader
 
 
 DATA = Path(__file__).parents[1] / "data"

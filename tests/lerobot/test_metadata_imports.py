@@ -13,7 +13,8 @@ from asyncfetch.lerobot.metadata import load_metadata
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.lerobot.conftest import LocalReader, Tables
+    from tests.lerobot.conftest import Tables
+    from tests.local_reader import LocalReader
 
 COMMAND = install_command("lerobot")  # off the loop: it looks for what is installed
 

@@ -3,7 +3,7 @@
 Either the dataset reads as it did, or an error of ours names a file of it. Nothing else: no exception of Python's or
 pyarrow's, no warning but of a data file that is named wrong, and never rows or frames of another place.
 
-Bytes of footers aren't flipped here: some of those end the process (see ``asyncfetch.lerobot.parquet``).
+Bytes of footers aren't flipped here: some of those end the process (see ``asyncfetch.tables.parquet``).
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.lerobot.info import parse_info
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.rows import RowCache, RowReader
-from tests.lerobot.conftest import LocalReader, Tables
+from tests.local_reader import LocalReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from tests.lerobot.conftest import Tables
 
 INFO, TASKS = "meta/info.json", "meta/tasks.parquet"
 EPISODES, ROWS = "meta/episodes/chunk-000/file-000.parquet", "data/chunk-000/file-000.parquet"

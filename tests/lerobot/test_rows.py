@@ -15,8 +15,8 @@ import pytest
 
 from asyncfetch.errors import DatasetError, FormatError, NotFound
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.parquet import open_table
 from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
+from asyncfetch.tables.parquet import open_table
 from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tests.lerobot.conftest import LocalReader, Tables, WriteTable
+    from tests.lerobot.conftest import Tables, WriteTable
+    from tests.local_reader import LocalReader
 
     Change = Callable[[Tables], object]
 

@@ -16,7 +16,8 @@ from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 from asyncfetch.decode.decoder import TorchcodecDecoder
 from asyncfetch.errors import ConfigError, EpisodeNotFound, FormatError, FrameMissing
-from asyncfetch.lerobot import Field, frames, reader_of
+from asyncfetch.formats import Field
+from asyncfetch.lerobot import frames, reader_of
 from asyncfetch.lerobot.info import Feature
 from asyncfetch.lerobot.samples import SampleBuilder
 from asyncfetch.testing import read_identity

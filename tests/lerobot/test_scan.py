@@ -10,7 +10,7 @@ import pytest
 
 from asyncfetch.errors import ConfigError, DatasetError, EpisodeNotFound
 from asyncfetch.lerobot import open_dataset, scan
-from asyncfetch.stream import Stream
+from asyncfetch.streams import Stream
 from asyncfetch.testing import Quirks, write_dataset
 from tests.lerobot.serving import serve
 from tests.merge.version2 import EPISODE_FILE, as_version2

@@ -9,9 +9,10 @@ import pytest
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import DatasetError, FormatError
 from asyncfetch.fetch import Fetcher
+from asyncfetch.formats.clips import FRAME_INDEX_BYTES, HEAD_BYTES, MAX_INDEX_BYTES, MAX_READS
+from asyncfetch.formats.stretch import Stretch
 from asyncfetch.lerobot.episode_table import Episode, VideoSpan
-from asyncfetch.lerobot.stretch import Stretch
-from asyncfetch.lerobot.video_index import FRAME_INDEX_BYTES, HEAD_BYTES, MAX_INDEX_BYTES, MAX_READS, VideoIndexes
+from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import SharedLRU
 from asyncfetch.testing import RangeServer
@@ -20,7 +21,7 @@ from tests.lerobot.serving import MIB, TOP, in_memory, video_path
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from asyncfetch.lerobot.video_index import PlannedClip
+    from asyncfetch.lerobot.video_index import EpisodeClip
     from tests.lerobot.serving import Library
 
 
@@ -41,7 +42,7 @@ class World:
             sharing=lambda _index, _camera: self.shared,
         )
 
-    async def plan(self, path: str, *, first_frame: int = 0, length: int = 4) -> PlannedClip:
+    async def plan(self, path: str, *, first_frame: int = 0, length: int = 4) -> EpisodeClip:
         span = VideoSpan(f"{self.server.url}/{path}", first_frame, length, first_frame / 30)
         episode = Episode(7, length, (), "", 0, length, {TOP: span})
         return await self.indexes.plan(episode, Stretch(7, 0, length), TOP, fps=30)

@@ -17,10 +17,10 @@ from anyio import to_thread
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import FormatError, MergeError
 from asyncfetch.fetch import Fetcher
-from asyncfetch.lerobot.columns import is_list
 from asyncfetch.merge import Selection, merge_datasets, select_episodes
 from asyncfetch.merge.plan import write_episodes
 from asyncfetch.merge.sources import load_source
+from asyncfetch.tables.columns import is_list
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.serving import TOP, WRIST, restarting, shifted
 from tests.merge.test_job import all_files, check_merged, read_json, read_table

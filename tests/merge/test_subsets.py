@@ -14,9 +14,9 @@ import pytest
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, EpisodeNotFound, FetchError, FormatError, MergeError
 from asyncfetch.lerobot import open_dataset
-from asyncfetch.lerobot.parquet import TAIL_BYTES
 from asyncfetch.merge import Selection, convert_dataset, merge_datasets, select_episodes, split_dataset
 from asyncfetch.merge.subsets import split_episodes
+from asyncfetch.tables.parquet import TAIL_BYTES
 from asyncfetch.testing import RangeServer, read_identity
 from tests.lerobot.serving import TOP, renumbered
 from tests.merge.test_job import all_files, check_close, check_merged, read_json, read_table

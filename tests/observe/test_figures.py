@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncfetch.cache.staging.pool import StagingStatistics
 from asyncfetch.decode.executor import DecodePoolStatistics
 from asyncfetch.fetch import FetchStatistics, HostStatistics
-from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics
+from asyncfetch.formats import EpisodeCacheStatistics
 from asyncfetch.observe import Figures, Histogram, Quantiles
 from asyncfetch.observe.figures import counted_since, counts_of, sum_of
 from asyncfetch.observe.waits import Cause, Waits

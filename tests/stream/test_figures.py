@@ -17,7 +17,7 @@ from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.stream.figures import BOARD_BYTES, PAGES, FiguresBoard, FiguresPage, PublishedFigures
 
 if TYPE_CHECKING:
-    from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.formats import DatasetStatistics
     from asyncfetch.testing import DatasetTruth
 
 

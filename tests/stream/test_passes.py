@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import asyncfetch as af
+from asyncfetch.formats.held import READERS
 from asyncfetch.lerobot import EpisodeReader, reader_of
-from asyncfetch.lerobot.held_episode import READERS
 from asyncfetch.order.placement import Placement
 from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.testing import read_identity, write_dataset
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.config import DecoderBackend
+    from asyncfetch.formats import ImageDtype
     from asyncfetch.stream.samples import SamplePass
     from asyncfetch.testing import DatasetTruth
 
@@ -343,7 +344,7 @@ async def test_options_of_an_open_dataset_are_not_taken_twice(truth: DatasetTrut
 
 
 @pytest.mark.parametrize("image_dtype", ["uint8", "float32"])
-async def test_two_passes_at_once_over_one_dataset(truth: DatasetTruth, image_dtype: af.lerobot.ImageDtype) -> None:
+async def test_two_passes_at_once_over_one_dataset(truth: DatasetTruth, image_dtype: ImageDtype) -> None:
     seen: list[list[int]] = [[], []]
     async with af.open_dataset(str(truth.root), image_dtype=image_dtype, config=CONFIG) as dataset:
         passes = af.Stream(dataset, shuffle=False).samples(), af.Stream(dataset, seed=1).samples()
@@ -460,7 +461,7 @@ WINDOWS: list[af.lerobot.Windows | None] = [
 @pytest.mark.parametrize("image_dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("windows", WINDOWS, ids=["alone", "window", "window of one"])
 async def test_a_samples_tensors_are_its_own(
-    truth: DatasetTruth, decoder: DecoderBackend, image_dtype: af.lerobot.ImageDtype, windows: af.lerobot.Windows | None
+    truth: DatasetTruth, decoder: DecoderBackend, image_dtype: ImageDtype, windows: af.lerobot.Windows | None
 ) -> None:
     """Also of those decoded together: a sample that is kept keeps no other's memory, and may be written to."""
     config = dataclasses.replace(CONFIG, decoder=decoder)
@@ -500,13 +501,13 @@ async def test_short_episodes_are_not_asked_for_by_the_thousand(
     truth = await anyio.to_thread.run_sync(lambda: write_dataset(tmp_path / "x", episodes=600, length=2, cameras=()))
     may_come = anyio.Event()
     async with af.open_dataset(str(truth.root)) as dataset:
-        locate = reader_of(dataset).locate_rows
+        locate = reader_of(dataset).locate_beside
 
-        async def locate_rows(episode: int) -> Any:  # noqa: ANN401 - LeRobotDataset's
+        async def locate_beside(episode: int) -> Any:  # noqa: ANN401 - LeRobotDataset's
             await may_come.wait()
             return await locate(episode)
 
-        monkeypatch.setattr(reader_of(dataset), "locate_rows", locate_rows)
+        monkeypatch.setattr(reader_of(dataset), "locate_beside", locate_beside)
         async with af.Stream(dataset).samples() as samples, anyio.create_task_group() as group:
             group.start_soon(anext, samples)
             await anyio.wait_all_tasks_blocked()

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 import asyncfetch as af
 import asyncfetch.stream.prefetcher
-from asyncfetch.lerobot import Stretch, reader_of
+from asyncfetch.formats import Stretch
+from asyncfetch.lerobot import reader_of
+from asyncfetch.lerobot.format import LeRobotFormat
 from asyncfetch.order.line import Piece
 from asyncfetch.order.placement import Placement
 from asyncfetch.stream.datasets import OpenDatasets
@@ -51,7 +53,9 @@ def clip_bytes(truth: DatasetTruth) -> list[int]:
 
 
 async def read(stream: af.Stream, *, bound_bytes: int | None = None) -> list[int]:
-    source = source_of(stream).members[0].source
+    reading = source_of(stream).members[0].format
+    assert isinstance(reading, LeRobotFormat)
+    source = reading.source
     async with stream.samples() as samples:
         indices = []
         async for sample in samples:
@@ -285,7 +289,7 @@ async def test_episode_that_fails_while_it_waits_takes_no_room(
     pieces = [Piece(episode, 0, truth.lengths[episode]) for episode in (largest, other)]
     async with opened_over(truth, config(max(clip_bytes))) as opened:
         reader = opened.origin(pieces[0]).reader
-        locate = reader.locate_rows
+        locate = reader.locate_beside
 
         async def locate_or_fail(stretch: Stretch) -> None:
             if stretch.episode == largest:
@@ -293,7 +297,7 @@ async def test_episode_that_fails_while_it_waits_takes_no_room(
             await may_fail.wait()
             raise af.FormatError("no footer")
 
-        monkeypatch.setattr(reader, "locate_rows", locate_or_fail)
+        monkeypatch.setattr(reader, "locate_beside", locate_or_fail)
         async with anyio.create_task_group() as group:
             window = Prefetcher(
                 opened,

@@ -26,6 +26,7 @@ from tests.lerobot.serving import renumbered
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from asyncfetch.formats import Stretch
     from asyncfetch.testing import DatasetTruth
 
 TOP = "observation.images.top"
@@ -397,7 +398,7 @@ def test_a_rest_of_which_nothing_is_good_is_no_reason_to_stop(broken: str, on_er
 async def test_what_is_bad_about_the_next_epoch_does_not_end_this_one(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: object, stretch: af.lerobot.Stretch) -> None:
+    def refuse(_: object, stretch: Stretch) -> None:
         raise af.DatasetError(f"nobody knows where {stretch} lies")
 
     async with af.open_dataset(str(truth.root)) as dataset, af.Stream(dataset).samples() as samples:

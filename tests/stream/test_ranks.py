@@ -8,8 +8,8 @@ import pytest
 
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream import Stream
 from asyncfetch.stream.ranks import ENVIRONMENTS, find_nodes, find_rank, found_placement
+from asyncfetch.streams import Stream
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:

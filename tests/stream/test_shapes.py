@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.lerobot import Field
+from asyncfetch.formats import Field
 from asyncfetch.stream.shapes import shapes
 
 PICTURE = Field("uint8", (3, 8, 8))

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, get_worker_info
 
 import asyncfetch as af
 from asyncfetch.config import config_share
-from asyncfetch.lerobot import reader_of
 from asyncfetch.prometheus import Collector
 from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.stream.ranks import found_placement
@@ -24,6 +23,7 @@ from asyncfetch.testing import write_dataset
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from asyncfetch.formats import OpenFormat
     from asyncfetch.testing import DatasetTruth
 
 pytestmark = [
@@ -290,8 +290,8 @@ def test_workers_need_room_for_one_pool_and_for_overflow_each(clips: DatasetTrut
     assert sum(item["used"] for item in items if "used" in item) <= clips_bytes
 
 
-async def _sizes_of(dataset: af.LeRobotDataset) -> list[int]:
-    return [await reader_of(dataset).clip_bytes(episode) for episode in range(dataset.num_episodes)]
+async def _sizes_of(dataset: OpenFormat) -> list[int]:
+    return [await dataset.reader.clip_bytes(episode) for episode in dataset.episodes(None)]
 
 
 @pytest.mark.parametrize("limit", [2, 6])

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 
 import asyncfetch as af
 import asyncfetch.torch.dataset as torch_dataset
-from asyncfetch.lerobot import Field
+from asyncfetch.formats import Field
 from asyncfetch.lerobot.samples import SampleBuilder
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.runtime.shared_memory import MAX_VIEWS, MemorySlots

@@ -14,14 +14,16 @@ from asyncfetch.compat.lerobot.metadata import find
 from asyncfetch.config import StreamConfig, stream_config
 from asyncfetch.errors import ConfigError, EpisodeNotFound
 from asyncfetch.order.state import merge_shares
-from asyncfetch.stream import Placement, Stream
+from asyncfetch.stream import Placement
+from asyncfetch.streams import Stream
 from asyncfetch.torch import FrameDataset, StreamDataset
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from asyncfetch.lerobot import DepthUnit, Sample
+    from asyncfetch.formats import Sample
+    from asyncfetch.lerobot import DepthUnit
     from asyncfetch.order.state import State
 
 

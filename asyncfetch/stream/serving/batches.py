@@ -43,7 +43,7 @@ from asyncfetch.stream.serving.worker import Plan, serve
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.formats import DatasetStatistics
     from asyncfetch.order.state import State
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.serving.messages import Answer

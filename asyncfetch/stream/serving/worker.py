@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncfetch.lerobot import Sample
+    from asyncfetch.formats import Sample
     from asyncfetch.order.placement import Placement
     from asyncfetch.order.state import State
     from asyncfetch.runtime.shared_memory import SharedBytes

@@ -1,4 +1,7 @@
-"""A dataset as an endless supply of epochs: what to read, in which order, within which bounds."""
+"""A dataset as an endless supply of epochs: what to read, in which order, within which bounds.
+
+The one place above ``stream`` that knows formats by name: what that reads may be any.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.config.checks import explains_keywords, index_of
 from asyncfetch.errors import ConfigError
-from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, summarise
+from asyncfetch.formats import chosen_features
+from asyncfetch.lerobot import LeRobotDataset, check_windows, summarise
+from asyncfetch.lerobot.format import LeRobotFormat, OpenLeRobot
 from asyncfetch.runtime import iterate
 from asyncfetch.stream.datasets import Member
 from asyncfetch.stream.epoch_stream import EpochStream
@@ -22,9 +27,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DatasetSummary, DepthUnit, ImageDtype, Windows
+    from asyncfetch.formats import ImageDtype
+    from asyncfetch.lerobot import DatasetSummary, DepthUnit, Windows
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.stream.job_builder import Transform
+
+__all__ = ["Stream"]
 
 
 class Stream(EpochStream):
@@ -76,15 +84,17 @@ class Stream(EpochStream):
             raise ConfigError(f"shuffle must be True or False, not {shuffle!r}")
         check_windows(windows)
         member = Member(
-            source=source if isinstance(source, LeRobotDataset) else PrivateUrl(source),
+            format=LeRobotFormat(
+                source=source if isinstance(source, LeRobotDataset) else PrivateUrl(source),
+                windows=windows,
+                features=chosen_features(features),
+                image_dtype=image_dtype or "uint8",
+                depth_unit=depth_unit or "mm",
+            ),
             shuffle=shuffle,
             seed=whole_seed(seed),
-            windows=windows,
             episodes=None if episodes is None else distinct_episodes(episodes),
-            features=chosen_features(features),
             transform=checked_transform(transform),
-            image_dtype=image_dtype or "uint8",
-            depth_unit=depth_unit or "mm",
             config=stream_config(config),
             has_config=config is not None,
         )
@@ -96,8 +106,12 @@ class Stream(EpochStream):
 
     def _dataset(self) -> LeRobotDataset:
         """The dataset, for what its metadata says; opens it where nothing has."""
-        source = self._member.source
-        return source if isinstance(source, LeRobotDataset) else self._source.session().opened().datasets[0]
+        reading = self._member.format
+        if isinstance(reading, LeRobotFormat) and isinstance(reading.source, LeRobotDataset):
+            return reading.source
+        opened = self._source.session().opened().datasets[0]
+        assert isinstance(opened, OpenLeRobot)
+        return opened.dataset
 
     @property
     def fps(self) -> float:
@@ -139,7 +153,7 @@ class Stream(EpochStream):
 
     def __repr__(self) -> str:
         one = self._member
-        return f"Stream({one.source!r}, shuffle={one.shuffle}, seed={one.seed}, epoch={self.epoch})"
+        return f"Stream({one.format!r}, shuffle={one.shuffle}, seed={one.seed}, epoch={self.epoch})"
 
 
 @asynccontextmanager

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import COPY_ANEW, FormatError, redact_url
-from asyncfetch.lerobot.parquet import SparseFile, border, require_pyarrow
-from asyncfetch.lerobot.thrift import Long, read_struct, write_struct
+from asyncfetch.tables.parquet import SparseFile, border, require_pyarrow
+from asyncfetch.tables.thrift import Long, read_struct, write_struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.lerobot.parquet import TableFile
     from asyncfetch.runtime.concurrently import RunSync
+    from asyncfetch.tables.parquet import TableFile
 
 LEAST_CHUNK_BYTES = 4 * 1024 * 1024
 """Bytes of a chunk from which on it is worth some requests to find its pages."""

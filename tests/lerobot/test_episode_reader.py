@@ -18,7 +18,8 @@ from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import CacheError, ClosedError, ConfigError, FrameMissing
-from asyncfetch.lerobot import Stretch, frames, open_dataset, reach_of, reader_of
+from asyncfetch.formats import Stretch, reach_of
+from asyncfetch.lerobot import frames, open_dataset, reader_of
 from asyncfetch.lerobot.samples import clamp
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import Quirks, read_identity
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from asyncfetch.lerobot import LeRobotDataset, Sample, SampleBuilder
+    from asyncfetch.formats import Sample
+    from asyncfetch.lerobot import LeRobotDataset, SampleBuilder
     from asyncfetch.testing import DatasetTruth
     from tests.lerobot.serving import Library, Served
 
@@ -341,7 +343,7 @@ async def test_pictures_in_the_table_are_read_by_their_pages(
     library: Library, quirks: Quirks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pyarrow puts 1,024 to a page."""
-    monkeypatch.setattr("asyncfetch.lerobot.pages.LEAST_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("asyncfetch.tables.pages.LEAST_CHUNK_BYTES", 10_000)
     truth = library(
         episodes=(5, 2500, 7), cameras=(), extras=(SNAPSHOT,), width=64, height=64, texture=10.0, quirks=quirks
     )

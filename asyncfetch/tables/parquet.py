@@ -83,7 +83,7 @@ def require_pyarrow() -> Any:  # noqa: ANN401  (pyarrow has no types)
             import pyarrow.compute
             import pyarrow.parquet  # noqa: F401  (used as pa.parquet)
     except ImportError as error:
-        message = f"LeRobot tables need pyarrow: {install_command('lerobot')}"
+        message = f"Tables need pyarrow: {install_command('lerobot')}"
         raise MissingDependency(message) from error
     _imported[:] = [pa]
     return pa

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.lerobot.thrift import MAX_DEPTH, Long, read_struct, write_struct
+from asyncfetch.tables.thrift import MAX_DEPTH, Long, read_struct, write_struct
 
 NUMBERS = st.integers(0, 2**31 - 1)
 VALUES = st.recursive(

@@ -1,4 +1,7 @@
-"""Stretches of an episode: what is fetched, held and let go of as one. Pure."""
+"""Stretches of an episode: what is fetched, held and let go of as one. Pure.
+
+An episode is one entry of a dataset, whatever its format calls it, and its frames are what samples are made of.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,8 @@ class Stretch:
     """One past the last frame."""
     reach: Reach = ()
     """The same for all stretches of a pass."""
+    epoch: int = 0
+    """The epoch of samples that are drawn anew in each; 0 of all others."""
 
     def span(self, camera: str, length: int) -> tuple[int, int]:
         """Frames [start, stop) of a camera, in videos or in the table, that samples of the stretch need.

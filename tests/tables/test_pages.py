@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncfetch.errors import FormatError
-from asyncfetch.lerobot import pages
-from asyncfetch.lerobot.pages import find_pages, has_pages, read_pages
-from asyncfetch.lerobot.parquet import open_table
+from asyncfetch.tables import pages
+from asyncfetch.tables.pages import find_pages, has_pages, read_pages
+from asyncfetch.tables.parquet import open_table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncfetch.lerobot.parquet import TableFile
-    from tests.lerobot.conftest import LocalReader
+    from asyncfetch.tables.parquet import TableFile
+    from tests.local_reader import LocalReader
 
 ROWS = 300
 run = anyio.to_thread.run_sync

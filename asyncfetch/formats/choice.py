@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import ConfigError, redact_url
-from asyncfetch.lerobot.info import DEFAULT_FEATURES
+from asyncfetch.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-    from asyncfetch.lerobot.info import DatasetInfo, Feature
 
 
 def chosen_features(features: Collection[str] | None) -> tuple[str, ...] | None:
@@ -44,16 +41,3 @@ def check_keys(chosen: Iterable[str], known: Collection[str], argument: str, own
         raise ConfigError(
             f"{argument}: {owner} has no feature {', '.join(map(repr, unknown))}; it has {', '.join(known) or 'none'}"
         )
-
-
-def choose_features(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:
-    """Return the features with these keys and the default ones, in the dataset's order.
-
-    Raises:
-        ConfigError: The dataset lacks one.
-    """
-    chosen = chosen_features(features)
-    if chosen is None:
-        return dict(info.features)
-    check_keys(chosen, info.features, "features", redact_url(url))
-    return {key: feature for key, feature in info.features.items() if key in chosen or key in DEFAULT_FEATURES}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from asyncfetch.errors import FormatError
-from asyncfetch.lerobot.columns import to_integers
+from asyncfetch.tables.columns import to_integers
 
 FLOATS = [(pa.float16(), 11), (pa.float32(), 24), (pa.float64(), 53)]
 """Types, and the bits of a whole number that each holds."""

@@ -1,0 +1,43 @@
+"""The parts that all formats of data share below the streams that read them, and what a format is to a stream.
+
+protocol        what a stream needs from a format; a user's own implements it
+samples         samples, their layout, rows of batches
+choice          keys that a user chooses, and the error where one isn't there
+stretch         neighbouring frames of an episode, which are read as one
+clips           the bytes that a stretch needs: ranges, and clips cut out of videos by their indexes
+held            a stretch while it is read: its bytes, clips and decoders
+stretch_cache   stretches in memory, each byte fetched once
+reader          an open dataset's reader: fetched ahead, held while it is read
+"""
+
+from __future__ import annotations
+
+from asyncfetch.formats.choice import check_keys, chosen_features
+from asyncfetch.formats.held import HeldStretch
+from asyncfetch.formats.protocol import Format, OpenFormat, SampleMaker
+from asyncfetch.formats.reader import DatasetStatistics, StretchReader
+from asyncfetch.formats.samples import Asked, DoesNotFit, Field, ImageDtype, Row, Sample
+from asyncfetch.formats.stretch import Reach, Stretch, reach_of
+from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, PlanChange
+
+__all__ = [
+    "Asked",
+    "DatasetStatistics",
+    "DoesNotFit",
+    "EpisodeCacheStatistics",
+    "Field",
+    "Format",
+    "HeldStretch",
+    "ImageDtype",
+    "OpenFormat",
+    "PlanChange",
+    "Reach",
+    "Row",
+    "Sample",
+    "SampleMaker",
+    "Stretch",
+    "StretchReader",
+    "check_keys",
+    "chosen_features",
+    "reach_of",
+]

@@ -1,0 +1,127 @@
+"""A LeRobot dataset as a stream reads it: with windows, and of some features."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from asyncfetch.lerobot.dataset import LeRobotDataset, reader_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from asyncfetch.config import StreamConfig
+    from asyncfetch.formats.samples import ImageDtype
+    from asyncfetch.lerobot.episode_reader import EpisodeReader
+    from asyncfetch.lerobot.info import DepthUnit
+    from asyncfetch.lerobot.samples import SampleBuilder, Windows
+    from asyncfetch.resources import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeRobotFormat:
+    """A LeRobot dataset, and how it is read; ``Stream`` documents the fields."""
+
+    source: str | LeRobotDataset
+    windows: Windows | None = None
+    features: tuple[str, ...] | None = None
+    image_dtype: ImageDtype = "uint8"
+    depth_unit: DepthUnit = "mm"
+
+    @property
+    def is_open(self) -> bool:
+        """True if a user has opened it."""
+        return isinstance(self.source, LeRobotDataset)
+
+    def reader(self) -> EpisodeReader | None:
+        """See Format."""
+        return reader_of(self.source) if isinstance(self.source, LeRobotDataset) else None
+
+    @asynccontextmanager
+    async def opened(self, engine: Engine | None, config: StreamConfig) -> AsyncIterator[OpenLeRobot]:
+        """Open it over an engine; one that is open stays open."""
+        if isinstance(self.source, LeRobotDataset):
+            yield OpenLeRobot(self.source, self.windows)
+            return
+        dataset = LeRobotDataset(
+            self.source,
+            features=self.features,
+            image_dtype=self.image_dtype,
+            depth_unit=self.depth_unit,
+            config=config,
+            engine=engine,
+        )
+        async with dataset:
+            yield OpenLeRobot(dataset, self.windows)
+
+    def __repr__(self) -> str:
+        return repr(self.source)
+
+
+class OpenLeRobot:
+    """A LeRobot dataset that is open for a stream."""
+
+    draws_anew = False
+
+    def __init__(self, dataset: LeRobotDataset, windows: Windows | None) -> None:
+        self.dataset = dataset
+        self._windows = windows
+        self.url, self.config = dataset.url, dataset.config
+
+    @property
+    def reader(self) -> EpisodeReader:
+        """See OpenFormat."""
+        return reader_of(self.dataset)
+
+    @property
+    def fingerprint(self) -> str:
+        """See OpenFormat."""
+        return self.dataset.fingerprint
+
+    @property
+    def frames_per_second(self) -> float:
+        """See OpenFormat."""
+        return self.dataset.fps
+
+    @property
+    def group_frames(self) -> int:
+        """See OpenFormat."""
+        return self.dataset.group_frames
+
+    @property
+    def stats(self) -> Mapping[str, Any] | None:
+        """See OpenFormat."""
+        return self.dataset.stats
+
+    def episodes(self, chosen: Sequence[int] | None) -> Sequence[int]:
+        """See OpenFormat."""
+        return self.dataset.episodes.indices if chosen is None else chosen
+
+    def lengths(self, chosen: Sequence[int] | None) -> NDArray[np.integer[Any]]:
+        """See OpenFormat."""
+        table = self.dataset.episodes
+        return table.lengths if chosen is None else table.lengths[table.positions(chosen)]
+
+    def files(self, chosen: Sequence[int] | None) -> dict[str, NDArray[np.int64]]:
+        """See OpenFormat."""
+        table = self.dataset.episodes
+        places = slice(None) if chosen is None else table.positions(chosen)
+        return {camera: table.video_files(camera)[places] for camera in self.dataset.cameras}
+
+    @property
+    def file_bytes(self) -> int:
+        """See OpenFormat."""
+        return self.dataset.metadata.info.video_file_bytes
+
+    def urls(self, episode: int) -> list[str]:
+        """See OpenFormat."""
+        known = self.dataset.episodes[episode]
+        return [*(span.url for span in known.videos.values()), known.data_url]
+
+    def sample_maker(self) -> SampleBuilder:
+        """See OpenFormat."""
+        return self.reader.sample_builder(self._windows)

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.local_reader import LocalReader
+
+
+@pytest.fixture
+def reader() -> LocalReader:
+    return LocalReader()
