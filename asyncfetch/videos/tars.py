@@ -51,7 +51,7 @@ VIDEO_EXTENSIONS = frozenset((
     "webm",
     "wmv",
 ))
-"""Extensions of videos, in small letters."""
+"""Extensions of videos, in lower case."""
 SHARDS_AT_ONCE = 64
 """Shards that are read side by side, each by one request at a time: the default limit of a host."""
 SAMPLES_AT_ONCE = 16
@@ -61,18 +61,9 @@ _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 """WebDataset's: the key is the path up to the first dot of its last part, the extension what follows that."""
 _META = re.compile(r"__[^/]*__($|/)")
 """Files that WebDataset passes over."""
-RESERVED_COLUMNS = frozenset((
-    "video",
-    "offset",
-    "size",
-    "start",
-    "stop",
-    "__key__",
-    "index",
-    "clip_index",
-    "seconds",
-    "audio",
-))
+ENTRY_COLUMNS = ("video", "offset", "size", "start", "stop")
+"""Columns of every table of entries, in this order."""
+RESERVED_COLUMNS = frozenset({*ENTRY_COLUMNS, "__key__", "index", "clip_index", "seconds", "audio"})
 """Names of an entry and of a sample with a meaning of their own, which no file of a sample can have."""
 _VIDEO = "\0video"
 """Stands for the column of videos, where that of an extension can't be."""
@@ -91,7 +82,7 @@ async def tar_entries(
     """The samples of tar shards, in the order of the shards and in theirs.
 
     Columns: ``video`` (string: the shard's url), ``offset`` and ``size`` (int64: the video's bytes in it), ``start``
-    and ``stop`` (float64: null, all of the video), ``__key__`` (string), and for each other extension, in small letters
+    and ``stop`` (float64: null, all of the video), ``__key__`` (string), and for each other extension, in lower case
     and by name, a struct of ``offset`` and ``size`` with the field metadata ``asyncfetch: member``, null where a sample
     has no such file. Samples without a video are left out, and counted in a line of the log.
 
@@ -137,7 +128,7 @@ class TarSample(NamedTuple):
 
     key: str
     files: dict[str, TarredFile]
-    """By extension, in small letters."""
+    """The files by extension, in lower case."""
 
 
 def group_samples(files: Iterable[TarredFile], *, url: str) -> list[TarSample]:
