@@ -93,7 +93,7 @@ class FoundFiles(NamedTuple):
     """The files that patterns stand for."""
 
     urls: list[str]
-    """In the order of the patterns; those of one wildcard by name."""
+    """The files in the order of the patterns, those of one wildcard by name."""
     listed: frozenset[str]
     """All files in the directories that were listed, whether they match or not."""
 

@@ -31,9 +31,10 @@ def index_names(url: str) -> list[str]:
 
 
 def parse_index(data: Buffer, *, url: str, size: int) -> array[int] | list[TarredFile]:
-    """What an index says of a shard of ``size`` bytes: the places of its samples (Energon) or its files (DALI).
+    """The places of a shard's samples, as Energon's index has them, or its files, as DALI's has.
 
-    Places are of each sample's first header, in rising order, and one more for the end of the last sample.
+    Places are of each sample's first header, in rising order, and one more for the end of the last sample. ``size`` is
+    the shard's length in bytes.
 
     Raises:
         FormatError: It is neither, of an older version, or can't be that shard's.
@@ -84,7 +85,7 @@ class CountedShard(NamedTuple):
 
     url: str
     samples: int | None
-    """How many it has by the index; None where that doesn't say."""
+    """Number of its samples by the index; None where that doesn't say."""
 
 
 def parse_wids(data: Buffer, *, url: str) -> list[CountedShard]:

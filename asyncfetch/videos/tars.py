@@ -51,7 +51,7 @@ VIDEO_EXTENSIONS = frozenset((
     "webm",
     "wmv",
 ))
-"""Extensions of videos, in small letters."""
+"""Extensions of videos, in lower case."""
 SHARDS_AT_ONCE = 64
 """Shards that are read side by side, each by one request at a time: the default limit of a host."""
 SAMPLES_AT_ONCE = 16
@@ -61,8 +61,10 @@ _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 """WebDataset's: the key is the path up to the first dot of its last part, the extension what follows that."""
 _META = re.compile(r"__[^/]*__($|/)")
 """Files that WebDataset passes over."""
-RESERVED_COLUMNS = frozenset({"video", "offset", "size", "start", "stop", "__key__"})
-"""Columns with a meaning of their own, which no file of a sample can have."""
+ENTRY_COLUMNS = ("video", "offset", "size", "start", "stop")
+"""Columns of every table of entries, in this order."""
+RESERVED_COLUMNS = frozenset({*ENTRY_COLUMNS, "__key__", "index", "clip_index", "seconds", "audio"})
+"""Names of an entry and of a sample with a meaning of their own, which no file of a sample can have."""
 _VIDEO = "\0video"
 """Stands for the column of videos, where that of an extension can't be."""
 
@@ -79,10 +81,10 @@ async def tar_entries(
 ) -> pa.Table:
     """The samples of tar shards, in the order of the shards and in theirs.
 
-    Columns: ``video`` (string: the shard's url), ``offset`` and ``size`` (int64: the video's bytes in it), ``__key__``
-    (string), and for each other extension, in small letters and by name, a struct of ``offset`` and ``size`` with the
-    field metadata ``asyncfetch: member``, null where a sample has no such file. Samples without a video are left out,
-    and counted in a line of the log.
+    Columns: ``video`` (string: the shard's url), ``offset`` and ``size`` (int64: the video's bytes in it), ``start``
+    and ``stop`` (float64: null, all of the video), ``__key__`` (string), and for each other extension, in lower case
+    and by name, a struct of ``offset`` and ``size`` with the field metadata ``asyncfetch: member``, null where a sample
+    has no such file. Samples without a video are left out, and counted in a line of the log.
 
     Args:
         urls: Shards, with braces and wildcards (``patterns.find_files``); a url with a slash behind means all ``.tar``
@@ -126,7 +128,7 @@ class TarSample(NamedTuple):
 
     key: str
     files: dict[str, TarredFile]
-    """By extension, in small letters."""
+    """The files by extension, in lower case."""
 
 
 def group_samples(files: Iterable[TarredFile], *, url: str) -> list[TarSample]:
@@ -350,6 +352,8 @@ def _entries_of(url: str, samples: Sequence[tuple[TarSample, str]]) -> pa.Table:
         pa.field("video", pa.string()): pa.repeat(pa.scalar(url, pa.string()), len(samples)),
         pa.field("offset", pa.int64()): pa.array([file.offset for file in videos], pa.int64()),
         pa.field("size", pa.int64()): pa.array([file.size for file in videos], pa.int64()),
+        pa.field("start", pa.float64()): pa.nulls(len(samples), pa.float64()),
+        pa.field("stop", pa.float64()): pa.nulls(len(samples), pa.float64()),
         pa.field("__key__", pa.string()): pa.array([sample.key for sample, _ in samples], pa.string()),
     }
     for extension, files in places.items():
@@ -382,7 +386,7 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     import pyarrow as pa
 
     joined = pa.concat_tables(tables, promote_options="default").combine_chunks()
-    own = joined.column_names[:4]
+    own = joined.column_names[:6]
     return joined.select([*own, *sorted(set(joined.column_names) - set(own))])
 
 

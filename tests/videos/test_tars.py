@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+OWN = ["video", "offset", "size", "start", "stop", "__key__"]
 MEMBER = pa.struct([("offset", pa.int64()), ("size", pa.int64())])
 
 
@@ -46,7 +47,7 @@ def read_all(table: pa.Table, content: Mapping[str, bytes]) -> list[Sample]:
     found = []
     for row in table.to_pylist():
         data = content[row.pop("video").rpartition("/")[2]]
-        offset, size = row.pop("offset"), row.pop("size")
+        offset, size, _, _ = (row.pop(name) for name in OWN[1:5])
         sample = {"__key__": row.pop("__key__"), "mp4": data[offset : offset + size]}
         places = {name: place for name, place in row.items() if place is not None}
         found.append(sample | {name: data[each["offset"] :][: each["size"]] for name, each in places.items()})
@@ -67,8 +68,9 @@ async def test_samples_are_those_of_webdataset() -> None:
     table = await entries_of(content, "{000..002}.tar")
     assert read_all(table, content) == by_webdataset(content)
     assert table.num_rows == 21
-    assert table.schema.names == ["video", "offset", "size", "__key__", "json", "txt"]
-    assert table.schema.types[:4] == [pa.string(), pa.int64(), pa.int64(), pa.string()]
+    assert table.schema.names == [*OWN, "json", "txt"]
+    assert table.schema.types[:6] == [pa.string(), pa.int64(), pa.int64(), pa.float64(), pa.float64(), pa.string()]
+    assert table["start"].null_count == table["stop"].null_count == 21
     for name in ("json", "txt"):
         assert table.schema.field(name).type == MEMBER
         assert table.schema.field(name).metadata == {b"asyncfetch": b"member"}
@@ -96,7 +98,7 @@ async def test_keys_and_extensions_are_those_of_webdataset() -> None:
     table = await entries_of(content)
     expected = by_webdataset(content)
     assert table["__key__"].to_pylist() == [one["__key__"] for one in expected]
-    assert set(table.column_names[4:]) == {"seg.json", "txt"}
+    assert set(table.column_names[6:]) == {"seg.json", "txt"}
     videos = {"mp4", "mov", "webm", "mkv"}
     for mine, theirs in zip(read_all(table, content), expected, strict=True):
         assert mine == {("mp4" if name in videos else name): value for name, value in theirs.items()}
@@ -133,9 +135,9 @@ async def test_one_of_several_videos_is_chosen() -> None:
         await entries_of(content)
     table = await entries_of(content, video="left.mp4")
     assert table["size"].to_pylist() == [4]
-    assert table.column_names[4:] == ["right.mp4"]
+    assert table.column_names[6:] == ["right.mp4"]
     table = await entries_of({"a.tar": shard([{"__key__": "x", "bin": b"left"}])}, video="bin")
-    assert table.column_names == ["video", "offset", "size", "__key__"]
+    assert table.column_names == OWN
 
 
 async def test_an_extension_twice_in_a_sample_is_refused() -> None:
