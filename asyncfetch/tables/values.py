@@ -121,7 +121,7 @@ async def find_values(
     levels = file.metadata.schema.column(leaf).max_definition_level
 
     async def walk(stretch: _Stretch) -> None:
-        walked[stretch] = await _Walk(reader, file, stretch, levels).places()
+        walked[stretch] = await _ValueWalk(reader, file, stretch, levels).places()
 
     await for_each(stretches, walk, workers=CHAINS_AT_ONCE)
     starts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -143,7 +143,7 @@ class _Stretch(NamedTuple):
     rows: int
 
 
-class _Walk:
+class _ValueWalk:
     """The way through some pages, from one length to the next."""
 
     def __init__(self, reader: RangeReader, file: TableFile, stretch: _Stretch, levels: int) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.reader import RangeReader
 
 SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-"""What a file is, by the end of its name."""
+"""Kinds of files, by the end of their names."""
 FILES_AT_ONCE = 8
 """Files that are read side by side."""
 BLOCK_BYTES = 16 * 1024 * 1024
