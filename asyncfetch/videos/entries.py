@@ -88,9 +88,16 @@ def entry_table(urls: Column, places: Mapping[str, Column | None], users: Mappin
     columns: dict[str, Any] = {"video": urls}
     for name, kind in kinds.items():
         given = places.get(name)
-        columns[name] = arrow.nulls(len(urls), kind) if given is None else given
+        columns[name] = _nulls(len(urls), kind) if given is None else given
     table: pa.Table = arrow.table({**columns, **users})
     return table
+
+
+def _nulls(count: int, kind: pa.DataType) -> Column:
+    """So many nulls, which share the memory of some."""
+    some = require_pyarrow().nulls(min(count, _CHUNK_ROWS), kind)
+    chunks = [some.slice(0, count - row) for row in range(0, count, _CHUNK_ROWS)]
+    return require_pyarrow().chunked_array(chunks, kind)
 
 
 def absolute_urls(column: Column, base: str, name: str, shown: str) -> Column:

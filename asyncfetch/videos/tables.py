@@ -166,23 +166,20 @@ def _entries(held: list[pa.Table], asked: dict[str, str | None], base: str, show
 
 def _from_memory(source: TableSource) -> pa.Table:
     arrow = require_pyarrow()
+    make: Callable[[Any], pa.Table]
+    if isinstance(source, list | tuple):
+        make, rows = _from_dicts, _checked_rows(source)
+    elif type(source).__module__.partition(".")[0] == "pandas":
+        make, rows = arrow.Table.from_pandas, source
+    elif hasattr(source, "__arrow_c_stream__"):
+        make, rows = arrow.table, source
+    else:
+        kinds = "a pyarrow.Table, a DataFrame of pandas or polars, or a list of dicts"
+        raise ConfigError(f"a table must be a url or path, {kinds}, not of type {type(source).__name__}")
     try:
-        if isinstance(source, arrow.Table):
-            made: pa.Table = source
-        elif isinstance(source, list | tuple):
-            made = _from_dicts(source)
-        elif type(source).__module__.partition(".")[0] == "pandas":
-            made = _without_numbers(arrow.Table.from_pandas(source))
-        elif hasattr(source, "__arrow_c_stream__"):
-            made = arrow.table(source)
-        else:
-            kinds = "a pyarrow.Table, a DataFrame of pandas or polars, or a list of dicts"
-            raise ConfigError(f"a table must be a url or path, {kinds}, not of type {type(source).__name__}")
+        return _without_numbers(make(rows))
     except (arrow.ArrowException, ValueError, TypeError, OverflowError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"the {type(source).__name__} can't be made an Arrow table: {error}") from error
-    return made
 
 
 def _without_numbers(table: pa.Table) -> pa.Table:
@@ -190,13 +187,16 @@ def _without_numbers(table: pa.Table) -> pa.Table:
     return table.select([name for name in table.column_names if not name.startswith("__index_level_")])
 
 
-def _from_dicts(rows: list[Any] | tuple[Any, ...]) -> pa.Table:
-    names: dict[str, None] = {}
+def _checked_rows(rows: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             message = f"a list must be of dicts, a row each; row {number} is of type {type(row).__name__}"
             raise ConfigError(message)
-        names.update(dict.fromkeys(row))
+    return rows
+
+
+def _from_dicts(rows: list[dict[str, Any]]) -> pa.Table:
+    names = dict.fromkeys(name for row in rows for name in row)  # pyarrow's from_pylist looks at the first alone
     table: pa.Table = require_pyarrow().table({name: [row.get(name) for row in rows] for name in names})
     return table
 
@@ -235,9 +235,11 @@ def _read_csv(url: str, data: memoryview, delimiter: str, texts: Collection[str]
     with border(url, "csv"):
         table: pa.Table = csv.read_csv(
             arrow.BufferReader(data),
+            read_options=csv.ReadOptions(use_threads=False),  # each would keep memory of its own
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(column_types=dict.fromkeys(texts, arrow.string())),
         )
+    arrow.default_memory_pool().release_unused()  # as much as the file has; a thread releases its own
     return table
 
 
@@ -246,6 +248,7 @@ def _read_json(url: str, data: memoryview) -> pa.Table:
     with forks_wait():
         from pyarrow import json
     with border(url, "json lines"):
-        options = json.ReadOptions(block_size=BLOCK_BYTES)
+        options = json.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)
         table: pa.Table = json.read_json(arrow.BufferReader(data), read_options=options)
+    arrow.default_memory_pool().release_unused()
     return table

@@ -147,7 +147,9 @@ async def test_an_index_is_taken_as_it_is(fetcher: Fetcher, tmp_path: Path) -> N
     rows = [{"video": "s3://b/x.tar", "offset": 512, "size": 99, "start": None, "stop": None, "frames": 30}]
     index = pa.Table.from_pylist(rows).replace_schema_metadata({b"asyncfetch.index": b"1"})
     pq.write_table(index, path := tmp_path / "videos.parquet")
-    assert (await table_entries(fetcher, fetcher, path)).to_pylist() == rows
+    for source in (path, index):
+        entries = await table_entries(fetcher, fetcher, source)
+        assert (entries.to_pylist(), entries.schema.metadata) == (rows, {b"asyncfetch.index": b"1"})
     with pytest.raises(ConfigError, match=r"videos.parquet is an index, which has its own columns: leave out video="):
         await table_entries(fetcher, fetcher, path, start="t0")
 
