@@ -23,7 +23,7 @@ from asyncfetch.videos.entries import (
 from asyncfetch.videos.patterns import absolute_url, find_files, split_wildcards
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     import pyarrow as pa
 
@@ -195,7 +195,7 @@ def _checked_rows(rows: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, .
     return rows
 
 
-def _from_dicts(rows: list[dict[str, Any]]) -> pa.Table:
+def _from_dicts(rows: Sequence[dict[str, Any]]) -> pa.Table:
     names = dict.fromkeys(name for row in rows for name in row)  # pyarrow's from_pylist looks at the first alone
     table: pa.Table = require_pyarrow().table({name: [row.get(name) for row in rows] for name in names})
     return table
@@ -204,7 +204,7 @@ def _from_dicts(rows: list[dict[str, Any]]) -> pa.Table:
 async def _read_file(reader: RangeReader, url: str, texts: Collection[str]) -> pa.Table:
     match _kind(url):
         case "parquet":
-            return await _read_parquet(reader, url)
+            return await _read_parquet(reader, url, texts)
         case "jsonl":
             return await run_sync(_read_json, url, await reader.fetch(url))
         case "csv" | "tsv" as kind:
@@ -220,11 +220,16 @@ def _kind(url: str) -> str | None:
     return next((kind for suffix, kind in SUFFIXES.items() if path.lower().endswith(suffix)), None)
 
 
-async def _read_parquet(reader: RangeReader, url: str) -> pa.Table:
+async def _read_parquet(reader: RangeReader, url: str, texts: Collection[str]) -> pa.Table:
     end = await fetch_end(reader, url)
     if end.is_whole:
         return _without_numbers(await run_sync(read_whole, end, lambda columns: columns))
     file = await open_end(reader, end, run=run_sync)
+    for name in sorted(file.leaves.keys() & texts):
+        columns = [file.metadata.schema.column(leaf) for leaf in file.leaves[name]]
+        if any(one.physical_type == "BYTE_ARRAY" and one.logical_type.type == "NONE" for one in columns):
+            message = f"column {name!r} of {redact_url(url)} holds bytes, not urls, paths or times"
+            raise ConfigError(f"{message}: Videos.from_parquet reads videos out of a column")
     return _without_numbers(await read_all(reader, file, file.columns, run=run_sync))
 
 
