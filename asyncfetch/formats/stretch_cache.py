@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache import Lease
     from asyncfetch.config import DecoderBackend
+    from asyncfetch.decode import PictureSize
     from asyncfetch.formats.clips import PlannedClip, PlannedRange
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.resources import Engine
@@ -103,12 +104,15 @@ class StretchCache(ABC, Generic[P, X, H]):
             ClosedError.
         number: Of the dataset in the engine.
         backend: Which library decodes.
+        size: Size that pictures are brought to; None leaves them as they are.
     """
 
-    def __init__(self, engine: Engine, number: int, *, backend: DecoderBackend) -> None:
+    def __init__(
+        self, engine: Engine, number: int, *, backend: DecoderBackend, size: PictureSize | None = None
+    ) -> None:
         self._clips = engine.clips
         self._rank = engine.rank
-        self._clip_decoders = ClipDecoders(engine, number, backend)
+        self._clip_decoders = ClipDecoders(engine, number, backend=backend, size=size)
         self._drop_decoders = engine.drop_decoders
         self._flights: SingleFlight[StretchEntry[X], None] = SingleFlight(engine.group)
         self._memory = engine.memory
