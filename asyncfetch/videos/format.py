@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncfetch.errors import ConfigError, redact_url
+from asyncfetch.errors import AsyncFetchError, ConfigError, redact_url
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.formats.choice import check_keys
 from asyncfetch.formats.reader import StretchReader
@@ -112,11 +112,20 @@ class OpenVideos:
             members=members,
         )
         self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
-        said = f"{entries.fingerprint} {reading.clips!r}"
+        said = f"{entries.fingerprint} {reading.clips!r} {reading.seed if self.draws_anew else 0}"
         self.fingerprint = hashlib.sha256(said.encode()).hexdigest()
 
     async def measure(self) -> None:
-        """Find out how many windows each entry gives: from the table, or else from the videos' indexes."""
+        """Find out how many windows each entry gives: from the table, or else from the videos' indexes.
+
+        And how large pictures are, about, for bounds on memory: by the first video.
+        """
+        heights, widths = self.entries.numbers("height"), self.entries.numbers("width")
+        if self.entries.is_index and not np.isnan(heights).all():
+            self._cache.largest_picture = int(np.nanmax(heights)), int(np.nanmax(widths))
+        else:
+            with suppress(AsyncFetchError):  # it comes again, at its place in the order
+                await self._cache.video(0)
         if not self._clips.depends_on:
             self._counts = np.full(len(self.entries), int(self._clips.count()))
             return
