@@ -251,7 +251,8 @@ class Mp4Index:
 
         Shape (N,) each; times and end are seconds of the file. They are made once, and not to be written to. A sample
         is -1 where another frame is shown at just the same time: decoders know a frame by that. The times are those of
-        torchcodec's ``get_frame_at(i).pts_seconds`` in exact mode, and i the place in the arrays.
+        torchcodec's ``get_frame_at(i).pts_seconds`` in exact mode, and i the place in the arrays; where an edit list
+        hides the beginning of a group of pictures, torchcodec 0.13 fails or gives another frame's.
         """
         if not self._shown:
             times = self.samples.presentation_times(0, self.num_samples)
@@ -259,7 +260,7 @@ class Mp4Index:
             times = times[order]
             low, high = np.searchsorted(times, (self.edit.start, self.edit.stop))
             order, times = order[low:high], times[low:high]
-            end = int((times + self.samples.durations[order]).max(initial=0)) if len(order) else self.edit.shift
+            end = int(times[-1]) + int(self.samples.durations[order[-1]]) if len(order) else self.edit.shift
             new = np.concatenate(([True], times[1:] != times[:-1], [True]))
             order[~(new[:-1] & new[1:])] = -1
             seconds = (times - self.edit.shift) / self.timescale
