@@ -390,12 +390,12 @@ def tracks_of(moov: Box) -> str:
     return f"{len(kinds)} tracks: {', '.join(kinds[:8]) or 'none'}"
 
 
-def track_samples(trak: Box, fragments: Mapping[int, Sequence[Columns]]) -> SampleTable:
-    """The samples of a track: those of its own tables, then those of fragments, in the order of decoding."""
+def track_samples(trak: Box, fragments: Mapping[int, Sequence[Columns]], *, group: int = 1) -> SampleTable:
+    """The samples of a track: those of its own tables, ``group`` as one, then those of fragments, in decode order."""
     stbl = trak.require("mdia", "minf", "stbl")
     parts = [*fragments.get(track_number(trak), ())]
     if not parts or count_samples(stbl):
-        parts.insert(0, read_columns(stbl))
+        parts.insert(0, read_columns(stbl, group=group))
     return sample_table(joined(parts) if len(parts) > 1 else parts[0], stbl)
 
 
