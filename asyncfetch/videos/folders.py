@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.parquet import require_pyarrow
 from asyncfetch.videos.patterns import absolute_url
 from asyncfetch.videos.tars import RESERVED_COLUMNS, VIDEO_EXTENSIONS
 
@@ -68,6 +69,7 @@ async def folder_entries(
         FormatError: Metadata has no column of paths, or one whose name has a meaning of its own.
         FetchError: As for reading.
     """
+    await run_sync(require_pyarrow)
     base = (await run_sync(absolute_url, root)).rstrip("/") + "/"
     try:
         listed = [file.url for file in await fetcher.listdir(base, recursive=True)]

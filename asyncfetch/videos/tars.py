@@ -19,9 +19,10 @@ import numpy as np
 
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.batch import for_each
-from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_LOOK_BYTES, MAX_NAME_BYTES, walk_tar
+from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_GAP_BYTES, MAX_NAME_BYTES, walk_tar
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.parquet import require_pyarrow
 from asyncfetch.videos.patterns import find_files
 from asyncfetch.videos.tar_index import WRITE_INDEX_ANEW, index_names, parse_index, parse_wids
 
@@ -104,6 +105,7 @@ async def tar_entries(
         DatasetError: No sample has a video.
         FetchError: As for reading.
     """
+    await run_sync(require_pyarrow)
     reader = fetcher if reader is None else reader
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
     shards, counts, listed = await _find_shards(given, fetcher, reader)
@@ -120,7 +122,9 @@ async def tar_entries(
 
     await for_each(unread, read_one, workers=SHARDS_AT_ONCE)
     _report(read, counts)
-    return await run_sync(_joined, [read[url].entries for url in shards])
+    tables = [read[url].entries for url in shards]
+    read.clear()
+    return await run_sync(_joined, tables)
 
 
 class TarSample(NamedTuple):
@@ -270,7 +274,7 @@ async def _read_by_index(
             raise contradiction
         return found
     count = len(found) - 1
-    if found[-1] - found[0] < count * MAX_LOOK_BYTES:
+    if found[-1] - found[0] < count * (LOOK_BYTES + MAX_GAP_BYTES):
         return None  # a walk brings several samples at a time
     parts: dict[int, list[TarredFile]] = {}
 
@@ -381,13 +385,21 @@ def _member_column(rows: Sequence[int], files: Sequence[TarredFile], length: int
     return pa.StructArray.from_arrays([pa.array(each) for each in numbers], fields=fields, mask=pa.array(is_null))
 
 
-def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """The tables one after the other, in one piece; a column that one doesn't have is null there."""
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """The tables one after the other, in one piece; a column that one doesn't have is null there.
+
+    The list is emptied, so that a column's pieces go as soon as it is in one piece.
+    """
     import pyarrow as pa
 
-    joined = pa.concat_tables(tables, promote_options="default").combine_chunks()
-    own = joined.column_names[:6]
-    return joined.select([*own, *sorted(set(joined.column_names) - set(own))])
+    joined = pa.concat_tables(tables, promote_options="default")
+    tables.clear()
+    own = [*ENTRY_COLUMNS, "__key__"]
+    schema = pa.schema([joined.schema.field(name) for name in [*own, *sorted(set(joined.column_names) - set(own))]])
+    columns = dict(zip(joined.column_names, joined.columns, strict=True))
+    del joined
+    whole = [pa.table([columns.pop(field.name)], schema=pa.schema([field])).combine_chunks()[0] for field in schema]
+    return pa.table(whole, schema=schema)
 
 
 def _report(read: dict[str, _Shard], counts: dict[str, int]) -> None:
