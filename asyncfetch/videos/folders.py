@@ -18,6 +18,7 @@ from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound, 
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.parquet import require_pyarrow
+from asyncfetch.videos.listing import list_files
 from asyncfetch.videos.patterns import absolute_url
 from asyncfetch.videos.tars import RESERVED_COLUMNS, VIDEO_EXTENSIONS
 
@@ -58,7 +59,7 @@ async def folder_entries(
     their ``_file_name``. Videos that no row names are left out, and counted in a line of the log.
 
     Args:
-        root: The directory: anything that can be listed; or one on a web server, with metadata in it.
+        root: The directory. On a web server it needs index pages, or metadata in it.
         fetcher: Lists directories.
         read_table: Reads metadata.
         video: The column of paths of videos; None for ``file_name``, or the only one that ends so.
@@ -72,12 +73,11 @@ async def folder_entries(
     await run_sync(require_pyarrow)
     base = (await run_sync(absolute_url, root)).rstrip("/") + "/"
     try:
-        listed = [file.url for file in await fetcher.listdir(base, recursive=True)]
-    except ConfigError as unlisted:  # a web server
+        listed = await list_files(fetcher, base, recursive=True)
+    except ConfigError:  # a web server without index pages
         tables = await _read_unlisted(base, read_table)
         if not tables:
-            names = ", ".join(METADATA_NAMES)
-            raise ConfigError(f"{unlisted}; a directory of a web server needs one of {names}") from unlisted
+            raise
         return await run_sync(_entries_of_metadata, base, tables, None, video)
     seen = [url for url in listed if not any(part.startswith(".") for part in url[len(base) :].split("/"))]
     metadata = [url for url in seen if url.rpartition("/")[2] in METADATA_NAMES]
