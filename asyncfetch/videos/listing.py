@@ -92,5 +92,5 @@ class _Links(HTMLParser):
 def _no_page(directory: str, reason: str) -> ConfigError:
     return ConfigError(
         f"{redact_url(directory)!r} can't be listed: the web server has no index page for it, {reason}: have it write "
-        "some (autoindex of nginx), or name the files, by braces as in {{000..123}}, or those of a folder in metadata.csv"
+        "some (autoindex of nginx), or name the files, by braces as {000..123}, or those of a folder in metadata.csv"
     )

@@ -317,7 +317,7 @@ def _shard_of(url: str, files: Sequence[TarredFile], video: str | None, bad_inde
 def _video_of(sample: TarSample, url: str, video: str | None) -> str | None:
     """The extension of the sample's video; None where it has none."""
     if video is not None:
-        return video if video in sample.files else None
+        return video.lower() if video.lower() in sample.files else None
     found = [extension for extension in sample.files if extension.rpartition(".")[2] in VIDEO_EXTENSIONS]
     if len(found) > 1:
         raise FormatError(
