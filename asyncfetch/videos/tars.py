@@ -78,6 +78,7 @@ async def tar_entries(
     fetcher: Fetcher,
     reader: RangeReader | None = None,
     video: str | None = None,
+    on_bad_shard: Callable[[str, FormatError], object] | None = None,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> pa.Table:
     """The samples of tar shards, in the order of the shards and in theirs.
@@ -95,6 +96,7 @@ async def tar_entries(
         reader: Reads ranges; the fetcher where it is None.
         video: Extension of the videos, such as "left.mp4". None for the one file of a sample whose extension ends in
             one of VIDEO_EXTENSIONS.
+        on_bad_shard: Called with each shard that a FormatError is about, which is left out as a whole; None raises it.
         on_progress: Called with the number of shards that were read, and of all, after each of them; None writes a line
             to the log for each tenth.
 
@@ -115,14 +117,22 @@ async def tar_entries(
     indexes = await _find_indexes(unread, listed, reader)
     progress = on_progress or _LogTenths()
     read: dict[str, _Shard] = {}
+    done = 0
 
     async def read_one(url: str) -> None:
-        read[url] = await _read_shard(url, reader, indexes.get(url), video)
-        progress(len(read), len(unread))
+        nonlocal done
+        try:
+            read[url] = await _read_shard(url, reader, indexes.get(url), video)
+        except FormatError as error:
+            if on_bad_shard is None:
+                raise
+            on_bad_shard(url, error)
+        done += 1
+        progress(done, len(unread))
 
     await for_each(unread, read_one, workers=SHARDS_AT_ONCE)
     _report(read, counts)
-    tables = [read[url].entries for url in shards]
+    tables = [read[url].entries for url in shards if url in read]
     read.clear()
     return await run_sync(_joined, tables)
 
@@ -203,7 +213,7 @@ async def _find_indexes(shards: Sequence[str], listed: frozenset[str], reader: R
         contents = await gather(*(partial(_read_if_there, reader, name) for name in names))
         kind = next((kind for kind, data in enumerate(contents) if data is not None), None)
         if kind is not None:
-            found |= {url: _FoundIndex(index_names(url)[kind]) for url in unlisted}
+            found |= {url: _FoundIndex(name) for url in unlisted for name in index_names(url)[kind : kind + 1]}
             found[unlisted[0]] = _FoundIndex(names[kind], contents[kind])
     return found
 
@@ -422,7 +432,7 @@ def _report(read: dict[str, _Shard], counts: dict[str, int]) -> None:
     if bad:
         message = "%d of %d shards have an index that isn't theirs, and are read without it: %s"
         _log.warning(message, len(bad), len(read), bad[0])
-    off = [url for url, count in counts.items() if read[url].samples != count]
+    off = [url for url, count in counts.items() if url in read and read[url].samples != count]
     if off:
         message = "%d of %d shards have other numbers of samples than their index says: %s has %d, not %d"
         _log.warning(message, len(off), len(counts), redact_url(off[0]), read[off[0]].samples, counts[off[0]])
