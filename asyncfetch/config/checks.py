@@ -150,7 +150,7 @@ def _words(kind: Any) -> str:  # noqa: ANN401 - an annotation
 def _shown(value: object, kind: Any) -> str:  # noqa: ANN401 - an annotation
     """A refused value, for a message; only its type if it might be a secret."""
     is_plain = value is None or isinstance(value, Real) or bool(size_hint(value))
-    is_choice = isinstance(value, str) and get_origin(kind) is Literal
+    is_choice = isinstance(value, str) and any(get_origin(one) is Literal for one in (kind, *get_args(kind)))
     return f"{value!r:.80}" if is_plain or is_choice else f"of type {type(value).__name__}"
 
 

@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from asyncfetch.decode.backends import choose_backend, import_torch
-from asyncfetch.errors import ConfigError, DecodeError, FrameMissing, WrongLoop
+from asyncfetch.errors import ConfigError, DecodeError, FrameMissing, MissingDependency, WrongLoop
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.config import DecoderBackend
+    from asyncfetch.decode.picture_size import PictureSize
     from asyncfetch.media import KeyFrames
 
 DEPTH_CODES = 4096
@@ -195,7 +197,8 @@ class FrameDecoder(Protocol):
 
         Returns:
             (N, 3, height, width) uint8 RGB, or (N, 1, height, width) float32 distances of a depth camera. Colour lies
-            channels-last in memory, the way decoders write it. The tensor is the caller's own.
+            channels-last in memory, the way decoders write it. The tensor is the caller's own. Height and width are
+            the video's, or those that the decoder was opened with.
 
         Raises:
             FrameMissing: The video has no such frame, or another one in its place.
@@ -238,8 +241,9 @@ def stack_frames(frames: Sequence[torch.Tensor]) -> torch.Tensor:
 class ClipDecoder(ABC):
     """The part that both back ends share: which frames may be asked for, by one thread at a time, in one process."""
 
-    def __init__(self, clip: Clip, *, num_frames: int, bytes_per_sample: int) -> None:
+    def __init__(self, clip: Clip, *, num_frames: int, bytes_per_sample: int, size: PictureSize | None = None) -> None:
         self.clip = clip
+        self.size = size
         self.num_frames = num_frames  # that the decoder found
         self.nbytes = estimated_nbytes(clip.codec, clip.width, clip.height, bytes_per_sample)
         self._pid = os.getpid()
@@ -304,7 +308,8 @@ class ClipDecoder(ABC):
     def _no_frames(self) -> torch.Tensor:
         library = import_torch()
         channels, dtype = (3, library.uint8) if self.clip.depth is None else (1, library.float32)
-        none: torch.Tensor = library.empty((0, channels, self.clip.height, self.clip.width), dtype=dtype, device="cpu")
+        size = self.size or self.clip
+        none: torch.Tensor = library.empty((0, channels, size.height, size.width), dtype=dtype, device="cpu")
         return none
 
     @abstractmethod
@@ -316,18 +321,23 @@ class ClipDecoder(ABC):
         return stack_frames(self._of_its_size(self._decode(frames, ranks)))
 
     def _of_its_size(self, pictures: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The same; DecodeError where one isn't as large as the clip, which a turned one may lie across.
+        """The same; DecodeError where one isn't as large as the clip, and none was brought to a size of its own."""
+        if self.size is None:
+            for picture in pictures:
+                self._check_size(*picture.shape[-2:])
+        return pictures
+
+    def _check_size(self, height: int, width: int) -> None:
+        """Raise DecodeError where pictures aren't as large as the clip, which turned ones may lie across.
 
         A file has one size in its index, but videos of others may have been joined to it by stream copy.
         """
-        height, width = self.clip.height, self.clip.width
-        for picture in pictures:
-            if (found := tuple(picture.shape[-2:])) not in {(height, width), (width, height)}:
-                raise DecodeError(
-                    f"{self.clip.name}: a picture is {found[0]} high and {found[1]} wide; the index of its file says "
-                    f"{height} and {width}: encode the video anew, in one size"
-                )
-        return pictures
+        clip = self.clip
+        if (height, width) not in {(clip.height, clip.width), (clip.width, clip.height)}:
+            raise DecodeError(
+                f"{clip.name}: a picture is {height} high and {width} wide; the index of its file says {clip.height} "
+                f"and {clip.width}: encode the video anew, in one size"
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.clip.name!r}, {len(self.clip)} frames)"
@@ -371,9 +381,10 @@ class PyAVDecoder(ClipDecoder):
     Args:
         clip: The video.
         turns: Whether pictures are turned as its track says, as torchcodec turns them by itself.
+        size: Of the pictures, once they are turned.
     """
 
-    def __init__(self, clip: Clip, *, turns: bool = True) -> None:
+    def __init__(self, clip: Clip, *, turns: bool = True, size: PictureSize | None = None) -> None:
         import av
 
         self._turns = turns
@@ -394,7 +405,7 @@ class PyAVDecoder(ClipDecoder):
         except self._errors as error:
             raise DecodeError(f"{clip.name}: PyAV can't open its {clip.nbytes} bytes: {error}") from error
         wide = (self._stream.codec_context.pix_fmt or "").endswith(("le", "be"))
-        super().__init__(clip, num_frames=len(shown), bytes_per_sample=2 if wide else 1)
+        super().__init__(clip, num_frames=len(shown), bytes_per_sample=2 if wide else 1, size=size)
 
     def __del__(self) -> None:
         # Container and stream refer to each other: without this they'd wait for the garbage collector.
@@ -441,8 +452,7 @@ class PyAVDecoder(ClipDecoder):
             self._check_whole(frame)
             self._next_pts = frame.pts + 1
             if frame.pts == pts:
-                pixels: torch.Tensor = import_torch().from_numpy(self._array(frame))
-                return pixels.permute(2, 0, 1)
+                return self._picture(frame)
             if frame.pts > pts:
                 break
         raise FrameMissing(
@@ -471,6 +481,13 @@ class PyAVDecoder(ClipDecoder):
         """The time from which on frames are whole that are decoded from that key frame on."""
         return key_pts if self._whole_from is None else max(key_pts, self._whole_from)
 
+    def _picture(self, frame: Any) -> torch.Tensor:  # noqa: ANN401
+        pixels: torch.Tensor = import_torch().from_numpy(self._array(frame)).permute(2, 0, 1)
+        if self.size is None:
+            return pixels
+        self._check_size(*pixels.shape[-2:])
+        return self.size.resize(pixels)
+
     def _array(self, frame: Any) -> NDArray[Any]:  # noqa: ANN401
         """(height, width, channels)."""
         if self._distances is None:
@@ -487,8 +504,8 @@ PLACE_IN_SOURCE = re.compile(r"^\w+, \S+:\d+, ")
 """Function, file and line, as they begin torchcodec's messages."""
 
 
-def open_video(data: memoryview | bytes, name: str) -> Any:  # noqa: ANN401 - torchcodec is optional
-    """A torchcodec VideoDecoder on these bytes, which it reads in place and keeps alive.
+def open_video(data: memoryview | bytes, name: str, **settings: Any) -> Any:  # noqa: ANN401 - torchcodec is optional
+    """A torchcodec VideoDecoder on these bytes, which it reads in place and keeps alive, with these further settings.
 
     Raises:
         DecodeError: They aren't a video, or not one that FFmpeg here can decode.
@@ -498,7 +515,7 @@ def open_video(data: memoryview | bytes, name: str) -> Any:  # noqa: ANN401 - to
     try:
         # The threads are ours, one a decoder; "cpu", because torch's default device may be another.
         return VideoDecoder(
-            _tensor_on(data), num_ffmpeg_threads=1, seek_mode="exact", dimension_order="NCHW", device="cpu"
+            _tensor_on(data), num_ffmpeg_threads=1, seek_mode="exact", dimension_order="NCHW", device="cpu", **settings
         )
     except (RuntimeError, ValueError, AssertionError) as error:
         raise DecodeError(f"{name}: torchcodec can't open its {len(data)} bytes: {_reason(error)}") from error
@@ -509,7 +526,8 @@ class TorchcodecDecoder(ClipDecoder):
 
     It doesn't tell that FFmpeg mended a picture, which is what mostly comes of damaged bits in H.264 and HEVC, or that
     it passed over a coded frame, as of AV1 where nothing but zeros are left of it: then the frame itself is missing,
-    but those that lean on it come, and are wrong.
+    but those that lean on it come, and are wrong. Where it brings pictures to a size, it doesn't tell either that one
+    had another size than the first: all are scaled.
     """
 
     # Opening a decoder with torchcodec 0.13 on torch 2.13 leaks 1 kB: the JSON of its metadata and the strings among
@@ -517,9 +535,22 @@ class TorchcodecDecoder(ClipDecoder):
     # These pieces lie scattered among what the decoder frees when it goes, and their pages can't be given back:
     # resident memory grows by 2-4 kB a decoder. Nothing in the public API avoids that. PyAV's leave less than 0.4 kB.
 
-    def __init__(self, clip: Clip) -> None:
-        video = self._video = open_video(clip.data, clip.name)
-        super().__init__(clip, num_frames=len(video), bytes_per_sample=_bytes_per_sample(video))
+    def __init__(self, clip: Clip, *, size: PictureSize | None = None) -> None:
+        self.clip, self.size = clip, size
+        video = self._video = self._open()
+        super().__init__(clip, num_frames=len(video), bytes_per_sample=_bytes_per_sample(video), size=size)
+
+    def _open(self) -> Any:  # noqa: ANN401
+        clip, size = self.clip, self.size
+        if size is None:
+            return open_video(clip.data, clip.name)
+        upright = clip.height, clip.width
+        video = open_video(clip.data, clip.name, transforms=_transforms(size, *upright))
+        found = video.metadata.height, video.metadata.width
+        self._check_size(*found)
+        if found != upright and size.fit != "stretch":  # it is turned, which only torchcodec knows
+            video = open_video(clip.data, clip.name, transforms=_transforms(size, *found))
+        return video
 
     def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
         # One by one: what is decoded by one call of torchcodec shares one block of memory.
@@ -527,7 +558,8 @@ class TorchcodecDecoder(ClipDecoder):
             decoded = {rank: video.get_frame_at(rank) for rank in sorted(set(ranks))}
         for frame, rank in zip(frames, ranks, strict=True):
             self._check_time(frame, decoded[rank].pts_seconds)
-        return [decoded[rank].data for rank in ranks]
+        pictures = {rank: self._filled(frame.data) for rank, frame in decoded.items()}
+        return [pictures[rank] for rank in ranks]
 
     def _decode_together(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
         # A window's, mostly. get_frames_at takes any ranks, but copies them to torch's default device.
@@ -538,14 +570,16 @@ class TorchcodecDecoder(ClipDecoder):
             decoded = video.get_frames_in_range(start, stop)
         for frame, seconds in zip(frames, decoded.pts_seconds.tolist(), strict=True):
             self._check_time(frame, seconds)
-        pictures: torch.Tensor = decoded.data
-        self._of_its_size([pictures])  # all of one size, as they are in one tensor
-        return pictures
+        self._of_its_size([decoded.data])  # all of one size, as they are in one tensor
+        return self._filled(decoded.data)
+
+    def _filled(self, pictures: torch.Tensor) -> torch.Tensor:
+        return pictures if self.size is None else self.size.fill(pictures)
 
     @contextmanager
     def _opened(self, frames: Sequence[int]) -> Iterator[Any]:
         if self._video is None:
-            self._video = open_video(self.clip.data, self.clip.name)
+            self._video = self._open()
         try:
             yield self._video
         except RuntimeError as error:
@@ -589,6 +623,25 @@ def _tensor_on(data: memoryview | bytes) -> torch.Tensor:
     return tensor
 
 
+def _transforms(size: PictureSize, height: int, width: int) -> list[Any]:
+    """Return what torchcodec does to pictures of this height and width.
+
+    Raises:
+        MissingDependency: It can't: 0.10 was the first that could.
+    """
+    from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
+
+    if "transforms" not in signature(VideoDecoder).parameters:
+        raise MissingDependency(
+            'this torchcodec can\'t bring pictures to a size while it decodes: pip install "torchcodec>=0.10", which '
+            "needs torch 2.10; or use decoder='pyav'"
+        )
+    from torchcodec.transforms import CenterCrop, Resize  # type: ignore[attr-defined]
+
+    scaled = Resize(size.scaled(height, width))
+    return [scaled, CenterCrop((size.height, size.width))] if size.fit == "crop" else [scaled]
+
+
 def _bytes_per_sample(video: Any) -> int:  # noqa: ANN401
     # "yuv420p", "yuv420p10le" ...; the field is newer than the oldest torchcodec we take.
     return 2 if (getattr(video.metadata, "pixel_format", None) or "").endswith(("le", "be")) else 1
@@ -599,7 +652,7 @@ def _reason(error: Exception) -> str:
     return PLACE_IN_SOURCE.sub("", str(error))
 
 
-def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto") -> FrameDecoder:
+def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto", size: PictureSize | None = None) -> FrameDecoder:
     """A decoder on the clip's own bytes; it copies nothing and keeps the clip alive.
 
     Args:
@@ -608,6 +661,9 @@ def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto") -> FrameDecode
             give the same pixels for video of 8 bits; for 10 bits FFmpeg 5 and 8 place colour differently by a fraction
             of a pixel, so edges of colour may differ. Of interlaced pictures PyAV takes the colours field by field, and
             torchcodec as if they weren't: edges of colour differ by a line.
+        size: What pictures are brought to, once they are turned as the track says: by torchcodec's own ``Resize`` and
+            ``CenterCrop``, which need torchcodec 0.10, or by PyAV, alike (see PictureSize). None leaves them as they
+            are.
 
     Raises:
         DecodeError: The bytes aren't a video that the back end can read.
@@ -615,5 +671,5 @@ def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto") -> FrameDecode
     """
     with forks_wait():  # FFmpeg and its codecs fill tables of the process at their first use
         if choose_backend("pyav" if clip.depth is not None else backend) == "torchcodec":
-            return TorchcodecDecoder(clip)
-        return PyAVDecoder(clip, turns=backend != "pyav-unturned")
+            return TorchcodecDecoder(clip, size=size)
+        return PyAVDecoder(clip, turns=backend != "pyav-unturned", size=size)

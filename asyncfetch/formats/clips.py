@@ -145,8 +145,8 @@ Planned = PlannedRange | PlannedClip
 
 async def fetch_moov(
     reader: RangeReader, url: str, episodes: int = 0, frames: int = 0
-) -> tuple[ObjectInfo, memoryview]:
-    """The file, and its index as ``parse_moov`` takes it. FormatError where it isn't an MP4 with an index.
+) -> tuple[ObjectInfo, int, memoryview]:
+    """The file, where its index begins, and that as ``parse_moov`` takes it. FormatError where it isn't an MP4 with an index.
 
     With as many ``episodes`` and ``frames`` in it as are said, where it is known, one round of requests mostly brings
     it: LeRobot puts the index in front, but in files of a single episode, where it comes last.
@@ -163,7 +163,7 @@ async def fetch_moov(
     for _ in range(MAX_READS):
         first, stop = locate_moov(piece, start=start, size=info.size, url=url)
         if stop <= start + len(piece):
-            return info, piece[first - start : stop - start]
+            return info, first, piece[first - start : stop - start]
         tail_start = info.size - len(tail)
         start, piece = (
             first,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from asyncfetch.decode import PictureSize
     from asyncfetch.formats.samples import ImageDtype, Row, Sample
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.held_episode import HeldEpisode
@@ -153,14 +154,17 @@ class SampleBuilder:
         windows: Mapping[str, NDArray[np.int64]],
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
+        size: PictureSize | None = None,
         found_picture: Callable[[str, Sequence[int], str], None] = lambda _key, _sizes, _where: None,
     ) -> None:
+        """``size`` is that of all pictures; those of cameras come in it from their decoders."""
         self._features = features
         self._found_picture = found_picture
         self._depth_unit: DepthUnit = depth_unit
         self._tasks = tasks
         self._windows = windows
         self._image_dtype = image_dtype
+        self._size = size
         self.reach = reach_of(windows, (key for key, feature in features.items() if feature.kind in _PICTURES))
         """Reach of its windows: stretches with it hold all that its samples of them need."""
 
@@ -173,7 +177,7 @@ class SampleBuilder:
         item_bytes, shape = 8, feature.shape
         if feature.kind in _PICTURES:
             item_bytes = 4 if feature.kind == "depth" or self._image_dtype == "float32" else 1
-            shape = feature.picture_shape
+            shape = self._picture_shape(feature)
         return len(self._windows.get(feature.key, (0,))) * item_bytes * math.prod(shape)
 
     def layout(self) -> dict[str, Field]:
@@ -197,10 +201,14 @@ class SampleBuilder:
     def _field(self, feature: Feature) -> Field:
         if feature.kind in _PICTURES:
             is_float = feature.is_depth or self._image_dtype == "float32"
-            return Field("float32" if is_float else "uint8", feature.picture_shape)
+            return Field("float32" if is_float else "uint8", self._picture_shape(feature))
         if feature.kind == "value":
             return Field(feature.row_dtype, () if feature.shape == (1,) else feature.shape)
         return Field(feature.dtype)
+
+    def _picture_shape(self, feature: Feature) -> tuple[int, ...]:
+        shape = feature.picture_shape
+        return shape if self._size is None else (*shape[:-2], self._size.height, self._size.width)
 
     def build(self, asked: Sequence[Asked]) -> list[Sample]:
         """The samples that are asked for, in order; the frames of one reader are decoded in one call."""
@@ -304,9 +312,12 @@ class SampleBuilder:
         """A (C, H, W) for each of the frames; duplicates are one tensor."""
         if feature.is_camera:
             return held.each(feature.key, frames, reader=reader)
-        dtype = self._field(feature).dtype
-        images = _decode_images(held.episode, feature, dtype, held.rows[feature.key], frames)
-        self._found_picture(feature.key, images[0].shape, redact_url(held.episode.data_url))
+        decoded = _decode_images(held.episode, feature, self._field(feature).dtype, held.rows[feature.key], frames)
+        self._found_picture(feature.key, next(iter(decoded.values())).shape, redact_url(held.episode.data_url))
+        if self._size is not None:
+            decoded = {frame: self._size.resize(image) for frame, image in decoded.items()}
+        _check_alike(decoded, feature, held.episode)
+        images = [decoded[frame] for frame in frames]
         stored = stored_unit(feature) if feature.is_depth else None
         if stored not in {self._depth_unit, None}:
             for image in {id(image): image for image in images}.values():
@@ -327,10 +338,10 @@ def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _decode_images(
     episode: Episode, feature: Feature, dtype: str, column: Sequence[bytes], frames: Sequence[int]
-) -> list[torch.Tensor]:
+) -> dict[int, torch.Tensor]:
     """Decode as stored, depth maps as float32. Windows repeat frames at an episode's ends: each is decoded once."""
     torch = import_torch()
-    where = f"{feature.key} of episode {episode.index} in {redact_url(episode.data_url)}"
+    where = _where(feature, episode)
     images = {frame: decode_image(column[frame], name=f"{where}, frame {frame}") for frame in dict.fromkeys(frames)}
     for frame, image in images.items():
         if image.dtype == torch.float32 and not feature.is_depth:
@@ -346,13 +357,23 @@ def _decode_images(
             )
         if feature.is_depth:
             images[frame] = image.to(torch.float32)
-    shapes = {tuple(image.shape) for image in images.values()}
-    if len(shapes) > 1:
-        message = f"{where}: frames {list(frames)} have images of different shapes: {sorted(shapes)}"
-        raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
     if len({image.dtype for image in images.values()}) > 1:  # they can't be stacked
         images = {frame: _with_16_bits(image) for frame, image in images.items()}
-    return [images[frame] for frame in frames]
+    return images
+
+
+def _where(feature: Feature, episode: Episode) -> str:
+    return f"{feature.key} of episode {episode.index} in {redact_url(episode.data_url)}"
+
+
+def _check_alike(images: Mapping[int, torch.Tensor], feature: Feature, episode: Episode) -> None:
+    """Raise FormatError where images of these frames have different shapes."""
+    shapes = {tuple(image.shape) for image in images.values()}
+    if len(shapes) > 1:
+        raise FormatError(
+            f"{_where(feature, episode)}: frames {list(images)} have images of different shapes: {sorted(shapes)}",
+            remedy=LEAVE_OUT_FEATURE,
+        )
 
 
 def _with_16_bits(image: torch.Tensor) -> torch.Tensor:

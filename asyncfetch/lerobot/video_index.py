@@ -147,5 +147,5 @@ class VideoIndexes:
 
     async def _fetch(self, episode: Episode, camera: str) -> VideoFile:
         url = episode.videos[camera].url
-        info, moov = await fetch_moov(self._reader, url, *self._sharing(episode.index, camera))
+        info, _, moov = await fetch_moov(self._reader, url, *self._sharing(episode.index, camera))
         return VideoFile(await parsed_moov(moov, url, self._run), info.size)

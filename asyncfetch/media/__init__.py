@@ -3,14 +3,29 @@
 boxes       the box structure of MP4, and where the index (moov) lies in a file
 samples     the sample tables as columns: size, duration, composition offset, key frames, byte runs
 index       moov -> Mp4Index; times -> samples; samples -> ClipPlan
+audio       moov -> AudioIndex, beside the video's; times -> AudioClip
+fragments   the same of a fragmented MP4, and which bytes to read for it
 clip        ClipPlan: which bytes to fetch, which frames they hold, and the header that makes an MP4 of them
 tar         the headers of a tar archive: where each of its files lies
 """
 
 from __future__ import annotations
 
+from asyncfetch.media.audio import AudioClip, AudioIndex, Tracks, parse_tracks
 from asyncfetch.media.boxes import locate_moov
 from asyncfetch.media.clip import ClipPlan, KeyFrames
+from asyncfetch.media.fragments import fragment_reads
 from asyncfetch.media.index import Mp4Index, parse_moov
 
-__all__ = ["ClipPlan", "KeyFrames", "Mp4Index", "locate_moov", "parse_moov"]
+__all__ = [
+    "AudioClip",
+    "AudioIndex",
+    "ClipPlan",
+    "KeyFrames",
+    "Mp4Index",
+    "Tracks",
+    "fragment_reads",
+    "locate_moov",
+    "parse_moov",
+    "parse_tracks",
+]

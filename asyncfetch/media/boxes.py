@@ -35,7 +35,7 @@ HEADER = struct.Struct(">I4s")
 LARGE_SIZE = struct.Struct(">Q")
 
 
-class _Extent(NamedTuple):
+class Extent(NamedTuple):
     """The place where a box lies: [start, stop), its body [body, stop)."""
 
     kind: bytes
@@ -43,12 +43,12 @@ class _Extent(NamedTuple):
     body: int
     stop: int
 
-    def moved(self, by: int) -> _Extent:
+    def moved(self, by: int) -> Extent:
         """Return the box with positions counted from ``by`` bytes further to the front."""
-        return _Extent(self.kind, self.start + by, self.body + by, self.stop + by)
+        return Extent(self.kind, self.start + by, self.body + by, self.stop + by)
 
 
-def _read_extent(view: memoryview, start: int, limit: int) -> _Extent | None:
+def read_extent(view: memoryview, start: int, limit: int) -> Extent | None:
     """The box at ``start``, inside a file or a parent that ends at ``limit``; None where ``view`` ends in its header.
 
     A size of 0 means up to ``limit``. A ``stop`` past ``limit`` or before ``body`` is left to the caller to refuse.
@@ -62,10 +62,11 @@ def _read_extent(view: memoryview, start: int, limit: int) -> _Extent | None:
             return None
         (size,) = LARGE_SIZE.unpack_from(view, body)
         body += LARGE_SIZE.size
-    return _Extent(kind, start, body, start + size if size else limit)
+    return Extent(kind, start, body, start + size if size else limit)
 
 
-def _check_extent(box: _Extent, limit: int, where: str) -> None:
+def check_extent(box: Extent, limit: int, where: str) -> None:
+    """Raise FormatError where a box ends before its body begins, or behind ``limit``."""
     if box.stop < box.body:
         raise FormatError(
             f"{where}: box {_name(box.kind)} at byte {box.start} says that it is {box.stop - box.start} bytes long",
@@ -100,10 +101,10 @@ class Box:
     def children(self, offset: int = 0) -> Iterator[Box]:
         """The boxes in the body from ``offset`` on, in file order. Fewer than 8 bytes behind the last are padding."""
         limit, count = len(self.body), 0
-        while (extent := _read_extent(self.body, offset, limit)) is not None:
+        while (extent := read_extent(self.body, offset, limit)) is not None:
             if (count := count + 1) > MAX_CHILDREN:
                 raise self.error(f"holds more than {MAX_CHILDREN} boxes, which can't be meant")
-            _check_extent(extent, limit, f"{self.where}: in box {self.kind!r}")
+            check_extent(extent, limit, f"{self.where}: in box {self.kind!r}")
             kind = extent.kind.decode("latin-1")
             yield Box(kind, self.body[extent.body : extent.stop], self.where)
             offset = extent.stop
@@ -193,7 +194,7 @@ def locate_moov(piece: Buffer, *, size: int, url: str, start: int = 0) -> tuple[
     behind_media_data = False
     offset = 0
     while start + offset < size:
-        box = _read_extent(view, offset, size - start)
+        box = read_extent(view, offset, size - start)
         if box is None:
             if start + offset + HEADER.size > size or start + len(view) == size:
                 raise FormatError(
@@ -205,7 +206,7 @@ def locate_moov(piece: Buffer, *, size: int, url: str, start: int = 0) -> tuple[
             message = f"{where}: not an MP4: the file of {size} bytes starts with {bytes(view[:8])!r}"
             raise FormatError(message, remedy=COPY_ANEW)
         box = box.moved(start)
-        _check_extent(box, size, where)
+        check_extent(box, size, where)
         if box.kind == b"moov":
             _check_moov_length(box, where)
             return box.start, box.stop
@@ -222,7 +223,7 @@ def _next_read(start: int, size: int, *, behind_media_data: bool) -> tuple[int, 
     return start, min(size, start + PROBE_BYTES)
 
 
-def _check_moov_length(moov: _Extent, where: str) -> None:
+def _check_moov_length(moov: Extent, where: str) -> None:
     length = moov.stop - moov.start
     if length > MAX_MOOV_BYTES:
         raise FormatError(

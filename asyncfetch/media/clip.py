@@ -239,6 +239,8 @@ class TrackFormat:
     """The end of the track header, from ``layer`` on: volume, matrix (rotation, with the movie's), width and height."""
     length_bytes: int = 0
     """Bytes of the length before each NAL unit of HEVC or H.264; 0 of other codecs."""
+    is_audio: bool = False
+    """True of an audio track; its width and height are 0."""
 
 
 class Timing(NamedTuple):
@@ -328,6 +330,8 @@ UNITY_MATRIX = struct.pack(">9i", 0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000
 FTYP = _box(b"ftyp", b"isom", struct.pack(">I", 512), b"isomiso2mp41")
 HDLR = _box(b"hdlr", struct.pack(">II4s12x", 0, 0, b"vide"), b"video\0")
 VMHD = _box(b"vmhd", struct.pack(">I8x", 1))
+AUDIO_HDLR = _box(b"hdlr", struct.pack(">II4s12x", 0, 0, b"soun"), b"audio\0")
+SMHD = _box(b"smhd", bytes(8))
 SELF_CONTAINED = _box(b"dinf", _box(b"dref", struct.pack(">II", 0, 1), _box(b"url ", struct.pack(">I", 1))))
 # Normal rate and volume, no rotation; the next track would be number 2.
 MVHD_END = struct.pack(">IH10x", 0x10000, 0x100) + UNITY_MATRIX + struct.pack(">24xI", 2)
@@ -341,8 +345,9 @@ def _moov(track: TrackFormat, tables: ClipTables, offsets: NDArray[Any]) -> byte
     mvhd = _box(b"mvhd", struct.pack(">I16xIQ", VERSION_1, track.timescale, duration), MVHD_END)
     tkhd = _box(b"tkhd", struct.pack(">I16xI4xQ8x", VERSION_1 | TRACK_ENABLED, 1, duration), track.geometry)
     mdhd = _box(b"mdhd", struct.pack(">I16xIQHH", VERSION_1, track.timescale, duration, UNDETERMINED, 0))
-    minf = _box(b"minf", VMHD, SELF_CONTAINED, _stbl(track, tables, offsets))
-    trak = _box(b"trak", tkhd, _edts(tables.timing, duration), _box(b"mdia", mdhd, HDLR, minf))
+    hdlr, media_header = (AUDIO_HDLR, SMHD) if track.is_audio else (HDLR, VMHD)
+    minf = _box(b"minf", media_header, SELF_CONTAINED, _stbl(track, tables, offsets))
+    trak = _box(b"trak", tkhd, _edts(tables.timing, duration), _box(b"mdia", mdhd, hdlr, minf))
     return _box(b"moov", mvhd, trak)
 
 

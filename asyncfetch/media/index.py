@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
@@ -23,15 +23,30 @@ from asyncfetch.media.clip import (
     build_header,
     clip_timing,
 )
-from asyncfetch.media.samples import MAX_DURATION, MAX_OFFSET, MAX_POSITION, ByteRuns, SampleTable, parse_samples
+from asyncfetch.media.samples import (
+    MAX_DURATION,
+    MAX_OFFSET,
+    MAX_POSITION,
+    ByteRuns,
+    Columns,
+    SampleTable,
+    count_samples,
+    joined,
+    read_columns,
+    sample_table,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from numpy.typing import NDArray
 
 MAX_TIMESCALE = (1 << 31) - 1
 """FFmpeg takes time scales above this for broken."""
 VISUAL_ENTRY_BYTES = 78
 """Length of the fixed part of a visual sample entry."""
+AUDIO_ENTRY_BYTES = 28
+"""Length of the fixed part of an audio sample entry."""
 LENGTH_SIZES = {"hvcC": 21, "avcC": 4}
 """Position at which a decoder's configuration says how long the lengths of NAL units are, less 1, in 2 bits."""
 MATRIX_SHIFTS = np.array([16, 16, 30]).reshape(1, 3, 1)
@@ -65,6 +80,8 @@ class Mp4Index:
     """One for each sample description of the track, at least one. A clip has one of them."""
     samples: SampleTable
     edit: Edit
+    _shown: list[tuple[NDArray[np.int64], NDArray[np.float64], float]] = field(default_factory=list, repr=False)
+    """What ``shown`` has made, once it has."""
 
     @property
     def track(self) -> TrackFormat:
@@ -103,8 +120,12 @@ class Mp4Index:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the index holds, but for a few hundred of the objects themselves."""
-        return self.samples.nbytes + sum(len(track.stsd) + len(track.geometry) for track in self.formats)
+        """Bytes of memory that the index holds, but for a few hundred of the objects themselves.
+
+        16 bytes a frame more when ``shown`` was asked for.
+        """
+        made = sum(samples.nbytes + seconds.nbytes for samples, seconds, _ in self._shown)
+        return made + self.samples.nbytes + sum(len(track.stsd) + len(track.geometry) for track in self.formats)
 
     def __repr__(self) -> str:
         size = f"{self.width}x{self.height}"
@@ -147,7 +168,7 @@ class Mp4Index:
         begin = int(tables.runs.offset.min())
         end = int((tables.runs.offset + tables.runs.num_bytes).max())
         self._check_timing(tables.timing)
-        track = self._format_of(tables.runs)
+        track = common_format(self.formats, tables.runs, self.url)
         header = build_header(track, tables, start=begin, stop=end)
         shift = len(header) - begin
         key_frames = _key_frames(track, tables, rank, shift) if track.length_bytes else None
@@ -188,18 +209,6 @@ class Mp4Index:
                 f"{max(offset, duration)} ticks of 1/{self.timescale} s; encode the video anew, at a steady rate"
             )
 
-    def _format_of(self, runs: ByteRuns) -> TrackFormat:
-        """The one that all these samples have: FFmpeg loses track of a second one when it seeks."""
-        numbers: set[int] = set(runs.description.tolist())
-        track, *others = {self.formats[number - 1] for number in numbers}
-        if others:
-            raise FormatError(
-                f"{redact_url(self.url)}: its encoding changes in the middle of what one clip has to hold, the frames "
-                f"in bytes [{runs.offset.min()}, {int((runs.offset + runs.num_bytes).max())}) (several sample "
-                "descriptions, stsd): encode the video anew"
-            )
-        return track
-
     def samples_at(
         self, seconds: NDArray[np.float64], *, within_seconds: float
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -237,6 +246,43 @@ class Mp4Index:
         shown_at[asked] = (times[nearest] - self.edit.shift) / self.timescale
         return sample_of, shown_at
 
+    def shown(self) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
+        """All frames shown, in the order of presentation: their samples, their times, and the time when all has ended.
+
+        Shape (N,) each; times and end are seconds of the file. They are made once, and not to be written to. A sample
+        is -1 where another frame is shown at just the same time: decoders know a frame by that. The times are those of
+        torchcodec's ``get_frame_at(i).pts_seconds`` in exact mode, and i the place in the arrays.
+        """
+        if not self._shown:
+            times = self.samples.presentation_times(0, self.num_samples)
+            order = np.argsort(times, kind="stable")
+            times = times[order]
+            low, high = np.searchsorted(times, (self.edit.start, self.edit.stop))
+            order, times = order[low:high], times[low:high]
+            end = int((times + self.samples.durations[order]).max(initial=0)) if len(order) else self.edit.shift
+            new = np.concatenate(([True], times[1:] != times[:-1], [True]))
+            order[~(new[:-1] & new[1:])] = -1
+            seconds = (times - self.edit.shift) / self.timescale
+            order.flags.writeable = seconds.flags.writeable = False
+            self._shown.append((order, seconds, (end - self.edit.shift) / self.timescale))
+        return self._shown[0]
+
+    def group_bytes(self, samples: NDArray[np.int64]) -> int:
+        """Bytes of the groups of pictures that these samples need, each taken whole and once; -1 is no sample."""
+        table, present = self.samples, np.unique(samples[samples >= 0])
+        if not len(present):
+            return 0
+        if table.sync is None:
+            return int(table.sizes[present].sum(dtype=np.int64))
+        times = table.presentation_times(0, self.num_samples)
+        groups = np.searchsorted(table.sync, present, "right") - 1
+        leads = times[present] < times[table.sync[np.maximum(groups, 0)]]
+        groups = np.union1d(groups, groups[leads] - 1)
+        edges = np.concatenate(([0], table.sync, [self.num_samples]))
+        ends = np.concatenate(([0], np.cumsum(table.sizes, dtype=np.int64)))
+        groups = groups[groups >= -1] + 1
+        return int((ends[edges[groups + 1]] - ends[edges[groups]]).sum())
+
     def _cut(self, first: int, stop: int, times: NDArray[np.int64], sync: NDArray[np.int32] | None) -> ClipTables:
         """The tables of a clip of samples [first, stop), its key frames ``sync``, which it presents at ``times``."""
         samples = self.samples
@@ -246,6 +292,23 @@ class Mp4Index:
         return ClipTables(
             sizes=samples.sizes[first:stop], timing=timing, sync=sync, runs=samples.byte_runs(first, stop)
         )
+
+
+def common_format(formats: Sequence[TrackFormat], runs: ByteRuns, url: str) -> TrackFormat:
+    """The one that all these samples have: FFmpeg loses track of a second one when it seeks.
+
+    Raises:
+        FormatError: They have several.
+    """
+    numbers: set[int] = set(runs.description.tolist())
+    track, *others = {formats[number - 1] for number in numbers}
+    if others:
+        raise FormatError(
+            f"{redact_url(url)}: its encoding changes in the middle of what one clip has to hold, the frames "
+            f"in bytes [{runs.offset.min()}, {int((runs.offset + runs.num_bytes).max())}) (several sample "
+            "descriptions, stsd): encode the video anew"
+        )
+    return track
 
 
 def _key_frames(track: TrackFormat, tables: ClipTables, rank: NDArray[np.int32], shift: int) -> KeyFrames:
@@ -268,36 +331,74 @@ def parse_moov(data: Buffer, *, url: str) -> Mp4Index:
         FormatError: No index, no video, a fragmented file, or tables that are cut off or contradict each other.
     """
     moov = find(data, "moov", url=url)
+    refuse_fragments(moov, url)
+    return video_index(moov, {}, url=url)
+
+
+def refuse_fragments(moov: Box, url: str) -> None:
+    """Raise FormatError where samples lie in fragments."""
     if moov.child("mvex") is not None:
         raise FormatError(
-            f"{redact_url(url)}: a fragmented MP4 (mvex box), which has no index of its frames; "
-            "remux it with: ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
+            f"{redact_url(url)}: a fragmented MP4 (mvex box), the index of its frames lies in its fragments: read them "
+            "as asyncfetch.media.fragment_reads says, or remux it with: "
+            "ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
         )
-    trak = _first_video(moov)
-    mdhd, stbl = trak.require("mdia", "mdhd"), trak.require("mdia", "minf", "stbl")
-    timescale, samples = _timescale(mdhd), parse_samples(stbl)
+
+
+def video_index(moov: Box, fragments: Mapping[int, Sequence[Columns]], *, url: str) -> Mp4Index:
+    """The index of the first video track, of what ``moov`` says and its samples in fragments, by number of the track.
+
+    Raises:
+        FormatError: No video, or tables that are cut off or contradict each other.
+    """
+    trak = first_track(moov, b"vide")
+    if trak is None:
+        raise moov.error(f"no video track ('vide') among its {tracks_of(moov)}")
+    timescale = read_timescale(trak.require("mdia", "mdhd"))
+    samples = track_samples(trak, fragments)
+    stsd, geometry = trak.require("mdia", "minf", "stbl", "stsd"), _geometry(moov, trak)
     return Mp4Index(
         url=url,
-        formats=_formats(_geometry(moov, trak), stbl.require("stsd"), samples, timescale),
+        formats=read_formats(stsd, samples, lambda entry: _track_format(stsd, entry, timescale, geometry)),
         samples=samples,
-        edit=_edit(moov, trak, samples, timescale),
+        edit=_video_edit(moov, trak, samples, timescale, fragments.get(track_number(trak), ())),
     )
 
 
-def _first_video(moov: Box) -> Box:
+def first_track(moov: Box, handler: bytes) -> Box | None:
+    """The first track of a kind, such as ``vide`` or ``soun``; None where there is none."""
     if moov.child("cmov") is not None:
         raise moov.error("is compressed (cmov), which isn't supported; remux with: ffmpeg -i IN -c copy OUT.mp4")
-    handlers = []
-    for trak in moov.children():
-        if trak.kind == "trak":
-            (handler,) = trak.require("mdia", "hdlr").unpack("4s", 8)
-            if handler == b"vide":
-                return trak
-            handlers.append(repr(handler.decode("latin-1")))
-    raise moov.error(f"no video track ('vide') among its {len(handlers)} tracks: {', '.join(handlers[:8]) or 'none'}")
+    return next((trak for trak in moov.children() if trak.kind == "trak" and _handler(trak) == handler), None)
 
 
-def _timescale(header: Box) -> int:
+def _handler(trak: Box) -> bytes:
+    handler: bytes = trak.require("mdia", "hdlr").unpack("4s", 8)[0]
+    return handler
+
+
+def track_number(trak: Box) -> int:
+    """The number by which fragments refer to a track."""
+    tkhd = trak.require("tkhd")
+    return tkhd.u32(20 if tkhd.version == 1 else 12)
+
+
+def tracks_of(moov: Box) -> str:
+    """The number of tracks and the kinds of the first ones, for messages."""
+    kinds = [repr(_handler(trak).decode("latin-1")) for trak in moov.children() if trak.kind == "trak"]
+    return f"{len(kinds)} tracks: {', '.join(kinds[:8]) or 'none'}"
+
+
+def track_samples(trak: Box, fragments: Mapping[int, Sequence[Columns]]) -> SampleTable:
+    """The samples of a track: those of its own tables, then those of fragments, in the order of decoding."""
+    stbl = trak.require("mdia", "minf", "stbl")
+    parts = [*fragments.get(track_number(trak), ())]
+    if not parts or count_samples(stbl):
+        parts.insert(0, read_columns(stbl))
+    return sample_table(joined(parts) if len(parts) > 1 else parts[0], stbl)
+
+
+def read_timescale(header: Box) -> int:
     """Ticks per second of a movie or media header."""
     timescale = header.u32(20 if header.version == 1 else 12)
     if not 1 <= timescale <= MAX_TIMESCALE:
@@ -314,12 +415,27 @@ def _geometry(moov: Box, trak: Box) -> bytes:
     return b"".join((layer, products.sum(axis=1).astype(">i4").tobytes(), size))
 
 
-def _formats(geometry: bytes, stsd: Box, samples: SampleTable, timescale: int) -> tuple[TrackFormat, ...]:
-    formats = tuple(_track_format(stsd, entry, timescale, geometry) for entry in stsd.children(8))
+def read_formats(stsd: Box, samples: SampleTable, read: Callable[[Box], TrackFormat]) -> tuple[TrackFormat, ...]:
+    """The formats of a track's sample descriptions, each read by ``read``; samples use no others."""
+    formats = tuple(read(entry) for entry in stsd.children(8))
     used = samples.run_description
     if not len(formats) or int(used.min()) < 1 or int(used.max()) > len(formats):
         raise stsd.error(f"holds {len(formats)} sample descriptions, but samples use {used.min()} to {used.max()}")
     return formats
+
+
+def audio_format(stsd: Box, entry: Box, timescale: int, trak: Box) -> TrackFormat:
+    """The format of an audio track."""
+    if len(entry.body) < AUDIO_ENTRY_BYTES:
+        raise stsd.error(f"{entry.kind!r} is no audio sample entry")
+    tkhd = trak.require("tkhd")
+    (geometry,) = tkhd.unpack("52s", 44 if tkhd.version == 1 else 32)
+    return TrackFormat(entry.kind, 0, 0, timescale, _only(entry), geometry, is_audio=True)
+
+
+def _only(entry: Box) -> bytes:
+    """The body of a sample description box that has this entry alone."""
+    return struct.pack(">III4s", 0, 1, 8 + len(entry.body), entry.kind.encode("latin-1")) + entry.body
 
 
 def _track_format(stsd: Box, entry: Box, timescale: int, geometry: bytes) -> TrackFormat:
@@ -328,8 +444,7 @@ def _track_format(stsd: Box, entry: Box, timescale: int, geometry: bytes) -> Tra
     width, height = entry.unpack("HH", 24)
     if not width or not height:
         raise stsd.error(f"the frames are {width}x{height} pixels")
-    only = struct.pack(">III4s", 0, 1, 8 + len(entry.body), entry.kind.encode("latin-1")) + entry.body
-    return TrackFormat(entry.kind, width, height, timescale, only, geometry, _length_bytes(entry))
+    return TrackFormat(entry.kind, width, height, timescale, _only(entry), geometry, _length_bytes(entry))
 
 
 def _length_bytes(entry: Box) -> int:
@@ -341,29 +456,58 @@ def _length_bytes(entry: Box) -> int:
     return 0
 
 
-def _edit(moov: Box, trak: Box, samples: SampleTable, timescale: int) -> Edit:
-    """The one stretch of the track that its edit list shows; empty edits in front of it delay it."""
+def read_edit(moov: Box, trak: Box, timescale: int) -> tuple[int, int, int] | None:
+    """The one stretch of the track that its edit list shows: (start, stop, delay) in ticks; None for all of it.
+
+    Empty edits in front of it delay it.
+    """
     elst = trak.child("edts", "elst")
     if elst is None:
-        return Edit()
+        return None
     wide = elst.version == 1
     dtype = np.dtype([("duration", ">u8" if wide else ">u4"), ("time", ">i8" if wide else ">i4"), ("rate", ">i4")])
     table = elst.table(dtype, elst.u32(4), 8)
     if not len(table):
-        return Edit()
+        return None
     _, start, rate = table[-1].item()
     if (table["time"][:-1] != -1).any() or start < 0 or rate != 0x10000:
         raise elst.error(
             "shows other than one stretch of the track at normal speed; remux with: ffmpeg -i IN.mp4 -c copy OUT.mp4"
         )
-    movie = _timescale(moov.require("mvhd"))
+    movie = read_timescale(moov.require("mvhd"))
     # Durations are in the movie's ticks, often milliseconds. FFmpeg rounds each to the nearest of the track's.
     *delays, length = ((2 * duration * timescale + movie) // (2 * movie) for duration in table["duration"].tolist())
     delay = sum(delays)
     if max(start, delay) >= MAX_POSITION:
         raise elst.error(f"starts at tick {start} after a delay of {delay} ticks, which can't be meant")
     stop = min(start + length, MAX_POSITION) if table["duration"][-1] else MAX_POSITION
-    return Edit(start, stop, _first_shown(samples, start, stop) - delay)
+    return start, stop, delay
+
+
+def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, fragments: Sequence[Columns]) -> Edit:
+    start, stop, delay = edit = read_edit(moov, trak, timescale) or (-MAX_POSITION, MAX_POSITION, 0)
+    shift = _first_shown(samples, *edit[:2]) - delay if start >= 0 else 0
+    if not fragments:
+        return Edit(start, stop, shift)
+    # Of fragments FFmpeg hides nothing. It shifts the clock by the edit list, and by the least composition offset that
+    # it has come upon, if negative.
+    least = min(samples.composition_limits[0], 0)
+    in_fragments = sum(len(part.sizes) for part in fragments)
+    is_hybrid = in_fragments < samples.num_samples
+    if (least and is_hybrid) or least < fragments[0].composition.min(initial=0):
+        raise trak.error(
+            f"a composition offset of {least} ticks comes up behind the first fragment, where it moves the times of "
+            "what follows; remux with: ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
+        )
+    of_fragments = max(start, 0) - delay + least
+    if is_hybrid and start >= 0:
+        times = samples.presentation_times(0, samples.num_samples - in_fragments)
+        if shift != of_fragments or times.min() < start or times.max() >= stop:
+            raise trak.error(
+                "has samples of its own, of which its edit list hides some, and others in fragments; remux with: "
+                "ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
+            )
+    return Edit(shift=of_fragments)
 
 
 def _first_shown(samples: SampleTable, start: int, stop: int) -> int:

@@ -9,11 +9,13 @@ what lies between is summed when asked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from asyncfetch.media.boxes import Box
@@ -174,32 +176,87 @@ class SampleTable:
         )
 
 
-def parse_samples(stbl: Box) -> SampleTable:
-    """The columns of a sample table box.
+class Columns(NamedTuple):
+    """What boxes say about the samples of a track, in decode order: all of them, or those of one fragment."""
+
+    sizes: NDArray[Any]
+    durations: NDArray[Any]
+    composition: NDArray[Any]
+    sync: NDArray[np.int64] | None
+    """Key frames, from 0, ascending; None means all."""
+    firsts: NDArray[np.int64]
+    """First sample of each run of neighbours in the file; no run is empty."""
+    offsets: NDArray[np.int64]
+    """Position at which each run starts in the file."""
+    description: NDArray[np.int64]
+    """Sample description of each run, from 1."""
+    start: int = 0
+    """Decode time of the first sample."""
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """The columns of parts that follow each other, at least one; the first one's start is that of all."""
+    counts = np.array([len(part.sizes) for part in parts])
+    before = (np.cumsum(counts) - counts).tolist()
+    sync = None
+    if any(part.sync is not None for part in parts):
+        marked = (np.arange(len(part.sizes)) if part.sync is None else part.sync for part in parts)
+        sync = np.concatenate([each + shift for each, shift in zip(marked, before, strict=True)])
+    return Columns(
+        sizes=np.concatenate([part.sizes for part in parts]),
+        durations=np.concatenate([part.durations for part in parts]),
+        composition=np.concatenate([part.composition for part in parts]),
+        sync=sync,
+        firsts=np.concatenate([part.firsts + shift for part, shift in zip(parts, before, strict=True)]),
+        offsets=np.concatenate([part.offsets for part in parts]),
+        description=np.concatenate([part.description for part in parts]),
+        start=parts[0].start,
+    )
+
+
+def read_columns(stbl: Box) -> Columns:
+    """The columns of a sample table box, of at least one sample.
 
     Raises:
         FormatError: A table is cut off, disagrees with another one, or holds numbers that can't be meant.
     """
     sizes = _sizes(stbl)
     count = len(sizes)
-    durations = _durations(stbl, count)
-    composition = _composition(stbl, count)
-    sync = _sync(stbl, count)
-    times = np.concatenate(([0], np.cumsum(durations[:-1], dtype=np.int64)))
+    firsts, offsets, description = _runs(stbl, count)
+    return Columns(
+        sizes=sizes,
+        durations=_durations(stbl, count),
+        composition=_composition(stbl, count),
+        sync=_sync(stbl, count),
+        firsts=firsts,
+        offsets=offsets,
+        description=description,
+    )
+
+
+def sample_table(columns: Columns, box: Box) -> SampleTable:
+    """The columns as a table. ``box``, which they came from, is named in errors.
+
+    Raises:
+        FormatError: They contradict each other, or hold numbers that can't be meant.
+    """
+    sizes, sync = _compact(columns.sizes), columns.sync
+    durations, composition = _compact(columns.durations), _compact(columns.composition)
+    times = np.concatenate(([0], np.cumsum(durations[:-1], dtype=np.int64))) + columns.start
     presentation = times + composition
     if (np.diff(presentation if sync is None else presentation[sync]) < 0).any():
-        raise stbl.error(
+        raise box.error(
             "not all the frames can be key frames that it says are (stss; without it, all): they are shown in another "
             "order than they are decoded in; remux with: ffmpeg -i IN -c copy OUT.mp4"
         )
-    run_first, run_offset, run_description, data_stop = _runs(stbl, sizes)
+    run_first, run_offset, run_description, data_stop = _split_runs(columns, box)
     return SampleTable(
-        num_samples=count,
+        num_samples=len(sizes),
         sizes=sizes,
         durations=durations,
         composition=composition,
         composition_limits=(int(composition.min()), int(composition.max())),
-        sync=sync,
+        sync=None if sync is None else sync.astype(np.int32),
         has_open_gops=sync is not None and _leads(presentation, sync),
         block_times=times[::BLOCK].copy(),
         run_first=run_first,
@@ -217,31 +274,49 @@ def changes(values: NDArray[Any]) -> NDArray[np.bool_]:
     return changed
 
 
-def _compact(values: NDArray[Any], counts: NDArray[Any] | None, total: int) -> NDArray[Any]:
-    """A column of ``total`` numbers in the narrowest type; one stored number where they are equal.
-
-    With ``counts``, value i stands for ``counts[i]`` numbers; the counts add up to ``total``.
-    """
+def _compact(values: NDArray[Any]) -> NDArray[Any]:
+    """The column in the narrowest type; one stored number where all are equal."""
     low, high = int(values.min()), int(values.max())
     dtype = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
     if low == high:
-        return np.broadcast_to(dtype.type(low), (total,))
-    narrow = values.astype(dtype)
-    return narrow if counts is None else np.repeat(narrow, counts)
+        return np.broadcast_to(dtype.type(low), values.shape)
+    return values.astype(dtype)
+
+
+def _repeated(values: NDArray[np.int64], counts: NDArray[np.int64], total: int) -> NDArray[Any]:
+    """Value i ``counts[i]`` times, in all ``total``; one stored number where there is one value."""
+    if len(values) and (values == values[0]).all():
+        return np.broadcast_to(values[0], (total,))
+    return np.repeat(values, counts)
+
+
+def count_samples(stbl: Box) -> int:
+    """Number of samples that a sample table box has; 0 where they all lie in fragments."""
+    return (stbl.child("stsz") or stbl.child("stz2") or stbl.require("stsz")).u32(8)
 
 
 def _sizes(stbl: Box) -> NDArray[Any]:
-    if stbl.child("stz2") is not None:
-        raise stbl.error("compact sample sizes (stz2) aren't supported; remux with: ffmpeg -i IN -c copy OUT.mp4")
-    stsz = stbl.require("stsz")
-    size, count = stsz.unpack("II", 4)
+    box = stbl.child("stsz") or stbl.child("stz2") or stbl.require("stsz")
+    size, count = box.unpack("II", 4)
     if count == 0:
-        raise stsz.error("the video track has 0 samples")
+        raise box.error("the track has 0 samples")
+    if box.kind == "stz2":
+        return _compact_sizes(box, size & 0xFF, count)
     if size == 0:
-        return _compact(stsz.table(">u4", count, 12), None, count)
+        return box.table(">u4", count, 12)
     if count > MAX_CONSTANT_SAMPLES:
-        raise stsz.error(f"{count} samples of {size} bytes each: more than {MAX_CONSTANT_SAMPLES} can't be meant")
-    return _compact(np.array([size]), None, count)
+        raise box.error(f"{count} samples of {size} bytes each: more than {MAX_CONSTANT_SAMPLES} can't be meant")
+    return np.broadcast_to(np.int64(size), (count,))
+
+
+def _compact_sizes(stz2: Box, bits: int, count: int) -> NDArray[Any]:
+    """Sizes of 4, 8 or 16 bits each; of two in a byte, the first one is in the upper half."""
+    if bits == 4:
+        pairs = stz2.table(">u1", (count + 1) // 2, 12)
+        return np.stack((pairs >> 4, pairs & 0xF), axis=1).reshape(-1)[:count]
+    if bits not in {8, 16}:
+        raise stz2.error(f"its sizes have {bits} bits each; there are 4, 8 and 16")
+    return stz2.table(f">u{bits // 8}", count, 12)
 
 
 def _run_length(box: Box, dtype: str, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -258,21 +333,21 @@ def _durations(stbl: Box, total: int) -> NDArray[Any]:
     counts, durations = _run_length(stts, ">u4", total)
     if (greatest := int(durations.max())) >= MAX_DURATION:
         raise stts.error(f"a sample lasts {greatest} ticks, which is {MAX_DURATION} or more and can't be meant")
-    return _compact(durations, counts, total)
+    return _repeated(durations, counts, total)
 
 
 def _composition(stbl: Box, total: int) -> NDArray[Any]:
     ctts = stbl.child("ctts")
     if ctts is None:
-        return _compact(np.zeros(1, np.int64), None, total)
+        return np.broadcast_to(np.int64(0), (total,))
     # Version 0 has unsigned offsets by the book; QuickTime writes signed ones there, and FFmpeg reads them so.
     counts, offsets = _run_length(ctts, ">i4", total)
     if (greatest := int(np.abs(offsets).max())) >= MAX_OFFSET:
         raise ctts.error(f"a composition offset is {greatest} ticks, which is {MAX_OFFSET} or more and can't be meant")
-    return _compact(offsets, counts, total)
+    return _repeated(offsets, counts, total)
 
 
-def _sync(stbl: Box, total: int) -> NDArray[np.int32] | None:
+def _sync(stbl: Box, total: int) -> NDArray[np.int64] | None:
     stss = stbl.child("stss")
     if stss is None:
         return None
@@ -281,39 +356,41 @@ def _sync(stbl: Box, total: int) -> NDArray[np.int32] | None:
         raise stss.error("marks no sample as a key frame")
     if numbers[0] < 1 or numbers[-1] > total or (np.diff(numbers) <= 0).any():
         raise stss.error(f"its sample numbers aren't ascending within 1..{total}")
-    return (numbers - 1).astype(np.int32)
+    return numbers - 1
 
 
-def _leads(presentation: NDArray[np.int64], sync: NDArray[np.int32]) -> bool:
+def _leads(presentation: NDArray[np.int64], sync: NDArray[np.int64]) -> bool:
     """Return whether some sample is presented before the last key frame that precedes it in decode order."""
     return bool((np.minimum.reduceat(presentation, sync) < presentation[sync]).any())
 
 
-def _runs(stbl: Box, sizes: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[Any], int]:
-    """(run_first, run_offset, run_description, data_stop) of SampleTable, from the chunk tables."""
-    total = len(sizes)
+def _runs(stbl: Box, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(first sample, position, description) of each chunk that isn't empty."""
     offsets = _chunk_offsets(stbl)
     counts, description = _chunk_samples(stbl, len(offsets), total)
     used = counts > 0
     offsets, counts, description = offsets[used], counts[used], description[used]
+    return np.cumsum(counts) - counts, offsets, description
 
+
+def _split_runs(columns: Columns, box: Box) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[Any], int]:
+    """(run_first, run_offset, run_description, data_stop) of SampleTable."""
+    total, firsts = len(columns.sizes), columns.firsts
     before = np.zeros(total + 1, np.int64)  # bytes in front of each sample, were there no gaps
-    np.cumsum(sizes, out=before[1:])
-    stops = np.cumsum(counts)
-    firsts = stops - counts
-    shift = offsets - before[firsts]
-    data_stop = int((shift + before[stops]).max())
+    np.cumsum(columns.sizes, out=before[1:])
+    shift = columns.offsets - before[firsts]
+    data_stop = int((shift + before[np.append(firsts[1:], total)]).max())
     if data_stop >= MAX_POSITION:
-        raise stbl.error(f"its samples run to byte {data_stop}")
+        raise box.error(f"its samples run to byte {data_stop}")
 
-    new = changes(shift) | changes(description)
-    firsts, shift, description = firsts[new], shift[new], description[new]
+    new = changes(shift) | changes(columns.description)
+    firsts, shift, description = firsts[new], shift[new], columns.description[new]
     run_first = np.union1d(firsts, np.arange(0, total, BLOCK))
     source = np.searchsorted(firsts, run_first, "right") - 1
     return (
         run_first.astype(np.int32),
         shift[source] + before[run_first],
-        _compact(description[source], None, len(run_first)),
+        _compact(description[source]),
         data_stop,
     )
 

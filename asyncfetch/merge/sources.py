@@ -295,7 +295,7 @@ class _SourceFiles:
 
     async def _read_video(self, url: str) -> None:
         async with self._limiter:
-            self.objects[url], moov = await fetch_moov(self._reader, url)
+            self.objects[url], _, moov = await fetch_moov(self._reader, url)
             self._indexes[url] = await self._run(partial(parse_moov, moov, url=url))
 
     async def _read_table(self, url: str, episodes: Sequence[Episode]) -> None:

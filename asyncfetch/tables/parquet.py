@@ -496,12 +496,12 @@ class SparseFile(io.RawIOBase):
 
 
 @contextmanager
-def border(url: str) -> Iterator[None]:
+def border(url: str, kind: str = "parquet") -> Iterator[None]:
     """Turn what pyarrow raises about a bad file into FormatError."""
     pa = require_pyarrow()
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
         raise FormatError(
-            f"{redact_url(url)} can't be read as parquet: {str(error).strip()}", remedy=COPY_ANEW
+            f"{redact_url(url)} can't be read as {kind}: {str(error).strip()}", remedy=COPY_ANEW
         ) from error

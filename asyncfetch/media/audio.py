@@ -1,0 +1,230 @@
+"""The audio track of an MP4: its index, and clips that decode to the same samples as the whole file.
+
+A decoder of audio carries state from frame to frame, so a clip begins some frames early: see EARLIER_FRAMES. It has no
+edit list, and so no priming to skip: what is asked for never lies at its start. Only the audio's bytes are fetched,
+which mostly lie between those of the video, a few frames at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil, floor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from asyncfetch.errors import redact_url
+from asyncfetch.media.boxes import Box, Buffer, find
+from asyncfetch.media.clip import ClipTables, TrackFormat, build_header, clip_timing
+from asyncfetch.media.index import (
+    Mp4Index,
+    audio_format,
+    common_format,
+    first_track,
+    read_edit,
+    read_formats,
+    read_timescale,
+    refuse_fragments,
+    track_samples,
+    video_index,
+)
+from asyncfetch.media.samples import MAX_POSITION, SampleTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from asyncfetch.media.samples import Columns
+
+PCM = frozenset({"sowt", "twos", "lpcm", "ipcm", "fpcm", "in24", "in32", "fl32", "fl64", "raw ", "ulaw", "alaw"})
+"""Sample entries whose frames are one value a channel."""
+STATELESS = PCM | {"fLaC", "alac"}
+"""Sample entries whose frames each decode by themselves."""
+EARLIER_FRAMES = 12
+"""Frames of other codecs that are decoded in front of those asked for. AAC-LC needs one, for its overlapping windows.
+MP3 takes bytes from up to nine frames before (its bit reservoir), and then needs one. Opus filters what it has decoded,
+and forgets by and by."""
+EARLIER_SECONDS = 0.08
+"""Least time that they take; what Opus asks for (RFC 7845, 4.6)."""
+MAX_GAP_BYTES = 64 * 1024
+"""Bytes of other tracks that are fetched along rather than asking twice: 13 ms at 5 MB/s."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioClip:
+    """The bytes to fetch for a stretch of audio. The header, followed by all of them, is an MP4 of one audio track.
+
+    Where there is no audio in the stretch, all is empty: no range, no header.
+    """
+
+    ranges: NDArray[np.int64]
+    """Shape (N, 2): bytes [start, stop) of the source file to fetch, ascending, apart."""
+    start_seconds: float
+    """Time at which the file plays what the clip plays at 0. It may be below that asked for, and below 0."""
+    num_samples: int
+    """Coded frames that the clip holds."""
+    codec: str
+    header: bytes = field(repr=False)
+    """``ftyp``, ``moov`` and the header of ``mdat``."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the clip."""
+        return len(self.header) + int((self.ranges[:, 1] - self.ranges[:, 0]).sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioIndex:
+    """The first audio track of an MP4 file: where each of its coded frames lies and when it is played.
+
+    Immutable, so any number of threads may share it.
+    """
+
+    url: str
+    """The file, as the caller wrote it."""
+    formats: tuple[TrackFormat, ...]
+    """One for each sample description of the track, at least one. A clip has one of them."""
+    samples: SampleTable
+    start: int
+    """First tick of the track that is played."""
+    stop: int
+    """One past the last one, but that the frame there is played to its end."""
+    shift: int
+    """Ticks to subtract from the track's to have those of the movie."""
+
+    @property
+    def codec(self) -> str:
+        """Sample entry: "mp4a", "Opus", "fLaC", "sowt" ..."""
+        return self.formats[0].codec
+
+    @property
+    def timescale(self) -> int:
+        """Ticks per second."""
+        return self.formats[0].timescale
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the index holds, but for a few hundred of the objects themselves."""
+        return self.samples.nbytes + sum(len(track.stsd) for track in self.formats)
+
+    def __repr__(self) -> str:
+        return f"AudioIndex({redact_url(self.url)!r}, {self.codec!r}, num_samples={self.samples.num_samples})"
+
+    def clip(self, start_seconds: float, stop_seconds: float, *, max_gap_bytes: int = MAX_GAP_BYTES) -> AudioClip:
+        """Return what to fetch for the audio of [start_seconds, stop_seconds) of the file.
+
+        Ask a decoder of the clip for these times less the clip's ``start_seconds``. It gives the same samples as one of
+        the whole file, bit for bit, of FLAC, PCM, MP3 and AAC without perceptual noise substitution. That draws noise
+        from a generator that runs through the file: its bands differ, as they do from decoder to decoder. Opus differs
+        by what its filters have not forgotten, less than 1e-3 of full scale.
+
+        Raises:
+            FormatError: The encoding changes in it.
+        """
+        first, stop = self._between(start_seconds, stop_seconds)
+        if first >= stop:
+            return AudioClip(np.empty((0, 2), np.int64), start_seconds, 0, self.codec, b"")
+        first = self._entry(first)
+        times = self.samples.decode_times(first, stop)
+        runs = self.samples.byte_runs(first, stop)
+        ranges, moved = _ranges(runs.offset, runs.num_bytes, max_gap_bytes)
+        runs = replace(runs, offset=moved)
+        begin = int(times[0])
+        timing = clip_timing(times, times - begin, None, last_duration=int(self.samples.durations[stop - 1]))
+        tables = ClipTables(sizes=self.samples.sizes[first:stop], timing=timing, sync=None, runs=runs)
+        track = common_format(self.formats, runs, self.url)
+        total = int((ranges[:, 1] - ranges[:, 0]).sum())
+        return AudioClip(
+            ranges=ranges,
+            start_seconds=(begin - self.shift) / self.timescale,
+            num_samples=stop - first,
+            codec=track.codec,
+            header=build_header(track, tables, start=0, stop=total),
+        )
+
+    def _between(self, start_seconds: float, stop_seconds: float) -> tuple[int, int]:
+        """The samples [first, stop) that play then."""
+        low, high = (
+            min(max(seconds, -MAX_SECONDS), MAX_SECONDS) * self.timescale + self.shift
+            for seconds in (start_seconds, stop_seconds)
+        )
+        low, high = max(floor(low), self.start), min(ceil(high), self.stop)
+        if low >= high:
+            return 0, 0
+        first, stop = self.samples.count_before(low + 1) - 1, self.samples.count_before(high)
+        last = self.samples.num_samples - 1
+        if first >= last and low >= int(self.samples.decode_times(last, last + 1)[0]) + int(
+            self.samples.durations[last]
+        ):
+            return 0, 0
+        return max(first, 0), stop
+
+    def _entry(self, sample: int) -> int:
+        """The sample to begin with, so that a decoder has the state it would have at this one."""
+        if self.codec not in STATELESS:
+            (time,) = self.samples.decode_times(sample, sample + 1).tolist()
+            early = self.samples.count_before(time - ceil(EARLIER_SECONDS * self.timescale))
+            sample = max(0, min(sample - EARLIER_FRAMES, early))
+        return sample if self.samples.sync is None else self.samples.decodable_from(sample, MAX_POSITION)
+
+
+MAX_SECONDS = float(1 << 31)
+"""No file plays this long."""
+
+
+def _ranges(
+    offsets: NDArray[np.int64], lengths: NDArray[np.int64], max_gap_bytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(ranges that hold all these runs, ascending; place of each run in the ranges' bytes end to end)."""
+    order = np.argsort(offsets, kind="stable")
+    starts, stops = offsets[order], np.maximum.accumulate((offsets + lengths)[order])
+    apart = np.flatnonzero(starts[1:] - stops[:-1] > max_gap_bytes) + 1
+    first = np.append(0, apart)
+    ranges = np.stack((starts[first], stops[np.append(apart, len(stops)) - 1]), axis=1)
+    lengths = ranges[:, 1] - ranges[:, 0]
+    shift = np.cumsum(lengths) - lengths - ranges[:, 0]
+    place = np.searchsorted(ranges[:, 0], offsets, "right") - 1
+    return ranges, offsets + shift[place]
+
+
+class Tracks(NamedTuple):
+    """The tracks of a file that samples are made of."""
+
+    video: Mp4Index
+    audio: AudioIndex | None
+    """None where it wasn't asked for, and where the file has none."""
+
+
+def parse_tracks(data: Buffer, *, url: str, audio: bool = True) -> Tracks:
+    """The index of the file's first video track and, with ``audio``, that of its first audio track.
+
+    Args and errors are those of ``parse_moov``.
+    """
+    moov = find(data, "moov", url=url)
+    refuse_fragments(moov, url)
+    return read_tracks(moov, {}, url=url, audio=audio)
+
+
+def read_tracks(moov: Box, fragments: Mapping[int, Sequence[Columns]], *, url: str, audio: bool) -> Tracks:
+    """The tracks that ``moov`` describes, with their samples in fragments, by the number of the track."""
+    return Tracks(video_index(moov, fragments, url=url), _audio_index(moov, fragments, url) if audio else None)
+
+
+def _audio_index(moov: Box, fragments: Mapping[int, Sequence[Columns]], url: str) -> AudioIndex | None:
+    trak = first_track(moov, b"soun")
+    if trak is None:
+        return None
+    timescale = read_timescale(trak.require("mdia", "mdhd"))
+    samples = track_samples(trak, fragments)
+    stsd = trak.require("mdia", "minf", "stbl", "stsd")
+    start, stop, delay = read_edit(moov, trak, timescale) or (-MAX_POSITION, MAX_POSITION, 0)
+    shift = max(start, 0) - delay
+    return AudioIndex(
+        url=url,
+        formats=read_formats(stsd, samples, lambda entry: audio_format(stsd, entry, timescale, trak)),
+        samples=samples,
+        start=-MAX_POSITION if fragments else start,
+        stop=MAX_POSITION if fragments else stop,
+        shift=shift,
+    )

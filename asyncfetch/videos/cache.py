@@ -1,0 +1,216 @@
+"""Stretches of windows in memory: the clips, the audio and the files beside a video that some of its windows need."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncfetch.errors import COPY_ANEW, FormatError, FrameMissing, redact_url
+from asyncfetch.formats.clips import PlannedRange
+from asyncfetch.formats.held import HeldStretch
+from asyncfetch.formats.stretch_cache import KeptPart, StretchCache, kept_plan
+
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.videos.index import VideoIndexes
+from asyncfetch.videos.plan import Plan, WholeVideo, WindowClip, Windows, plan_audio, plan_clips
+from asyncfetch.videos.windows import draw, frames_within
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from asyncfetch.config import DecoderBackend
+    from asyncfetch.decode import Clip
+    from asyncfetch.formats.held import StretchEntry
+    from asyncfetch.formats.stretch import Stretch
+    from asyncfetch.media import Mp4Index
+    from asyncfetch.resources import Engine
+    from asyncfetch.videos.entry_table import Entries, Place
+    from asyncfetch.videos.index import VideoFile
+    from asyncfetch.videos.windows import ClipSampler
+
+_log = logging.getLogger("asyncfetch")
+
+Planned = PlannedRange | WindowClip
+HeldWindows = HeldStretch[Windows | WholeVideo]
+
+WHOLE = "whole"
+"""The name of the bytes of a video that is read whole."""
+MAX_EARLIER = 4096
+"""Videos that are remembered to begin with a recovery point in place of a key frame."""
+MAX_NAMED = 8
+"""Videos read whole that are named in the log; further ones are counted only."""
+
+
+class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
+    """Fetches windows of a collection's videos. Loop-bound.
+
+    A stretch is neighbouring windows of one entry, by their numbers. Its clips have the frames of all of them.
+
+    Args:
+        engine: What it reads with, and keeps what it read in.
+        number: Of the collection in the engine.
+        entries: Of the collection.
+        clips: Which frames a window has.
+        seed: Of random windows.
+        audio: Whether windows have audio.
+        members: Columns of files beside the videos that are read.
+        backend: Which library decodes.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        number: int,
+        *,
+        entries: Entries,
+        clips: ClipSampler,
+        seed: int,
+        audio: bool,
+        members: tuple[str, ...],
+        backend: DecoderBackend,
+    ) -> None:
+        super().__init__(engine, number, backend=backend)
+        self._entries = entries
+        self._sampler = clips
+        self._seed = seed
+        self._audio = audio
+        self._members = members
+        self._run = engine.run
+        self._indexes = VideoIndexes(engine, self._small_reads, audio=audio)
+        self._stat = engine.reader.stat
+        self._earlier: dict[tuple[str, int], int] = {}  # by url and offset: see Mp4Index.clip
+        self.largest_picture: tuple[int, int] = (0, 0)
+        """Height and width of the largest pictures seen so far."""
+        self.whole_videos = self.whole_bytes = 0
+        """Videos that had to be read whole, and their bytes."""
+
+    def name(self, stretch: Stretch) -> str:
+        """See StretchCache."""
+        windows = f"clip {stretch.start}"
+        if stretch.stop > stretch.start + 1:
+            windows = f"clips [{stretch.start}, {stretch.stop})"
+        return f"{windows} of entry {stretch.episode}, {redact_url(self._entries.place(stretch.episode).url)}"
+
+    async def video(self, entry: int) -> VideoFile:
+        """The index of an entry's video."""
+        return await self._watch(self._indexes.get(self._entries.place(entry)))
+
+    async def _make_plan(self, stretch: Stretch) -> KeptPart[Mapping[str, Planned]]:
+        place = self._entries.place(stretch.episode)
+        file = await self.video(stretch.episode)
+        if file.tracks is None:
+            plan = self._plan_whole(place, file)
+        else:
+            plan = await self._run(partial(self._plan_windows, stretch, place, file))
+        await gather(*(partial(self._add_member, plan, stretch.episode, name) for name in self._members))
+        return kept_plan(plan)
+
+    def _plan_whole(self, place: Place, file: VideoFile) -> Plan:
+        plan = Plan(WholeVideo(file.reason))
+        plan[WHOLE] = PlannedRange(place.url, place.offset, place.offset + file.size_bytes)
+        if self.whole_videos < MAX_NAMED:
+            _log.warning(
+                "%s is read whole, all of its %d bytes for each clip, because it can't be cut: %s",
+                redact_url(place.url),
+                file.size_bytes,
+                file.reason,
+            )
+        self.whole_videos += 1
+        self.whole_bytes += file.size_bytes
+        return plan
+
+    def _plan_windows(self, stretch: Stretch, place: Place, file: VideoFile) -> Plan:
+        """Return the plan; slow: it is called in a thread."""
+        assert file.tracks is not None
+        index, audio = file.tracks
+        self._check_complete(index, file, place)
+        found, ends = self._frames(stretch, index)
+        samples, seconds, _ = index.shown()
+        chosen = samples[found]
+        if (chosen < 0).any():
+            at = float(seconds[found][chosen < 0][0])
+            raise FrameMissing(f"{self.name(stretch)}: two frames are shown at {at:.6f} s, and can't be told apart")
+        earlier = self._earlier.get((place.url, place.offset))
+        clips = {f"video {n}": each for n, each in enumerate(plan_clips(index, chosen.ravel(), place, earlier=earlier))}
+        self.largest_picture = max(self.largest_picture, (index.height, index.width), key=np.prod)
+        sound, ranges = None, dict[str, PlannedRange]()
+        if audio is not None:
+            spans = [(float(seconds[frames].min()), end) for frames, end in zip(found, ends, strict=True)]
+            sound, ranges = plan_audio(audio, spans, clips, place)
+        plan = Plan(Windows(seconds[found], None if sound is None else tuple(sound)))
+        plan.update(clips)
+        plan.update(ranges)
+        return plan
+
+    def _frames(self, stretch: Stretch, index: Mp4Index) -> tuple[NDArray[np.int64], list[float]]:
+        """Return the places among the frames shown of each window's frames, and when its latest one ends."""
+        _, seconds, end_seconds = index.shown()
+        windows, ends = [], []
+        span = frames_within(seconds, end_seconds, *self._entries.span(stretch.episode))
+        for number in range(stretch.start, stretch.stop):
+            windows.append(self.window(stretch, number, seconds, span))
+            last = int(windows[-1].max()) + 1
+            ends.append(float(seconds[last]) if last < span[1] else span[2])
+        return np.stack(windows), ends
+
+    def window(
+        self, stretch: Stretch, number: int, seconds: NDArray[np.float64], span: tuple[int, int, float]
+    ) -> NDArray[np.int64]:
+        """Return the places of a window's frames among all frames of a video, by when they are shown."""
+        first, stop, end_seconds = span
+        drawn = draw(self._seed, stretch.epoch, stretch.episode, number)
+        found = self._sampler.window(
+            seconds[first:stop], end_seconds, number, draw=drawn, name=self.name(stretch)
+        )
+        return found + first
+
+    def _check_complete(self, index: Mp4Index, file: VideoFile, place: Place) -> None:
+        if index.data_stop > file.size_bytes:
+            raise FormatError(
+                f"{redact_url(place.url)}: truncated: it has {file.size_bytes} bytes, but by its index frames lie in "
+                f"bytes up to {index.data_stop}",
+                remedy=COPY_ANEW,
+            )
+
+    async def _add_member(self, plan: Plan, entry: int, name: str) -> None:
+        where = self._entries.member(entry, name)
+        if where is not None:
+            size = where.size if where.size is not None else (await self._watch(self._stat(where.url))).size
+            if size:
+                plan[name] = PlannedRange(where.url, where.offset, where.offset + size)
+
+    async def _fetch_beside(
+        self,
+        stretch: Stretch,  # noqa: ARG002
+        planned: Mapping[str, Planned],
+    ) -> tuple[Windows | WholeVideo, Mapping[str, Planned]]:
+        assert isinstance(planned, Plan)
+        return planned.windows, planned
+
+    def _kept_beside(self, stretch: Stretch, planned: Mapping[str, Planned]) -> Windows | WholeVideo:  # noqa: ARG002
+        assert isinstance(planned, Plan)
+        return planned.windows
+
+    def _over(self, stretch: Stretch, name: str, planned: Planned, buffer: memoryview) -> Clip | None:  # noqa: ARG002
+        return planned.over(buffer, name=self.name(stretch))
+
+    def _held_by(self, entry: StretchEntry[Windows | WholeVideo], *, by_pass: bool = False) -> HeldWindows:
+        return HeldStretch(entry, self._clip_decoders, self._release, by_pass=by_pass)
+
+    def _start_earlier(self, name: str, planned: Planned) -> None:  # noqa: ARG002
+        assert isinstance(planned, WindowClip)
+        key = planned.url, planned.offset
+        if self._earlier.get(key) == planned.earlier:  # else others that were under way with it did
+            while len(self._earlier) >= MAX_EARLIER:
+                del self._earlier[next(iter(self._earlier))]  # learned anew when it is read next
+            self._earlier[key] = 0 if planned.earlier is None else planned.earlier + 1
+
+    def _forget_files(self, episode: int | None) -> None:
+        self._indexes.clear(None if episode is None else self._entries.place(episode))
+
+

@@ -1,0 +1,129 @@
+"""Collections of videos: where their entries are found. What they have is read when a stream opens them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from asyncfetch.config import FetchConfig, PrivateUrl, rank_config
+from asyncfetch.errors import redact_url
+from asyncfetch.fetch import Fetcher
+from asyncfetch.runtime.threads import run_sync
+from asyncfetch.videos.entry_table import Entries, check_entries
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from asyncfetch.fetch import RangeReader
+    from asyncfetch.resources import Engine
+
+Kind = Literal["table", "folder", "tars", "parquet"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Videos:
+    """A collection of videos, to be read by a ``Stream``. Made by one of the ``from_`` methods.
+
+    Nothing is read before a stream opens it. Pickles; a table in memory goes along.
+    """
+
+    _kind: Kind
+    _source: Any
+    _video: str | None = None
+    _start: str | None = None
+    _stop: str | None = None
+
+    @classmethod
+    def from_table(
+        cls, source: Any, *, video: str = "video", start: str | None = None, stop: str | None = None
+    ) -> Videos:
+        """Videos, or spans of them, that a table names, one in each row.
+
+        Args:
+            source: Url or path of Parquet (a directory or pattern of files, too), CSV, TSV or JSON lines; or a
+                pyarrow, pandas or polars table, or a list of dicts. An index that ``asyncfetch index`` wrote is one.
+            video: Column of urls, relative to the table's own; of a table in memory, to the working directory.
+            start: Column of the seconds at which spans start, as numbers or ``HH:MM:SS.mmm``; None, or null in a row,
+                is the begin.
+            stop: Column of the seconds at which they stop, likewise.
+
+        The other columns come with each sample. Reading raises ConfigError and FormatError with row and value.
+        """
+        return cls("table", _kept(source), video, start, stop)
+
+    @classmethod
+    def from_folder(cls, url: str | os.PathLike[str]) -> Videos:
+        """All videos below a directory or prefix, by name, or those that its metadata.csv, .jsonl or .parquet names.
+
+        Text and JSON of the same name beside a video come with its samples under their extension. The latter files are
+        those of Hugging Face's VideoFolder, with a column ``file_name``; its other columns come along.
+        """
+        return cls("folder", PrivateUrl(url))
+
+    @classmethod
+    def from_tars(
+        cls, urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, video: str | None = None
+    ) -> Videos:
+        """Tar shards as WebDataset writes them: files of one stem are one sample.
+
+        Args:
+            urls: One or several, with braces (``{000000..000123}``) and wildcards (``**/*.tar``).
+            video: Extension of the video, where a sample has several.
+
+        The other files come with each sample under their extension: text as str, JSON as what it holds, others as
+        bytes. Headers are read by hops, unless an index of wids, DALI or Energon lies beside a shard.
+        """
+        return cls("tars", _kept(urls), video)
+
+    @classmethod
+    def from_parquet(cls, url: str | os.PathLike[str], *, video: str = "video") -> Videos:
+        """Videos whose bytes, or paths, are in a column of Parquet, as ``datasets`` writes them.
+
+        Args:
+            url: A file, a directory, a pattern, or ``hf://datasets/org/name``.
+            video: The column.
+
+        The other columns come with each sample.
+        """
+        return cls("parquet", PrivateUrl(url), video)
+
+    async def open(self, engine: Engine) -> Entries:
+        """Read the entries over an engine, whose own fetcher lists directories."""
+        if engine.rank is None:
+            return await self._open(engine.fetcher, engine.reader)
+        async with Fetcher(rank_config(engine.config).fetch) as fetcher:  # a loader worker's fetches nothing
+            return await self._open(fetcher, engine.reader)
+
+    async def entries(self, config: FetchConfig = FetchConfig()) -> pa.Table:  # noqa: B008  frozen
+        """Read the entries: a ``pyarrow.Table`` with the columns ``video``, ``offset``, ``size``, ``start``, ``stop``."""
+        async with Fetcher(config) as fetcher:
+            return (await self._open(fetcher, fetcher)).table
+
+    async def _open(self, fetcher: Fetcher, reader: RangeReader) -> Entries:
+        table = await self._read(fetcher, reader)
+        check_entries(table, repr(self))
+        return await run_sync(lambda: Entries(table, repr(self)))
+
+    async def _read(self, fetcher: Fetcher, reader: RangeReader) -> pa.Table:
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        """Where it is found, without secrets; empty for a table in memory."""
+        return redact_url(self._source) if isinstance(self._source, str) else ""
+
+    def __repr__(self) -> str:
+        source = self._source
+        shown = redact_url(source) if isinstance(source, str) else f"<{type(source).__name__}>"
+        return f"Videos.from_{self._kind}({shown!r})" if isinstance(source, str) else f"Videos.from_{self._kind}({shown})"
+
+
+def _kept(source: Any) -> Any:  # noqa: ANN401 - what a user gave
+    """Return what a user gave, its urls without secrets where it is pickled."""
+    if isinstance(source, str | os.PathLike):
+        return PrivateUrl(source)
+    if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
+        return tuple(PrivateUrl(one) for one in source)
+    return source

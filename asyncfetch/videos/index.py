@@ -1,0 +1,138 @@
+"""The indexes of videos in memory: read from wherever a video lies, and kept within the engine's bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from asyncfetch.errors import FormatError
+from asyncfetch.fetch.limiter import calling
+from asyncfetch.formats.clips import PARSED_ON_THE_LOOP_BYTES, fetch_moov
+from asyncfetch.media import fragment_reads
+from asyncfetch.ranges import ObjectInfo
+from asyncfetch.runtime.concurrently import gather
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from asyncfetch.fetch import RangeReader
+    from asyncfetch.fetch.limiter import Caller
+    from asyncfetch.media import Tracks
+    from asyncfetch.resources import Engine
+    from asyncfetch.videos.entry_table import Place
+
+FRAME_NBYTES = 16
+"""Bytes of a frame's sample number and time, in the order of presentation."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFile:
+    """A video and its index."""
+
+    size_bytes: int
+    tracks: Tracks | None
+    """None where it can't be cut by ranges, and is read whole."""
+    reason: str = ""
+    """Why."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        if self.tracks is None:
+            return len(self.reason)
+        video, audio = self.tracks
+        return video.nbytes + video.num_samples * FRAME_NBYTES + (0 if audio is None else audio.nbytes)
+
+
+class PartReader:
+    """A part of a file, read as if it were one."""
+
+    def __init__(self, reader: RangeReader, place: Place) -> None:
+        self._reader = reader
+        self._place = place
+
+    async def fetch(self, url: str, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop) of the part."""
+        return await self._reader.fetch(url, self._place.offset + start, self._place.offset + stop)
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """The part's size, and its first bytes."""
+        if self._place.size is None:
+            return await self._reader.fetch_head(url, max_bytes)
+        size = self._place.size
+        return ObjectInfo(url, size), await self.fetch(url, 0, min(size, max_bytes))
+
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """The part's size, and its last bytes."""
+        if self._place.size is None:
+            return await self._reader.fetch_tail(url, max_bytes)
+        size = self._place.size
+        return ObjectInfo(url, size), await self.fetch(url, max(0, size - max_bytes), size)
+
+
+class VideoIndexes:
+    """The indexes of videos, each fetched and parsed once while it is kept. Loop-bound.
+
+    Args:
+        engine: Reads and keeps them, for all collections together.
+        caller: Of the requests for them, at limiters.
+        audio: Whether that of the audio is wanted, too.
+    """
+
+    def __init__(self, engine: Engine, caller: Caller, *, audio: bool) -> None:
+        self._engine = engine
+        self._caller = caller
+        self._audio = audio
+
+    async def get(self, place: Place) -> VideoFile:
+        """The index of a video.
+
+        Raises:
+            FetchError: It could not be fetched.
+        """
+        file: VideoFile = await self._engine.indexes.get((place, self._audio), partial(self._fetch, place))
+        return file
+
+    def clear(self, place: Place | None) -> None:
+        """Forget that of a video, or all of them."""
+        self._engine.indexes.clear(lambda kept: place is None or kept == (place, self._audio))
+
+    async def _fetch(self, place: Place) -> VideoFile:
+        reader = PartReader(self._engine.reader, place)
+        async with self._engine.planning.permit():
+            with calling(self._caller):
+                try:
+                    info, first, moov = await fetch_moov(reader, place.url)
+                    tracks = await self._tracks(reader, info, first, moov)
+                except FormatError as error:
+                    size = place.size if place.size is not None else (await self._engine.reader.stat(place.url)).size
+                    return VideoFile(size, None, str(error))
+        return VideoFile(info.size, tracks)
+
+    async def _tracks(self, reader: PartReader, info: ObjectInfo, first: int, moov: memoryview) -> Tracks:
+        reads = fragment_reads(moov, start=first, size=info.size, url=info.url, audio=self._audio)
+        is_short = len(moov) <= PARSED_ON_THE_LOOP_BYTES
+        pieces: Sequence[memoryview] | None = None
+        while True:
+            wanted = _next(reads, pieces) if is_short else await self._engine.run(partial(_next, reads, pieces))
+            if not isinstance(wanted, list):
+                return wanted
+            pieces = await gather_pieces(reader, info.url, wanted)
+
+
+def _next(
+    reads: Generator[list[tuple[int, int]], Sequence[memoryview], Tracks], pieces: Sequence[memoryview] | None
+) -> list[tuple[int, int]] | Tracks:
+    """Return what is to be read next, or the tracks."""
+    try:
+        return next(reads) if pieces is None else reads.send(pieces)
+    except StopIteration as end:
+        found: Tracks = end.value
+        return found
+
+
+async def gather_pieces(reader: PartReader, url: str, wanted: Sequence[tuple[int, int]]) -> list[memoryview]:
+    """Read ranges side by side."""
+    found = await gather(*(partial(reader.fetch, url, start, stop) for start, stop in wanted))
+    return [piece for piece in found if piece is not None]

@@ -1,0 +1,213 @@
+"""The way from windows in memory to samples: dicts of tensors. Runs in decode threads, never on the loop."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncfetch.decode import open_decoder, stack_frames
+from asyncfetch.decode.backends import import_torch
+from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.formats.samples import Field, by_reader, write_picture
+from asyncfetch.runtime.fork import forks_wait
+from asyncfetch.videos.audio import decode_audio
+from asyncfetch.videos.cache import WHOLE
+from asyncfetch.videos.plan import Windows, WindowClip
+from asyncfetch.videos.whole import open_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from asyncfetch.formats.samples import Asked, Row, Sample
+    from asyncfetch.formats.stretch import Reach
+    from asyncfetch.videos.cache import HeldWindows, VideoCache
+    from asyncfetch.videos.entry_table import Entries
+
+GUESSED_PICTURE = 1080, 1920
+"""Height and width of pictures before any video was seen."""
+TEXT = frozenset({"txt", "text", "cls", "cls2", "caption", "srt", "vtt"})
+"""Extensions of files that are text, given as str."""
+
+
+class WindowSamples:
+    """Makes the samples of a collection's windows. Thread-safe.
+
+    Args:
+        entries: Of the collection.
+        cache: Of its windows; knows the sizes of pictures.
+        num_frames: Of a window.
+        size: Of its pictures, (height, width); None where they keep their own.
+        audio_rate: Samples a second of the audio; None where there is none.
+        columns: The user's columns that come along.
+        members: Files beside the videos that do.
+    """
+
+    reach: Reach = ()
+    pictures = frozenset({"video"})
+
+    def __init__(
+        self,
+        entries: Entries,
+        cache: VideoCache,
+        *,
+        num_frames: int,
+        size: tuple[int, int] | None,
+        audio_rate: int | None,
+        columns: Sequence[str],
+        members: Sequence[str],
+    ) -> None:
+        self._entries = entries
+        self._cache = cache
+        self._num_frames = num_frames
+        self._size = size
+        self._audio_rate = audio_rate
+        self._columns = columns
+        self._members = members
+
+    @property
+    def sample_bytes(self) -> int:
+        """About what one sample takes: by the largest pictures seen so far."""
+        height, width = self._size or self._cache.largest_picture
+        if not height:
+            height, width = GUESSED_PICTURE
+        return 1024 + self._num_frames * 3 * height * width
+
+    def layout(self) -> dict[str, Field]:
+        """Every value of a sample, by key."""
+        shape = (self._num_frames, 3, *(self._size or self._cache.largest_picture))
+        fields = {
+            "video": Field("uint8", shape, varies=self._size is None),
+            "seconds": Field("float64", (self._num_frames,)),
+            "index": Field("int64"),
+            "clip_index": Field("int64"),
+        }
+        if self._audio_rate is not None:
+            fields["audio"] = Field("float32", (1, 0), varies=True)
+        for name in self._columns:
+            fields[name] = Field(self._entries.dtype(name))
+        return fields | dict.fromkeys(self._members, Field("object"))
+
+    def build(self, asked: Sequence[Asked]) -> list[Sample]:
+        """The samples that are asked for, in order."""
+        samples: list[Sample] = [{} for _ in asked]
+        with forks_wait():
+            for held, reader, places in by_reader(asked):
+                for place in places:
+                    samples[place] = self._sample(held, asked[place][1], reader)
+        return samples
+
+    def write(self, asked: Sequence[Asked], rows: Sequence[Row]) -> None:
+        """The samples that are asked for, each into its row; a picture as soon as it is decoded."""
+        with forks_wait():
+            for held, reader, places in by_reader(asked):
+                for place in places:
+                    number, row = asked[place][1], rows[place]
+                    room = row.at("video")
+                    seconds = self._give(held, number, reader, partial(_write_to, room))
+                    row.put("seconds", seconds)
+                    for key, value in self._beside(held, number).items():
+                        row.put(key, value.numpy() if hasattr(value, "numpy") else value)
+
+    def _sample(self, held: HeldWindows, number: int, reader: int) -> Sample:
+        torch = import_torch()
+        pictures: list[torch.Tensor | None] = [None] * self._num_frames
+
+        def take(place: int, picture: torch.Tensor) -> None:
+            pictures[place] = picture
+
+        one = self._one_clip(held, number)
+        if one is not None:
+            name, frames = one
+            video, seconds = held.frames(name, frames, reader=reader), self._seconds(held, number)
+        else:
+            seconds = self._give(held, number, reader, take)
+            video = stack_frames([picture for picture in pictures if picture is not None])
+        sample: Sample = {"video": video, "seconds": torch.from_numpy(seconds)}
+        if self._audio_rate is not None:
+            sample["audio"] = self._audio(held, number)
+        return sample | self._beside(held, number)
+
+    def _seconds(self, held: HeldWindows, number: int) -> NDArray[np.float64]:
+        windows = held.beside
+        assert isinstance(windows, Windows)
+        return windows.seconds[number - held.stretch.start].copy()
+
+    def _one_clip(self, held: HeldWindows, number: int) -> tuple[str, list[int]] | None:
+        """The clip that has a whole window, and its frames there."""
+        parts = list(self._parts(held, number))
+        if len(parts) != 1:
+            return None
+        name, _, frames = parts[0]
+        return name, frames
+
+    def _parts(self, held: HeldWindows, number: int) -> Iterator[tuple[str, list[int], list[int]]]:
+        """Of each clip that has some of a window: its name, their places in the window, and their numbers in it."""
+        first = (number - held.stretch.start) * self._num_frames
+        for name, planned in held.entry.planned.items():
+            if isinstance(planned, WindowClip) and planned.places is not None:
+                low, high = np.searchsorted(planned.places, (first, first + self._num_frames)).tolist()
+                if low < high:
+                    yield name, (planned.places[low:high] - first).tolist(), list(range(low, high))
+
+    def _give(
+        self, held: HeldWindows, number: int, reader: int, take: Callable[[int, torch.Tensor], None]
+    ) -> NDArray[np.float64]:
+        """Give each picture of a window with its place there; return when each is shown."""
+        if not isinstance(held.beside, Windows):
+            return self._give_of_whole(held, number, take)
+        for name, places, frames in self._parts(held, number):
+            held.give(name, frames, lambda place, picture, places=places: take(places[place], picture), reader=reader)
+        return self._seconds(held, number)
+
+    def _give_of_whole(
+        self, held: HeldWindows, number: int, take: Callable[[int, torch.Tensor], None]
+    ) -> NDArray[np.float64]:
+        """Of a video that is whole in memory, and was never cut."""
+        whole = open_whole(held.data(WHOLE), name=held.entry.name, reason=held.beside.reason)
+        window, seconds = self._cache.window_of(held.stretch, number, whole.seconds, whole.end_seconds)
+        decoder = open_decoder(whole.clip, backend="auto")
+        decoder.give(window.tolist(), take)
+        return seconds
+
+    def _audio(self, held: HeldWindows, number: int) -> torch.Tensor:
+        assert self._audio_rate is not None
+        windows = held.beside
+        if not isinstance(windows, Windows) or windows.audio is None:
+            return import_torch().zeros((0, 0))
+        plan = windows.audio[number - held.stretch.start]
+        headers = {name: len(planned.header) for name, planned in held.entry.planned.items()}
+        data = [held.data(part.name)[headers[part.name] + part.start :][: part.stop - part.start] for part in plan.parts]
+        return decode_audio(plan, data, rate=self._audio_rate, name=held.entry.name)
+
+    def _beside(self, held: HeldWindows, number: int) -> dict[str, Any]:
+        """The rest of a sample: what its entry's row says, and the files beside its video."""
+        torch = import_torch()
+        entry = held.stretch.episode
+        found: dict[str, Any] = {"index": torch.tensor(entry), "clip_index": torch.tensor(number)}
+        for name in self._columns:
+            value = self._entries.value(entry, name)
+            found[name] = torch.tensor(value) if isinstance(value, int | float) else value
+        for name in self._members:
+            found[name] = self._member(held, name) if name in held.entry.planned else None
+        return found
+
+    def _member(self, held: HeldWindows, name: str) -> Any:  # noqa: ANN401
+        data, kind = bytes(held.data(name)), name.rpartition(".")[2]
+        where = f"{name} of {held.entry.name}, in {redact_url(held.entry.planned[name].url)}"
+        try:
+            if kind in TEXT:
+                return data.decode()
+            return json.loads(data) if kind == "json" else data
+        except ValueError as error:
+            remedy = f"write it anew, or leave {name!r} out by features="
+            raise FormatError(f"{where}: not the {kind} that its name says: {error}", remedy=remedy) from error
+
+
+def _write_to(room: NDArray[Any], place: int, picture: torch.Tensor) -> None:
+    write_picture(picture, room[place])
