@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urljoin, urlsplit
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, redact_url
@@ -21,26 +21,35 @@ if TYPE_CHECKING:
 WEB_SCHEMES = ("http://", "https://")
 
 
-async def list_files(fetcher: Fetcher, directory: str, *, recursive: bool) -> list[str]:
-    """The urls of the files in a directory, sorted; with ``recursive`` of all below it.
+class ListedFile(NamedTuple):
+    """A file in a directory."""
+
+    url: str
+    size: int | None
+    """Its length in bytes; None where an index page names it."""
+
+
+async def list_files(fetcher: Fetcher, directory: str, *, recursive: bool) -> list[ListedFile]:
+    """The files in a directory, by url; with ``recursive`` all below it.
 
     Raises:
         ConfigError: A web server has no index page for the directory.
         FetchError: It could not be listed, or there are more than ``max_listed_entries``.
     """
     if not directory.startswith(WEB_SCHEMES):
-        return [file.url for file in await fetcher.listdir(directory, recursive=recursive) if file.url[-1] != "/"]
+        entries = await fetcher.listdir(directory, recursive=recursive)
+        return [ListedFile(entry.url, entry.size) for entry in entries if not _is_directory(entry.url)]
     files: list[str] = []
     level = [directory]
     while level:
         pages = await gather(*(partial(_read_page, fetcher, one) for one in level))
-        entries = [entry for page in pages for entry in page]
-        files += [entry for entry in entries if not _is_directory(entry)]
-        level = [entry for entry in entries if _is_directory(entry)] if recursive else []
+        urls = [url for page in pages for url in page]
+        files += [url for url in urls if not _is_directory(url)]
+        level = [url for url in urls if _is_directory(url)] if recursive else []
         most = fetcher.config.max_listed_entries
         if len(files) + len(level) > most:
             raise FetchError(f"there are more than max_listed_entries={most} files: raise that", url=directory)
-    return sorted(files)
+    return [ListedFile(url, None) for url in sorted(files)]
 
 
 def _is_directory(url: str) -> bool:

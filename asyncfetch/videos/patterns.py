@@ -119,11 +119,11 @@ async def find_files(
         if wildcards:
             depths[base] = depths.get(base, False) or "/" in wildcards or "**" in wildcards
     listings = await gather(*(partial(list_files, fetcher, base, recursive=deep) for base, deep in depths.items()))
-    listed = dict(zip(depths, listings, strict=True))
+    listed = {base: [file.url for file in files] for base, files in zip(depths, listings, strict=True)}
     urls: list[str] = []
     for base, wildcards in written:
         urls += _matching(base, wildcards, listed[base]) if wildcards else [base]
-    return FoundFiles(urls, frozenset(url for listing in listings for url in listing))
+    return FoundFiles(urls, frozenset(url for found in listed.values() for url in found))
 
 
 def absolute_url(url: str | os.PathLike[str]) -> str:

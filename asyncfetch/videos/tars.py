@@ -23,6 +23,7 @@ from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_GAP_BYTES, MAX_NAM
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.parquet import require_pyarrow
+from asyncfetch.videos.entries import ENTRY_COLUMNS, RESERVED
 from asyncfetch.videos.patterns import find_files
 from asyncfetch.videos.tar_index import WRITE_INDEX_ANEW, index_names, parse_index, parse_wids
 
@@ -62,10 +63,7 @@ _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 """WebDataset's: the key is the path up to the first dot of its last part, the extension what follows that."""
 _META = re.compile(r"__[^/]*__($|/)")
 """Files that WebDataset passes over."""
-ENTRY_COLUMNS = ("video", "offset", "size", "start", "stop")
-"""Columns of every table of entries, in this order."""
-RESERVED_COLUMNS = frozenset({*ENTRY_COLUMNS, "__key__", "index", "clip_index", "seconds", "audio"})
-"""Names of an entry and of a sample with a meaning of their own, which no file of a sample can have."""
+_RESERVED = frozenset({*RESERVED, "__key__"})
 _VIDEO = "\0video"
 """Stands for the column of videos, where that of an extension can't be."""
 
@@ -353,7 +351,7 @@ def _entries_of(url: str, samples: Sequence[tuple[TarSample, str]]) -> pa.Table:
             column = _VIDEO if extension == video else extension
             rows.setdefault(column, []).append(row)
             places.setdefault(column, []).append(file)
-    bad = sorted(RESERVED_COLUMNS & places.keys())
+    bad = sorted(_RESERVED & places.keys())
     if bad:
         sample = samples[rows[bad[0]][0]][0]
         raise FormatError(
@@ -375,11 +373,11 @@ def _entries_of(url: str, samples: Sequence[tuple[TarSample, str]]) -> pa.Table:
     return pa.table(list(columns.values()), schema=pa.schema(list(columns)))
 
 
-def member_field(name: str) -> pa.Field[Any]:
-    """The field of a column of places of files beside the videos."""
+def member_field(name: str, more: Sequence[tuple[str, pa.DataType]] = ()) -> pa.Field[Any]:
+    """The field of a column of places of files beside the videos; ``more`` is there beside offset and size."""
     import pyarrow as pa
 
-    place = pa.struct([("offset", pa.int64()), ("size", pa.int64())])
+    place = pa.struct([("offset", pa.int64()), ("size", pa.int64()), *more])
     return pa.field(name, place, metadata={b"asyncfetch": b"member"})
 
 
