@@ -7,6 +7,7 @@ folders     folders and prefixes; VideoFolder's metadata
 tars        tar shards as WebDataset writes them
 tar_index   indexes beside tar shards: Energon's, DALI's, wids's. Pure
 patterns    patterns of urls: braces and wildcards
+listing     files below a directory, by a store or by a web server's index pages
 windows     ClipSampler: which frames of a video make a clip, and how many clips a video gives
 index       indexes of videos, wherever they lie
 plan        the bytes of some windows: clips, audio. Pure
