@@ -3,6 +3,7 @@
 collection  Videos: where a collection is found
 entry_table its entries, by rows; entries: a table's columns as entries
 tables      tables of spans: Parquet, CSV, JSON lines, in memory
+parquet_bytes  videos in a column of Parquet
 folders     folders and prefixes; VideoFolder's metadata
 tars        tar shards as WebDataset writes them
 tar_index   indexes beside tar shards: Energon's, DALI's, wids's. Pure

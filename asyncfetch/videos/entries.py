@@ -27,7 +27,7 @@ ENTRY_COLUMNS = ("video", "offset", "size", "start", "stop")
 RESERVED = (*ENTRY_COLUMNS, "index", "clip_index", "seconds", "audio")
 """Names that no column of the user's may have: an entry's, and those of a sample."""
 INDEX_KEY, INDEX_VERSION = b"asyncfetch.index", b"1"
-"""What the metadata of an index's schema says."""
+"""The mark of an index, in the metadata of its schema."""
 
 _CHUNK_ROWS = 64 * 1024
 """Rows of a column that are gone through at once: it bounds what is held beside the column."""
@@ -122,7 +122,7 @@ def absolute_urls(column: Column, base: str, name: str, shown: str) -> Column:
 
 
 class _Root:
-    """What relative urls of a table are joined to."""
+    """The place that relative urls of a table are joined to."""
 
     def __init__(self, base: str) -> None:
         scheme, separator, rest = base.partition("://")

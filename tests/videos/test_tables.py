@@ -16,8 +16,8 @@ from pyarrow import csv
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound
 from asyncfetch.fetch import Fetcher
+from asyncfetch.tables import whole
 from asyncfetch.testing import RangeServer
-from asyncfetch.videos import tables
 from asyncfetch.videos.tables import read_table, table_entries
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ async def test_long_parquet_is_read_in_parts(
         "kind": pa.array([f"k{row % 7}" for row in range(20_000)]).dictionary_encode(),
     })
     pq.write_table(table, path := tmp_path / "t.parquet", row_group_size=group_rows)
-    monkeypatch.setattr(tables, "PART_BYTES", 20_000)
+    monkeypatch.setattr(whole, "PART_BYTES", 20_000)
     found = await read_table(fetcher, fetcher, path)
     assert found.equals(table)
     entries = await table_entries(fetcher, fetcher, path)
