@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
 from asyncfetch.config.checks import explains_keywords
+from asyncfetch.decode import picture_size
 from asyncfetch.errors import ClosedError, ConfigError, FrameMissing, NotFound, redact_url
 from asyncfetch.lerobot.choice import check_keys, chosen_features
 from asyncfetch.lerobot.engine import DatasetEngine
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from asyncfetch.decode.picture_size import Fit, PictureSize
     from asyncfetch.lerobot.episode_reader import DatasetStatistics
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
     from asyncfetch.lerobot.info import DepthUnit, Feature
@@ -56,6 +58,7 @@ class LeRobotDataset(AsyncOnly):
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
         config: StreamConfig,
+        size: PictureSize | None = None,
         engine: DatasetEngine | None = None,
     ) -> None:
         """``engine`` is one that it shares with other datasets, and doesn't close."""
@@ -63,6 +66,7 @@ class LeRobotDataset(AsyncOnly):
         self.config = config
         self.image_dtype: ImageDtype = image_dtype
         self.depth_unit: DepthUnit = depth_unit
+        self.size = size
         self._chosen = features
         self._given_engine = engine
         self._stack = AsyncExitStack()
@@ -106,6 +110,7 @@ class LeRobotDataset(AsyncOnly):
             config=self.config,
             image_dtype=self.image_dtype,
             depth_unit=self.depth_unit,
+            size=self.size,
             guard=self._guard,
         )
         self._metadata = metadata
@@ -339,6 +344,8 @@ def open_dataset(
     features: Collection[str] | None = None,
     image_dtype: ImageDtype = "uint8",
     depth_unit: DepthUnit = "mm",
+    size: tuple[int, int] | None = None,
+    fit: Fit = "stretch",
     config: StreamConfig = StreamConfig(),  # noqa: B008  frozen
 ) -> LeRobotDataset:
     """A LeRobot v3 dataset, not open yet: enter it with ``async with``.
@@ -350,6 +357,9 @@ def open_dataset(
             ``frame_index``, ``timestamp``, ``task_index`` and ``task`` are always there.
         image_dtype: "uint8", or "float32" in [0, 1].
         depth_unit: "mm" or "m", of depth cameras, which are float32 either way.
+        size: (height, width) that all pictures are brought to where they are decoded; None leaves them as they are.
+            Depth takes the nearest pixel's distance, all else is interpolated as by torchcodec's ``Resize``.
+        fit: What happens to pictures of another shape: "stretch", "crop" (the middle) or "pad" (black bars).
         config: Bounds, limits and threads.
 
     Entering raises FetchError where the metadata can't be fetched, FormatError and DatasetError where it can't be
@@ -364,5 +374,6 @@ def open_dataset(
         features=chosen_features(features),
         image_dtype=image_dtype,
         depth_unit=depth_unit,
+        size=picture_size(size, fit),
         config=stream_config(config),
     )

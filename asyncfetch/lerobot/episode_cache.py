@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache import Lease
     from asyncfetch.config import DecoderBackend
+    from asyncfetch.decode import PictureSize
     from asyncfetch.lerobot.engine import DatasetEngine
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import EpisodeRows, PicturePart
@@ -120,6 +121,7 @@ class EpisodeCache:
         backend: Which library decodes.
         tolerance_seconds: By which a frame may be shown at another time than its row has.
         depth_unit: Unit of depth cameras' frames.
+        size: What cameras' frames are brought to.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class EpisodeCache:
         backend: DecoderBackend,
         tolerance_seconds: float,
         depth_unit: DepthUnit,
+        size: PictureSize | None = None,
     ) -> None:
         self._clips = engine.clips
         self._rank = engine.rank
@@ -150,7 +153,7 @@ class EpisodeCache:
             tolerance_seconds=tolerance_seconds,
             sharing=metadata.episodes.sharing_video_file,
         )
-        self._clip_decoders = ClipDecoders(engine, number, backend)
+        self._clip_decoders = ClipDecoders(engine, number, backend, size)
         self._drop_decoders = engine.drop_decoders
         self._episodes = metadata.episodes
         self._fps = metadata.info.fps

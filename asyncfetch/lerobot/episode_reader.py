@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from asyncfetch.cache import CacheStatistics
     from asyncfetch.cache.disk import DiskStatistics
     from asyncfetch.config import StreamConfig
-    from asyncfetch.decode import DecodePoolStatistics, DecoderCacheStatistics
+    from asyncfetch.decode import DecodePoolStatistics, DecoderCacheStatistics, PictureSize
     from asyncfetch.fetch import FetchStatistics
     from asyncfetch.lerobot.engine import DatasetEngine
     from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics
@@ -125,6 +125,7 @@ class EpisodeReader:
         config: Bounds, limits and threads.
         image_dtype: Of the pictures in its samples.
         depth_unit: Of depth cameras.
+        size: What pictures are brought to.
         guard: Knows the loop that opened the dataset.
     """
 
@@ -137,6 +138,7 @@ class EpisodeReader:
         config: StreamConfig,
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
+        size: PictureSize | None,
         guard: LoopGuard,
     ) -> None:
         self.config, self.engine = config, engine
@@ -147,6 +149,7 @@ class EpisodeReader:
         self._metadata = metadata
         self._image_dtype: ImageDtype = image_dtype
         self._depth_unit: DepthUnit = depth_unit
+        self._size = size
         self._guard = guard
         self._prefetches = Prefetches(self._load)
         self._episodes = EpisodeCache(
@@ -156,6 +159,7 @@ class EpisodeReader:
             backend=config.decoder,
             tolerance_seconds=config.tolerance_seconds,
             depth_unit=depth_unit,
+            size=size,
         )
 
     def check(self) -> None:
@@ -266,6 +270,7 @@ class EpisodeReader:
             windows=offsets,
             image_dtype=self._image_dtype,
             depth_unit=self._depth_unit,
+            size=self._size,
             found_picture=self._metadata.found_picture,
         )
 

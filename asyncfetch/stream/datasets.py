@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import PictureSize
     from asyncfetch.lerobot import DatasetStatistics, DepthUnit, EpisodeReader, ImageDtype, SampleBuilder, Windows
     from asyncfetch.observe.report import Report
     from asyncfetch.order.line import Piece
@@ -66,6 +67,7 @@ class Member:
     transform: Transform | None
     image_dtype: ImageDtype
     depth_unit: DepthUnit
+    size: PictureSize | None
     config: StreamConfig
     """Settings that it is read with."""
     has_config: bool
@@ -104,6 +106,7 @@ class Member:
             features=self.features,
             image_dtype=self.image_dtype,
             depth_unit=self.depth_unit,
+            size=self.size,
             config=self.config,
             engine=engine,
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.config.checks import explains_keywords, index_of
+from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, summarise
 from asyncfetch.runtime import iterate
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncfetch.config import StreamConfig
+    from asyncfetch.decode.picture_size import Fit
     from asyncfetch.lerobot import DatasetSummary, DepthUnit, ImageDtype, Windows
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.stream.job_builder import Transform
@@ -36,7 +38,7 @@ class Stream(EpochStream):
 
     Args:
         source: URL or path of a LeRobot v3 dataset, or an open ``LeRobotDataset``, which is then read on its own loop,
-            with its own features, image_dtype and config.
+            with its own features, image_dtype, size and config.
         shuffle: Whether frames are drawn from a pool of segments, or come in the dataset's order: of several ranks,
             each has an equal part of it.
         seed: Any whole number.
@@ -46,6 +48,8 @@ class Stream(EpochStream):
         transform: Applied to each sample in a decode thread. To use loader workers started by spawn it must pickle.
         image_dtype: "uint8", or "float32" in [0, 1].
         depth_unit: "mm" or "m".
+        size, fit: See ``open_dataset``: (height, width) that pictures are brought to where they are decoded, so that
+            batches of them, and what is handed over and pinned, are as small.
         config: Bounds, limits and threads, for one rank.
 
     Pickles, as what to read; connections and caches stay behind, and so does the url's password or signature, except on
@@ -65,11 +69,14 @@ class Stream(EpochStream):
         transform: Transform | None = None,
         image_dtype: ImageDtype | None = None,
         depth_unit: DepthUnit | None = None,
+        size: tuple[int, int] | None = None,
+        fit: Fit | None = None,
         config: StreamConfig | None = None,
     ) -> None:
         if isinstance(source, LeRobotDataset):
-            if any(given is not None for given in (features, image_dtype, depth_unit, config)):
-                message = "features, image_dtype, depth_unit and config of an open dataset were given to open_dataset()"
+            if any(given is not None for given in (features, image_dtype, depth_unit, size, fit, config)):
+                message = "features, image_dtype, depth_unit, size and config of an open dataset were given to"
+                message += " open_dataset()"
                 raise ConfigError(message)
             config = source.config
         if not isinstance(shuffle, bool):
@@ -85,6 +92,7 @@ class Stream(EpochStream):
             transform=checked_transform(transform),
             image_dtype=image_dtype or "uint8",
             depth_unit=depth_unit or "mm",
+            size=picture_size(size, fit),
             config=stream_config(config),
             has_config=config is not None,
         )
