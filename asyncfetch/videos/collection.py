@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import RangeReader
     from asyncfetch.resources import Engine
+    from asyncfetch.videos.tables import TableSource
 
 Kind = Literal["table", "folder", "tars", "parquet"]
 
