@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ByteRange, ObjectInfo
     from asyncfetch.stream import Mixture, SamplePass, ServedBatches, serve_samples
     from asyncfetch.streams import Stream
+    from asyncfetch.videos import ClipSampler, Videos
 
 __version__ = "0.2.0"
 
@@ -172,6 +173,7 @@ _HOMES = {
     "ranges": ["ByteRange", "ObjectInfo"],
     "stream": ["Mixture", "SamplePass", "ServedBatches", "serve_samples"],
     "streams": ["Stream"],
+    "videos": ["ClipSampler", "Videos"],
 }
 _ROOMS = ("distributed", "tensors", "testing", "torch")
 _HOME = {name: room for room, names in _HOMES.items() for name in names}
@@ -184,6 +186,7 @@ __all__ = [
     "CacheError",
     "CachePool",
     "CacheStatistics",
+    "ClipSampler",
     "ClosedError",
     "ConfigError",
     "ConnectionFailed",
@@ -238,6 +241,7 @@ __all__ = [
     "TimeoutConfig",
     "UrlStore",
     "UsageError",
+    "Videos",
     "WorkerError",
     "WrongLoop",
     "convert_dataset",

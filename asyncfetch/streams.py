@@ -5,32 +5,37 @@ The one place above ``stream`` that knows formats by name: what that reads may b
 
 from __future__ import annotations
 
+import os
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.config.checks import explains_keywords, index_of
-from asyncfetch.errors import ConfigError
-from asyncfetch.formats import chosen_features
+from asyncfetch.decode import picture_size
+from asyncfetch.errors import ConfigError, UsageError
+from asyncfetch.formats import Format, chosen_features
 from asyncfetch.lerobot import LeRobotDataset, check_windows, summarise
 from asyncfetch.lerobot.format import LeRobotFormat, OpenLeRobot
 from asyncfetch.runtime import iterate
 from asyncfetch.stream.datasets import Member
 from asyncfetch.stream.epoch_stream import EpochStream
 from asyncfetch.stream.source import SampleSource, checked_transform, whole_seed
+from asyncfetch.videos import Videos
+from asyncfetch.videos.format import VideosFormat
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import Fit
     from asyncfetch.formats import ImageDtype
     from asyncfetch.lerobot import DatasetSummary, DepthUnit, Windows
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.stream.job_builder import Transform
+    from asyncfetch.videos import ClipSampler
 
 __all__ = ["Stream"]
 
@@ -43,17 +48,24 @@ class Stream(EpochStream):
     and the ranks; every frame comes exactly once an epoch over all ranks and workers.
 
     Args:
-        source: URL or path of a LeRobot v3 dataset, or an open ``LeRobotDataset``, which is then read on its own loop,
-            with its own features, image_dtype and config.
+        source: URL or path of a LeRobot v3 dataset; or an open ``LeRobotDataset``, which is then read on its own loop,
+            with its own features, image_dtype and config; or ``Videos``; or a ``Format`` of your own.
         shuffle: Whether frames are drawn from a pool of segments, or come in the dataset's order: of several ranks,
             each has an equal part of it.
         seed: Any whole number.
         windows: By feature key: seconds or ``frames(...)`` relative to the sample's frame.
         episodes: Indices of the episodes to read; None means all. Without shuffle they are read in this order.
-        features: Keys to fetch and deliver; None means all.
+        features: Keys to fetch and deliver; None means all. Of ``Videos``: columns, and files beside the videos.
         transform: Applied to each sample in a decode thread. To use loader workers started by spawn it must pickle.
         image_dtype: "uint8", or "float32" in [0, 1].
         depth_unit: "mm" or "m".
+        clips: The clips that each of ``Videos`` gives, and their frames. A sample is then one of them: ``video`` uint8
+            (T, 3, H, W), ``seconds`` float64 (T,), the times at which the file shows them; ``index``, the number of the
+            entry, and ``clip_index``; the other columns and files of the entry under their names.
+        size: (height, width) that pictures are brought to where they are decoded; None leaves them as they are.
+        fit: "stretch", "crop" or "pad", where their shape is another one; None is "stretch".
+        audio_rate: Samples a second of ``audio`` float32 (channels, samples), from the first frame of a clip to the end
+            of its last one; None leaves audio out. A video without any has one of (0, 0).
         config: Bounds, limits and threads, for one rank.
 
     Pickles, as what to read; connections and caches stay behind, and so does the url's password or signature, except on
@@ -63,7 +75,7 @@ class Stream(EpochStream):
     @explains_keywords
     def __init__(
         self,
-        source: str | os.PathLike[str] | LeRobotDataset,
+        source: str | os.PathLike[str] | LeRobotDataset | Videos | Format,
         *,
         shuffle: bool = True,
         seed: int = 0,
@@ -73,26 +85,61 @@ class Stream(EpochStream):
         transform: Transform | None = None,
         image_dtype: ImageDtype | None = None,
         depth_unit: DepthUnit | None = None,
+        clips: ClipSampler | None = None,
+        size: tuple[int, int] | None = None,
+        fit: Fit | None = None,
+        audio_rate: int | None = None,
         config: StreamConfig | None = None,
     ) -> None:
-        if isinstance(source, LeRobotDataset):
-            if any(given is not None for given in (features, image_dtype, depth_unit, config)):
-                message = "features, image_dtype, depth_unit and config of an open dataset were given to open_dataset()"
-                raise ConfigError(message)
-            config = source.config
         if not isinstance(shuffle, bool):
             raise ConfigError(f"shuffle must be True or False, not {shuffle!r}")
-        check_windows(windows)
-        member = Member(
-            format=LeRobotFormat(
+        seed = whole_seed(seed)
+        of_lerobot = {"windows": windows, "image_dtype": image_dtype, "depth_unit": depth_unit}
+        of_videos = {"clips": clips, "audio_rate": audio_rate}
+        reading: Format
+        if isinstance(source, Videos):
+            _refuse(of_lerobot, "a LeRobot dataset", source)
+            if clips is None:
+                raise ConfigError(
+                    f"Stream({source!r}) needs clips=ClipSampler(...), which says which frames a clip has"
+                )
+            reading = VideosFormat(
+                videos=source,
+                clips=clips,
+                seed=seed,
+                size=picture_size(size, fit),
+                audio_rate=audio_rate,
+                features=chosen_features(features),
+            )
+        elif isinstance(source, str | os.PathLike | LeRobotDataset):
+            _refuse(of_videos, "Videos", source)
+            if isinstance(source, LeRobotDataset):
+                if any(given is not None for given in (features, image_dtype, depth_unit, size, fit, config)):
+                    raise ConfigError(
+                        "features, image_dtype, depth_unit, size, fit and config of an open dataset were given to "
+                        "open_dataset()"
+                    )
+                config = source.config
+            check_windows(windows)
+            reading = LeRobotFormat(
                 source=source if isinstance(source, LeRobotDataset) else PrivateUrl(source),
                 windows=windows,
                 features=chosen_features(features),
                 image_dtype=image_dtype or "uint8",
                 depth_unit=depth_unit or "mm",
-            ),
+                size=picture_size(size, fit),
+            )
+        elif isinstance(source, Format):
+            _refuse(of_lerobot | of_videos | {"features": features, "size": size, "fit": fit}, "other formats", source)
+            reading = source
+        else:
+            raise ConfigError(
+                f"a stream reads the url or path of a LeRobot dataset, Videos, or a Format, not {source!r}"
+            )
+        member = Member(
+            format=reading,
             shuffle=shuffle,
-            seed=whole_seed(seed),
+            seed=seed,
             episodes=None if episodes is None else distinct_episodes(episodes),
             transform=checked_transform(transform),
             config=stream_config(config),
@@ -109,6 +156,8 @@ class Stream(EpochStream):
         reading = self._member.format
         if isinstance(reading, LeRobotFormat) and isinstance(reading.source, LeRobotDataset):
             return reading.source
+        if not isinstance(reading, LeRobotFormat):
+            raise UsageError(f"{reading!r} isn't a LeRobot dataset: it has no fps, features, stats and columns")
         opened = self._source.session().opened().datasets[0]
         assert isinstance(opened, OpenLeRobot)
         return opened.dataset
@@ -121,7 +170,11 @@ class Stream(EpochStream):
     @property
     def num_episodes(self) -> int:
         """Number of episodes that are read."""
-        return self._dataset().num_episodes if self._member.episodes is None else len(self._member.episodes)
+        if self._member.episodes is not None:
+            return len(self._member.episodes)
+        if self._member.format.is_open:
+            return self._dataset().num_episodes
+        return len(self._source.session().opened().datasets[0].episodes(None))
 
     @property
     def features(self) -> Mapping[str, Feature]:
@@ -162,6 +215,13 @@ async def _some_columns(
 ) -> AsyncIterator[AsyncIterator[list[pa.RecordBatch]]]:
     async with aclosing(dataset.columns(keys, episodes=episodes)) as batches:
         yield ([batch] async for batch in batches)
+
+
+def _refuse(given: Mapping[str, object], kind: str, source: object) -> None:
+    """Raise ConfigError where an argument is for another kind of data."""
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ConfigError(f"{', '.join(names)} is for {kind}, and {source!r} isn't that: leave it out")
 
 
 def distinct_episodes(episodes: Sequence[int]) -> tuple[int, ...]:

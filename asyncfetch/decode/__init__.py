@@ -15,7 +15,7 @@ from asyncfetch.decode.cache import DecoderCache, DecoderCacheStatistics
 from asyncfetch.decode.decoder import Clip, DepthScale, FrameDecoder, open_decoder, stack_frames
 from asyncfetch.decode.executor import DecodePool, DecodePoolStatistics
 from asyncfetch.decode.image import decode_image
-from asyncfetch.decode.picture_size import PictureSize, picture_size
+from asyncfetch.decode.picture_size import Fit, PictureSize, picture_size
 
 __all__ = [
     "Clip",
@@ -24,6 +24,7 @@ __all__ = [
     "DecoderCache",
     "DecoderCacheStatistics",
     "DepthScale",
+    "Fit",
     "FrameDecoder",
     "PictureSize",
     "decode_image",

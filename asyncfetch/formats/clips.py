@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from asyncfetch.decode import Clip
 from asyncfetch.errors import FormatError, redact_url
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.decode import DepthScale
-    from asyncfetch.fetch import RangeReader
     from asyncfetch.media import ClipPlan, Mp4Index
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
@@ -143,10 +142,26 @@ class PlannedClip:
 Planned = PlannedRange | PlannedClip
 
 
+class FileReader(Protocol):
+    """A RangeReader, as far as an index needs one."""
+
+    async def fetch(self, url: str, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop) of the file."""
+        ...
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """The file, and its first bytes."""
+        ...
+
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """The file, and its last bytes."""
+        ...
+
+
 async def fetch_moov(
-    reader: RangeReader, url: str, episodes: int = 0, frames: int = 0
+    reader: FileReader, url: str, episodes: int = 0, frames: int = 0
 ) -> tuple[ObjectInfo, int, memoryview]:
-    """The file, where its index begins, and that as ``parse_moov`` takes it. FormatError where it isn't an MP4 with an index.
+    """The file, where its index begins, and that as ``parse_moov`` takes it. FormatError where it isn't an MP4.
 
     With as many ``episodes`` and ``frames`` in it as are said, where it is known, one round of requests mostly brings
     it: LeRobot puts the index in front, but in files of a single episode, where it comes last.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache import Lease
     from asyncfetch.config import DecoderBackend
-    from asyncfetch.decode import Clip, FrameDecoder
+    from asyncfetch.decode import Clip, FrameDecoder, PictureSize
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.resources import Engine
 
@@ -58,12 +58,16 @@ class ClipDecoders:
         engine: Keeps the decoders, within its bounds.
         number: Of the dataset in the engine.
         backend: The library that decodes.
+        size: Size that pictures are brought to.
     """
 
-    def __init__(self, engine: Engine, number: int, backend: DecoderBackend) -> None:
+    def __init__(
+        self, engine: Engine, number: int, *, backend: DecoderBackend, size: PictureSize | None = None
+    ) -> None:
         self._kept, self._keys = engine.decoders, engine.decoder_keys
         self._number = number
         self._backend: DecoderBackend = backend
+        self._size = size
         self._doubted: set[int] = set()
         self.generation = 0
         """The number of times that a file was found replaced."""
@@ -74,7 +78,7 @@ class ClipDecoders:
 
         def open_clip() -> FrameDecoder:
             clip.ranks(frames)  # a video without any of the frames is no video that a decoder would open
-            return open_decoder(clip, backend=self._backend)
+            return open_decoder(clip, backend=self._backend, size=self._size)
 
         if entry.generation != self.generation:
             return open_clip()  # not kept: the replaced video won't be read again

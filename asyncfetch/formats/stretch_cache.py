@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache import Lease
     from asyncfetch.config import DecoderBackend
+    from asyncfetch.decode import PictureSize
     from asyncfetch.formats.clips import PlannedClip, PlannedRange
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.resources import Engine
@@ -87,6 +88,10 @@ class EpisodeCacheStatistics(Figures):
     theirs; plans are bounded likewise, but kept apart."""
     kept_bytes: int
     """Memory of that, and of the plans that are kept."""
+    whole: int = 0
+    """Plans that need all of a file, because it can't be cut."""
+    whole_bytes: int = 0
+    """Bytes of those files."""
 
     def _since(self, earlier: EpisodeCacheStatistics) -> EpisodeCacheStatistics:
         """See ``counted_since``; ``kept`` says how many more are kept than then."""
@@ -103,12 +108,15 @@ class StretchCache(ABC, Generic[P, X, H]):
             ClosedError.
         number: Of the dataset in the engine.
         backend: Which library decodes.
+        size: Size that pictures are brought to; None leaves them as they are.
     """
 
-    def __init__(self, engine: Engine, number: int, *, backend: DecoderBackend) -> None:
+    def __init__(
+        self, engine: Engine, number: int, *, backend: DecoderBackend, size: PictureSize | None = None
+    ) -> None:
         self._clips = engine.clips
         self._rank = engine.rank
-        self._clip_decoders = ClipDecoders(engine, number, backend)
+        self._clip_decoders = ClipDecoders(engine, number, backend=backend, size=size)
         self._drop_decoders = engine.drop_decoders
         self._flights: SingleFlight[StretchEntry[X], None] = SingleFlight(engine.group)
         self._memory = engine.memory
@@ -120,7 +128,7 @@ class StretchCache(ABC, Generic[P, X, H]):
         self._plans: LRUPart[Stretch, KeptPart[Mapping[str, P]]] = LRUPart(engine.plans, number)
         self._kept: LRUPart[Stretch | int, KeptPart[X]] = LRUPart(engine.beside, number)
         """What comes beside bytes, by whatever a format calls it."""
-        self._hits = self._misses = 0
+        self._hits = self._misses = self._whole = self._whole_bytes = 0
 
     # What a format says.
 
@@ -283,7 +291,15 @@ class StretchCache(ABC, Generic[P, X, H]):
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""
         kept_bytes = self._plans.nbytes + self._kept.nbytes
-        return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._kept), kept_bytes)
+        return EpisodeCacheStatistics(
+            self._hits,
+            self._misses,
+            len(self._held),
+            len(self._kept),
+            kept_bytes,
+            whole=self._whole,
+            whole_bytes=self._whole_bytes,
+        )
 
     # How it works.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
 from asyncfetch.config.checks import explains_keywords
+from asyncfetch.decode import picture_size
 from asyncfetch.errors import ClosedError, ConfigError, FrameMissing, NotFound, redact_url
 from asyncfetch.formats.choice import check_keys, chosen_features
 from asyncfetch.formats.stretch import Stretch
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from asyncfetch.decode import Fit, PictureSize
     from asyncfetch.formats.reader import DatasetStatistics
     from asyncfetch.formats.samples import ImageDtype, Sample
     from asyncfetch.formats.stretch import Reach
@@ -57,6 +59,7 @@ class LeRobotDataset(AsyncOnly):
         features: Collection[str] | None,
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
+        size: PictureSize | None = None,
         config: StreamConfig,
         engine: Engine | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class LeRobotDataset(AsyncOnly):
         self.config = config
         self.image_dtype: ImageDtype = image_dtype
         self.depth_unit: DepthUnit = depth_unit
+        self.size = size
         self._chosen = features
         self._given_engine = engine
         self._stack = AsyncExitStack()
@@ -108,6 +112,7 @@ class LeRobotDataset(AsyncOnly):
             config=self.config,
             image_dtype=self.image_dtype,
             depth_unit=self.depth_unit,
+            size=self.size,
             guard=self._guard,
         )
         self._metadata = metadata
@@ -341,6 +346,8 @@ def open_dataset(
     features: Collection[str] | None = None,
     image_dtype: ImageDtype = "uint8",
     depth_unit: DepthUnit = "mm",
+    size: tuple[int, int] | None = None,
+    fit: Fit | None = None,
     config: StreamConfig = StreamConfig(),  # noqa: B008  frozen
 ) -> LeRobotDataset:
     """A LeRobot v3 dataset, not open yet: enter it with ``async with``.
@@ -352,6 +359,8 @@ def open_dataset(
             ``frame_index``, ``timestamp``, ``task_index`` and ``task`` are always there.
         image_dtype: "uint8", or "float32" in [0, 1].
         depth_unit: "mm" or "m", of depth cameras, which are float32 either way.
+        size: (height, width) that all pictures are brought to; None leaves them as they are.
+        fit: "stretch", "crop" or "pad", where their shape is another one; None is "stretch".
         config: Bounds, limits and threads.
 
     Entering raises FetchError where the metadata can't be fetched, FormatError and DatasetError where it can't be
@@ -366,5 +375,6 @@ def open_dataset(
         features=chosen_features(features),
         image_dtype=image_dtype,
         depth_unit=depth_unit,
+        size=picture_size(size, fit),
         config=stream_config(config),
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from asyncfetch.config import DecoderBackend
-    from asyncfetch.decode import Clip
+    from asyncfetch.decode import Clip, PictureSize
     from asyncfetch.formats.held import StretchEntry
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.lerobot.metadata import Metadata
@@ -48,6 +48,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         backend: Which library decodes.
         tolerance_seconds: By which a frame may be shown at another time than its row has.
         depth_unit: Unit of depth cameras' frames.
+        size: Size that pictures are brought to; None leaves them as they are.
     """
 
     def __init__(
@@ -59,8 +60,9 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         backend: DecoderBackend,
         tolerance_seconds: float,
         depth_unit: DepthUnit,
+        size: PictureSize | None = None,
     ) -> None:
-        super().__init__(engine, number, backend=backend)
+        super().__init__(engine, number, backend=backend, size=size)
         self.rows = RowReader(
             engine.reader,
             metadata,

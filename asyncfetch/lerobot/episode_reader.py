@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import PictureSize
     from asyncfetch.formats.samples import ImageDtype
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import DepthUnit
@@ -41,6 +42,7 @@ class EpisodeReader(StretchReader[HeldEpisode]):
         config: Bounds, limits and threads.
         image_dtype: Of the pictures in its samples.
         depth_unit: Of depth cameras.
+        size: Of pictures; None leaves them as they are.
         guard: Knows the loop that opened the dataset.
     """
 
@@ -55,6 +57,7 @@ class EpisodeReader(StretchReader[HeldEpisode]):
         config: StreamConfig,
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
+        size: PictureSize | None = None,
         guard: LoopGuard,
     ) -> None:
         episodes = EpisodeCache(
@@ -64,11 +67,13 @@ class EpisodeReader(StretchReader[HeldEpisode]):
             backend=config.decoder,
             tolerance_seconds=config.tolerance_seconds,
             depth_unit=depth_unit,
+            size=size,
         )
         super().__init__(url, engine, episodes, config=config, guard=guard)
         self._metadata = metadata
         self._image_dtype: ImageDtype = image_dtype
         self._depth_unit: DepthUnit = depth_unit
+        self._size = size
 
     def episode(self, episode: int) -> Episode:
         """Return where its rows and videos are."""
@@ -120,5 +125,6 @@ class EpisodeReader(StretchReader[HeldEpisode]):
             windows=offsets,
             image_dtype=self._image_dtype,
             depth_unit=self._depth_unit,
+            size=self._size,
             found_picture=self._metadata.found_picture,
         )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import PictureSize
     from asyncfetch.formats.samples import ImageDtype
     from asyncfetch.lerobot.episode_reader import EpisodeReader
     from asyncfetch.lerobot.info import DepthUnit
@@ -31,6 +32,7 @@ class LeRobotFormat:
     features: tuple[str, ...] | None = None
     image_dtype: ImageDtype = "uint8"
     depth_unit: DepthUnit = "mm"
+    size: PictureSize | None = None
 
     @property
     def is_open(self) -> bool:
@@ -52,6 +54,7 @@ class LeRobotFormat:
             features=self.features,
             image_dtype=self.image_dtype,
             depth_unit=self.depth_unit,
+            size=self.size,
             config=config,
             engine=engine,
         )

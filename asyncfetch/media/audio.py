@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 
     from asyncfetch.media.samples import Columns
 
-PCM = frozenset({"sowt", "twos", "lpcm", "ipcm", "fpcm", "in24", "in32", "fl32", "fl64", "raw ", "ulaw", "alaw"})
-"""Sample entries whose frames are one value a channel."""
-STATELESS = PCM | {"fLaC", "alac"}
+PCM = {"in24": 24, "in32": 32, "fl32": 32, "fl64": 64, "ulaw": 8, "alaw": 8}
+PCM |= dict.fromkeys(("sowt", "twos", "lpcm", "ipcm", "fpcm", "raw "), 0)
+"""Sample entries whose frames are one value a channel, and its bits; 0 where the entry says how many."""
+PCM_GROUP = 1024
+"""Frames of PCM that count as one: what FFmpeg reads at once."""
+STATELESS = frozenset({*PCM, "fLaC", "alac"})
 """Sample entries whose frames each decode by themselves."""
 EARLIER_FRAMES = 12
 """Frames of other codecs that are decoded in front of those asked for. AAC-LC needs one, for its overlapping windows.
@@ -216,8 +219,11 @@ def _audio_index(moov: Box, fragments: Mapping[int, Sequence[Columns]], url: str
     if trak is None:
         return None
     timescale = read_timescale(trak.require("mdia", "mdhd"))
-    samples = track_samples(trak, fragments)
     stsd = trak.require("mdia", "minf", "stbl", "stsd")
+    pcm = [entry for entry in stsd.children(8) if entry.kind in PCM]
+    for entry in pcm:
+        _check_pcm(trak, entry)
+    samples = track_samples(trak, fragments, group=PCM_GROUP if pcm else 1)
     start, stop, delay = read_edit(moov, trak, timescale) or (-MAX_POSITION, MAX_POSITION, 0)
     shift = max(start, 0) - delay
     return AudioIndex(
@@ -228,3 +234,14 @@ def _audio_index(moov: Box, fragments: Mapping[int, Sequence[Columns]], url: str
         stop=MAX_POSITION if fragments else stop,
         shift=shift,
     )
+
+
+def _check_pcm(trak: Box, entry: Box) -> None:
+    """FormatError where a frame isn't as long as its description says: FFmpeg reads by that."""
+    version, channels, bits = entry.unpack("H6xHH", 8)
+    nbytes = channels * (PCM[entry.kind] or bits) // 8
+    if version == 2:
+        (nbytes,) = entry.unpack("I", 56)
+    (size,) = trak.require("mdia", "minf", "stbl", "stsz").unpack("I", 4)
+    if size not in {0, nbytes}:
+        raise entry.error(f"frames have {nbytes} bytes, but {size} by stsz; remux with: ffmpeg -i IN -c copy OUT.mov")

@@ -251,7 +251,8 @@ class Mp4Index:
 
         Shape (N,) each; times and end are seconds of the file. They are made once, and not to be written to. A sample
         is -1 where another frame is shown at just the same time: decoders know a frame by that. The times are those of
-        torchcodec's ``get_frame_at(i).pts_seconds`` in exact mode, and i the place in the arrays.
+        torchcodec's ``get_frame_at(i).pts_seconds`` in exact mode, and i the place in the arrays; where an edit list
+        hides the beginning of a group of pictures, torchcodec 0.13 fails or gives another frame's.
         """
         if not self._shown:
             times = self.samples.presentation_times(0, self.num_samples)
@@ -259,7 +260,7 @@ class Mp4Index:
             times = times[order]
             low, high = np.searchsorted(times, (self.edit.start, self.edit.stop))
             order, times = order[low:high], times[low:high]
-            end = int((times + self.samples.durations[order]).max(initial=0)) if len(order) else self.edit.shift
+            end = int(times[-1]) + int(self.samples.durations[order[-1]]) if len(order) else self.edit.shift
             new = np.concatenate(([True], times[1:] != times[:-1], [True]))
             order[~(new[:-1] & new[1:])] = -1
             seconds = (times - self.edit.shift) / self.timescale
@@ -389,12 +390,12 @@ def tracks_of(moov: Box) -> str:
     return f"{len(kinds)} tracks: {', '.join(kinds[:8]) or 'none'}"
 
 
-def track_samples(trak: Box, fragments: Mapping[int, Sequence[Columns]]) -> SampleTable:
-    """The samples of a track: those of its own tables, then those of fragments, in the order of decoding."""
+def track_samples(trak: Box, fragments: Mapping[int, Sequence[Columns]], *, group: int = 1) -> SampleTable:
+    """The samples of a track: those of its own tables, ``group`` as one, then those of fragments, in decode order."""
     stbl = trak.require("mdia", "minf", "stbl")
     parts = [*fragments.get(track_number(trak), ())]
     if not parts or count_samples(stbl):
-        parts.insert(0, read_columns(stbl))
+        parts.insert(0, read_columns(stbl, group=group))
     return sample_table(joined(parts) if len(parts) > 1 else parts[0], stbl)
 
 

@@ -207,6 +207,7 @@ def _pass_maker(opened: OpenDatasets, begun: BegunPass, memory: BatchMemory | No
     _warn_of_parted_groups(plan, is_shuffled=opened.members[0].shuffle)
     _warn_of_few_segments(plan, opened)
     decoded_samples = config.decoded_max_bytes // builder.sample_bytes
+    _warn_of_large_samples(plan, builder, decoded_samples, opened)
     open_pieces = plan.own_pieces
     handed_over = _handed_over(builder, memory)
     sizes = Sizes.within(
@@ -290,6 +291,22 @@ def _warn_of_few_segments(plan: PassPlan, opened: OpenDatasets) -> None:
         segments,
         batch,
         math.floor(1000 * seconds) / 1000,  # more would be too long
+    )
+
+
+def _warn_of_large_samples(plan: PassPlan, builder: JobBuilder, decoded_samples: int, opened: OpenDatasets) -> None:
+    """Say so where threads have nothing to do, because what is decoded ahead has no room for a sample of each."""
+    threads = opened.engine.decode.threads
+    if plan.progress.placement.worker or plan.progress.epoch or decoded_samples > threads:
+        return
+    _log.warning(
+        "decoded_max_bytes=%d has room for %d samples of %d bytes, so not all of %d threads decode at a time: with "
+        "StreamConfig(decoded_max_bytes=%d) they do; smaller pictures (size=) take less",
+        opened.config.decoded_max_bytes,
+        decoded_samples,
+        builder.sample_bytes,
+        threads,
+        (2 * threads + HANDED_OVER_MICRO_BATCHES) * builder.sample_bytes,
     )
 
 

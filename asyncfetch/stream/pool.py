@@ -33,6 +33,8 @@ _log = logging.getLogger("asyncfetch")
 _WEIGHED_FILES = 64
 """Files of each camera, whose indexes are fetched before the first sample where the pool may not fit."""
 _WEIGHED_EPISODES = 1024
+NO_BOUND_BYTES = 2.0**62
+"""More than any memory has."""
 _MARGIN = 1.25
 """The factor by which a segment that wasn't weighed may be larger than its frames say."""
 
@@ -73,11 +75,13 @@ class PoolSegments:
         """Bytes of the clips of each one's segments at most.
 
         A file isn't larger than the metadata says, but for one episode that is. Where it says nothing, there is no
-        bound.
+        bound. A segment of a single sample is let go of as soon as that is made: a pool of these holds nothing.
         """
         file_bytes = self.dataset.file_bytes
+        if self.dataset.frames_per_second is None:
+            return np.zeros(len(self.frames))
         if file_bytes is None:
-            return np.full(len(self.frames), np.inf)
+            return np.full(len(self.frames), NO_BOUND_BYTES)
         sizes = np.zeros(len(self.frames))
         for each, frames in zip(self.files, self.clips, strict=True):
             _, numbers = np.unique(each, return_inverse=True)
@@ -189,7 +193,9 @@ async def _weigh(drawn: PoolSegments, most_files: int) -> _SegmentSizes:
         distinct = np.unique(each[frames > 0])
         chosen &= np.isin(each, distinct[:: -(-len(distinct) // most_files) or 1])
     there = np.flatnonzero(chosen if chosen.any() else frames > 0)
-    there = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), _WEIGHED_EPISODES)).astype(np.int64))]
+    # Where metadata says nothing, each has an index of its own to be fetched.
+    most = most_files if drawn.dataset.file_bytes is None else _WEIGHED_EPISODES
+    there = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), most)).astype(np.int64))]
     found: dict[int, int] = {}
 
     async def weigh(place: int) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from asyncfetch.config import PrivateUrl, config_share, stream_config
 from asyncfetch.config.checks import explains_keywords, is_whole_number
+from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
 from asyncfetch.formats import DatasetStatistics, chosen_features
 from asyncfetch.lerobot import open_dataset
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from torch.utils.data._utils.worker import WorkerInfo
 
     from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import Fit
     from asyncfetch.formats import ImageDtype, Sample
     from asyncfetch.lerobot import DepthUnit, LeRobotDataset, Windows
     from asyncfetch.observe.report import Report
@@ -461,7 +463,7 @@ class FrameDataset(Dataset["Sample"]):
 
     Args:
         source: URL or path of a LeRobot v3 dataset.
-        windows, episodes, features, image_dtype, depth_unit, config: As in ``Stream``.
+        windows, episodes, features, image_dtype, depth_unit, size, fit, config: As in ``Stream``.
 
     Raises:
         IndexError: ``i`` is out of range.
@@ -478,9 +480,12 @@ class FrameDataset(Dataset["Sample"]):
         features: Collection[str] | None = None,
         image_dtype: ImageDtype = "uint8",
         depth_unit: DepthUnit = "mm",
+        size: tuple[int, int] | None = None,
+        fit: Fit | None = None,
         config: StreamConfig | None = None,
     ) -> None:
         self.source = source = PrivateUrl(source)
+        picture_size(size, fit)  # refused here, not at the first read
         self.windows = windows
         self.episodes = None if episodes is None else distinct_episodes(episodes)
         self.config = stream_config(config)
@@ -490,6 +495,8 @@ class FrameDataset(Dataset["Sample"]):
             features=chosen_features(features),
             image_dtype=image_dtype,
             depth_unit=depth_unit,
+            size=size,
+            fit=fit,
         )
         self._session: DatasetSession[LeRobotDataset] | None = None
         self._chosen: Sequence[int] = ()

@@ -1,17 +1,25 @@
-"""Collections of videos, as tables of entries.
+"""Collections of videos that aren't LeRobot's: tables of spans, folders, tar shards, bytes in Parquet.
 
-entries         a table's columns as entries: absolute urls, seconds, names that are taken
-tables          tables of spans: Parquet, CSV, JSON lines, in memory
-parquet_bytes   videos in a column of Parquet files
-windows         ClipSampler: which frames of a video make a clip, and how many clips a video gives
-patterns        patterns of urls: braces and wildcards
-tar_index       indexes beside tar shards: Energon's, DALI's, wids's. Pure
-tars            tar shards as WebDataset writes them
-folders         folders and prefixes; VideoFolder's metadata
+collection  Videos: where a collection is found
+entry_table its entries, by rows; entries: a table's columns as entries
+tables      tables of spans: Parquet, CSV, JSON lines, in memory
+parquet_bytes  videos in a column of Parquet
+folders     folders and prefixes; VideoFolder's metadata
+tars        tar shards as WebDataset writes them
+tar_index   indexes beside tar shards: Energon's, DALI's, wids's. Pure
+patterns    patterns of urls: braces and wildcards
+listing     files below a directory, by a store or by a web server's index pages
+windows     ClipSampler: which frames of a video make a clip, and how many clips a video gives
+index       indexes of videos, wherever they lie
+plan        the bytes of some windows: clips, audio. Pure
+cache       windows in memory
+samples     windows as samples; audio: theirs; whole: videos that can't be cut
+format      a collection as a stream reads it
 """
 
 from __future__ import annotations
 
+from asyncfetch.videos.collection import Videos
 from asyncfetch.videos.windows import ClipSampler
 
-__all__ = ["ClipSampler"]
+__all__ = ["ClipSampler", "Videos"]

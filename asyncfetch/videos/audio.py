@@ -29,7 +29,7 @@ def decode_audio(plan: AudioPlan, parts: Sequence[memoryview], *, rate: int, nam
         MissingDependency: torchcodec doesn't load.
     """
     if not plan.parts:
-        return import_torch().zeros((0, 0))
+        return no_audio()
     data = b"".join((plan.header, *parts))
     return audio_of(data, plan.start_seconds - plan.clip_seconds, plan.stop_seconds - plan.clip_seconds, rate, name)
 
@@ -39,11 +39,17 @@ def audio_of(data: bytes | memoryview, start_seconds: float, stop_seconds: float
     choose_backend("torchcodec")  # or an error that says what is missing
     from torchcodec.decoders import AudioDecoder  # type: ignore[attr-defined]
 
-    torch = import_torch()
+    library = import_torch()
     try:
-        decoder = AudioDecoder(torch.frombuffer(bytearray(data), dtype=torch.uint8), sample_rate=rate)
+        decoder = AudioDecoder(library.frombuffer(bytearray(data), dtype=library.uint8), sample_rate=rate)
         found: torch.Tensor = decoder.get_samples_played_in_range(start_seconds, stop_seconds).data
     except (RuntimeError, ValueError, IndexError) as error:
         message = f"{name}: torchcodec can't decode its audio from {start_seconds:.6f} s to {stop_seconds:.6f} s"
         raise DecodeError(f"{message}: {error}") from error
     return found
+
+
+def no_audio() -> torch.Tensor:
+    """The audio of a video that has none: no channel, no sample."""
+    none: torch.Tensor = import_torch().zeros((0, 0))
+    return none

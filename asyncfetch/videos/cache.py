@@ -12,7 +12,6 @@ from asyncfetch.errors import COPY_ANEW, FormatError, FrameMissing, redact_url
 from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import KeptPart, StretchCache, kept_plan
-
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.videos.index import VideoIndexes
 from asyncfetch.videos.plan import Plan, WholeVideo, WindowClip, Windows, plan_audio, plan_clips
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.config import DecoderBackend
-    from asyncfetch.decode import Clip
+    from asyncfetch.decode import Clip, PictureSize
     from asyncfetch.formats.held import StretchEntry
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.media import Mp4Index
@@ -43,7 +42,7 @@ WHOLE = "whole"
 MAX_EARLIER = 4096
 """Videos that are remembered to begin with a recovery point in place of a key frame."""
 MAX_NAMED = 8
-"""Videos read whole that are named in the log; further ones are counted only."""
+"""Videos read whole that are named in the log, each once."""
 
 
 class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
@@ -60,6 +59,7 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
         audio: Whether windows have audio.
         members: Columns of files beside the videos that are read.
         backend: Which library decodes.
+        size: Size that pictures are brought to; None leaves them as they are.
     """
 
     def __init__(
@@ -73,8 +73,11 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
         audio: bool,
         members: tuple[str, ...],
         backend: DecoderBackend,
+        size: PictureSize | None,
     ) -> None:
-        super().__init__(engine, number, backend=backend)
+        super().__init__(engine, number, backend=backend, size=size)
+        self.backend: DecoderBackend = backend
+        self.size = size
         self._entries = entries
         self._sampler = clips
         self._seed = seed
@@ -86,8 +89,7 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
         self._earlier: dict[tuple[str, int], int] = {}  # by url and offset: see Mp4Index.clip
         self.largest_picture: tuple[int, int] = (0, 0)
         """Height and width of the largest pictures seen so far."""
-        self.whole_videos = self.whole_bytes = 0
-        """Videos that had to be read whole, and their bytes."""
+        self._named: set[Place] = set()
 
     def name(self, stretch: Stretch) -> str:
         """See StretchCache."""
@@ -98,7 +100,11 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
 
     async def video(self, entry: int) -> VideoFile:
         """The index of an entry's video."""
-        return await self._watch(self._indexes.get(self._entries.place(entry)))
+        file = await self._watch(self._indexes.get(self._entries.place(entry)))
+        if file.tracks is not None:
+            index = file.tracks.video
+            self.largest_picture = max(self.largest_picture, (index.height, index.width), key=np.prod)
+        return file
 
     async def _make_plan(self, stretch: Stretch) -> KeptPart[Mapping[str, Planned]]:
         place = self._entries.place(stretch.episode)
@@ -113,15 +119,18 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
     def _plan_whole(self, place: Place, file: VideoFile) -> Plan:
         plan = Plan(WholeVideo(file.reason))
         plan[WHOLE] = PlannedRange(place.url, place.offset, place.offset + file.size_bytes)
-        if self.whole_videos < MAX_NAMED:
+        self._whole += 1
+        self._whole_bytes += file.size_bytes
+        if place in self._named:
+            return plan
+        if len(self._named) < MAX_NAMED:
+            self._named.add(place)
             _log.warning(
                 "%s is read whole, all of its %d bytes for each clip, because it can't be cut: %s",
                 redact_url(place.url),
                 file.size_bytes,
                 file.reason,
             )
-        self.whole_videos += 1
-        self.whole_bytes += file.size_bytes
         return plan
 
     def _plan_windows(self, stretch: Stretch, place: Place, file: VideoFile) -> Plan:
@@ -137,7 +146,6 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
             raise FrameMissing(f"{self.name(stretch)}: two frames are shown at {at:.6f} s, and can't be told apart")
         earlier = self._earlier.get((place.url, place.offset))
         clips = {f"video {n}": each for n, each in enumerate(plan_clips(index, chosen.ravel(), place, earlier=earlier))}
-        self.largest_picture = max(self.largest_picture, (index.height, index.width), key=np.prod)
         sound, ranges = None, dict[str, PlannedRange]()
         if audio is not None:
             spans = [(float(seconds[frames].min()), end) for frames, end in zip(found, ends, strict=True)]
@@ -150,24 +158,27 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
     def _frames(self, stretch: Stretch, index: Mp4Index) -> tuple[NDArray[np.int64], list[float]]:
         """Return the places among the frames shown of each window's frames, and when its latest one ends."""
         _, seconds, end_seconds = index.shown()
-        windows, ends = [], []
-        span = frames_within(seconds, end_seconds, *self._entries.span(stretch.episode))
-        for number in range(stretch.start, stretch.stop):
-            windows.append(self.window(stretch, number, seconds, span))
-            last = int(windows[-1].max()) + 1
-            ends.append(float(seconds[last]) if last < span[1] else span[2])
-        return np.stack(windows), ends
+        windows = [
+            self.window_of(stretch, number, seconds, end_seconds) for number in range(stretch.start, stretch.stop)
+        ]
+        return np.stack([frames for frames, _ in windows]), [end for _, end in windows]
 
-    def window(
-        self, stretch: Stretch, number: int, seconds: NDArray[np.float64], span: tuple[int, int, float]
-    ) -> NDArray[np.int64]:
-        """Return the places of a window's frames among all frames of a video, by when they are shown."""
-        first, stop, end_seconds = span
+    def window_of(
+        self, stretch: Stretch, number: int, seconds: NDArray[np.float64], end_seconds: float
+    ) -> tuple[NDArray[np.int64], float]:
+        """Return the places of a window's frames among all frames of a video, and when the latest of them ends.
+
+        Args:
+            stretch: One that has the window.
+            number: Of the window.
+            seconds: When each frame of the video is shown.
+            end_seconds: When the last one ends.
+        """
+        first, stop, span_end = frames_within(seconds, end_seconds, *self._entries.span(stretch.episode))
         drawn = draw(self._seed, stretch.epoch, stretch.episode, number)
-        found = self._sampler.window(
-            seconds[first:stop], end_seconds, number, draw=drawn, name=self.name(stretch)
-        )
-        return found + first
+        found = first + self._sampler.window(seconds[first:stop], span_end, number, draw=drawn, name=self.name(stretch))
+        last = int(found.max()) + 1
+        return found, float(seconds[last]) if last < stop else span_end
 
     def _check_complete(self, index: Mp4Index, file: VideoFile, place: Place) -> None:
         if index.data_stop > file.size_bytes:
@@ -186,23 +197,23 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
 
     async def _fetch_beside(
         self,
-        stretch: Stretch,  # noqa: ARG002
+        stretch: Stretch,
         planned: Mapping[str, Planned],
     ) -> tuple[Windows | WholeVideo, Mapping[str, Planned]]:
         assert isinstance(planned, Plan)
         return planned.windows, planned
 
-    def _kept_beside(self, stretch: Stretch, planned: Mapping[str, Planned]) -> Windows | WholeVideo:  # noqa: ARG002
+    def _kept_beside(self, stretch: Stretch, planned: Mapping[str, Planned]) -> Windows | WholeVideo:
         assert isinstance(planned, Plan)
         return planned.windows
 
-    def _over(self, stretch: Stretch, name: str, planned: Planned, buffer: memoryview) -> Clip | None:  # noqa: ARG002
+    def _over(self, stretch: Stretch, name: str, planned: Planned, buffer: memoryview) -> Clip | None:
         return planned.over(buffer, name=self.name(stretch))
 
     def _held_by(self, entry: StretchEntry[Windows | WholeVideo], *, by_pass: bool = False) -> HeldWindows:
         return HeldStretch(entry, self._clip_decoders, self._release, by_pass=by_pass)
 
-    def _start_earlier(self, name: str, planned: Planned) -> None:  # noqa: ARG002
+    def _start_earlier(self, name: str, planned: Planned) -> None:
         assert isinstance(planned, WindowClip)
         key = planned.url, planned.offset
         if self._earlier.get(key) == planned.earlier:  # else others that were under way with it did
@@ -212,5 +223,3 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
 
     def _forget_files(self, episode: int | None) -> None:
         self._indexes.clear(None if episode is None else self._entries.place(episode))
-
-

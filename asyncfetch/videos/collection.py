@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,12 +11,19 @@ from asyncfetch.errors import redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos.entry_table import Entries, check_entries
+from asyncfetch.videos.folders import folder_entries
+from asyncfetch.videos.parquet_bytes import parquet_entries
+from asyncfetch.videos.tables import table_entries
+from asyncfetch.videos.tars import tar_entries
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pyarrow as pa
 
     from asyncfetch.fetch import RangeReader
     from asyncfetch.resources import Engine
+    from asyncfetch.videos.tables import TableSource
 
 Kind = Literal["table", "folder", "tars", "parquet"]
 
@@ -37,7 +43,7 @@ class Videos:
 
     @classmethod
     def from_table(
-        cls, source: Any, *, video: str = "video", start: str | None = None, stop: str | None = None
+        cls, source: TableSource, *, video: str = "video", start: str | None = None, stop: str | None = None
     ) -> Videos:
         """Videos, or spans of them, that a table names, one in each row.
 
@@ -97,7 +103,7 @@ class Videos:
             return await self._open(fetcher, engine.reader)
 
     async def entries(self, config: FetchConfig = FetchConfig()) -> pa.Table:  # noqa: B008  frozen
-        """Read the entries: a ``pyarrow.Table`` with the columns ``video``, ``offset``, ``size``, ``start``, ``stop``."""
+        """Read the entries, with the columns ``video``, ``offset``, ``size``, ``start`` and ``stop``."""
         async with Fetcher(config) as fetcher:
             return (await self._open(fetcher, fetcher)).table
 
@@ -107,7 +113,19 @@ class Videos:
         return await run_sync(lambda: Entries(table, repr(self)))
 
     async def _read(self, fetcher: Fetcher, reader: RangeReader) -> pa.Table:
-        raise NotImplementedError
+        match self._kind:
+            case "table":
+                assert self._video is not None
+                return await table_entries(
+                    reader, fetcher, self._source, video=self._video, start=self._start, stop=self._stop
+                )
+            case "folder":
+                return await folder_entries(self._source, fetcher=fetcher, reader=reader, video=self._video)
+            case "tars":
+                return await tar_entries(self._source, fetcher=fetcher, reader=reader, video=self._video)
+            case "parquet":
+                assert self._video is not None
+                return await parquet_entries(reader, fetcher, self._source, video=self._video)
 
     @property
     def url(self) -> str:
@@ -117,7 +135,9 @@ class Videos:
     def __repr__(self) -> str:
         source = self._source
         shown = redact_url(source) if isinstance(source, str) else f"<{type(source).__name__}>"
-        return f"Videos.from_{self._kind}({shown!r})" if isinstance(source, str) else f"Videos.from_{self._kind}({shown})"
+        return (
+            f"Videos.from_{self._kind}({shown!r})" if isinstance(source, str) else f"Videos.from_{self._kind}({shown})"
+        )
 
 
 def _kept(source: Any) -> Any:  # noqa: ANN401 - what a user gave

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import ConfigError, EpisodeNotFound
+from asyncfetch.videos.entries import ENTRY_COLUMNS, INDEX_KEY
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-RESERVED = ("video", "offset", "size", "start", "stop")
-"""Columns that say where a video lies, and which part of it is meant."""
 MEASURES = ("seconds", "frames", "width", "height")
 """Columns of an index that say what a video is like, beside these."""
 MEMBER = b"member"
@@ -35,7 +34,7 @@ class Entries:
     """The entries of a collection, numbered from 0. Immutable.
 
     Args:
-        table: With the columns RESERVED of which any but ``video`` may be missing, and the user's own.
+        table: With the columns ENTRY_COLUMNS, of which any but ``video`` may be missing, and the user's own.
         url: Of the collection, for messages.
     """
 
@@ -43,7 +42,7 @@ class Entries:
         self.table = table
         self.url = url
         self._columns = {name: table.column(name) for name in table.column_names}
-        hidden = {*RESERVED, *MEASURES} if self.is_index else set(RESERVED)
+        hidden = {*ENTRY_COLUMNS, *MEASURES} if self.is_index else set(ENTRY_COLUMNS)
         self.members: tuple[str, ...] = tuple(
             field.name for field in table.schema if (field.metadata or {}).get(b"asyncfetch") == MEMBER
         )
@@ -59,12 +58,25 @@ class Entries:
     @property
     def is_index(self) -> bool:
         """True if it was read from an index, which has measured the videos."""
-        return b"asyncfetch.index" in (self.table.schema.metadata or {})
+        return INDEX_KEY in (self.table.schema.metadata or {})
 
     def value(self, entry: int, name: str) -> Any:  # noqa: ANN401
         """Return what a column has for an entry; None where it has nothing."""
         column = self._columns.get(name)
         return None if column is None else column[entry].as_py()
+
+    def dtype(self, name: str) -> str:
+        """Return torch's name of the dtype of a column's values in samples; "string" or "object" of others."""
+        import pyarrow as pa
+
+        kind = self.table.schema.field(name).type
+        if pa.types.is_boolean(kind):
+            return "bool"
+        if pa.types.is_integer(kind):
+            return "int64"
+        if pa.types.is_floating(kind):
+            return "float32"
+        return "string" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "object"
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """Return a column of numbers, NaN where it has none."""
@@ -105,11 +117,8 @@ class Entries:
     @cached_property
     def files(self) -> NDArray[np.int64]:
         """The number of the file that each entry's video lies in."""
-        import pyarrow as pa
-
-        codes = self._columns["video"].combine_chunks().dictionary_encode()
-        chunk = codes.combine_chunks() if isinstance(codes, pa.ChunkedArray) else codes
-        found: NDArray[np.int64] = chunk.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        codes: Any = self._columns["video"].combine_chunks().dictionary_encode()
+        found: NDArray[np.int64] = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         return found
 
     @cached_property
@@ -126,7 +135,7 @@ class Entries:
             videos = pc.utf8_slice_codeunits(videos, first.rfind("/", 0, common) + 1)
         for chunk in videos.chunks:
             _, offsets, data = chunk.buffers()
-            ends = np.frombuffer(offsets, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+            ends = np.frombuffer(memoryview(offsets or b""), np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
             digest.update(np.diff(ends).tobytes())
             digest.update(memoryview(data or b"")[ends[0] : ends[-1]])
         for name in ("offset", "start", "stop"):

@@ -118,7 +118,7 @@ class VideoIndexes:
             wanted = _next(reads, pieces) if is_short else await self._engine.run(partial(_next, reads, pieces))
             if not isinstance(wanted, list):
                 return wanted
-            pieces = await gather_pieces(reader, info.url, wanted)
+            pieces = list(await gather(*(partial(reader.fetch, info.url, start, stop) for start, stop in wanted)))
 
 
 def _next(
@@ -130,9 +130,3 @@ def _next(
     except StopIteration as end:
         found: Tracks = end.value
         return found
-
-
-async def gather_pieces(reader: PartReader, url: str, wanted: Sequence[tuple[int, int]]) -> list[memoryview]:
-    """Read ranges side by side."""
-    found = await gather(*(partial(reader.fetch, url, start, stop) for start, stop in wanted))
-    return [piece for piece in found if piece is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +37,7 @@ def plan_clips(
     wanted = np.unique(samples)
     edges = [0, *_cuts(index, wanted), len(wanted)]
     found = []
-    for first, stop in zip(edges, edges[1:], strict=False):
+    for first, stop in pairwise(edges):
         if first == stop:
             continue
         low, high = wanted[first], wanted[stop - 1]
@@ -49,7 +50,7 @@ def plan_clips(
 def _cuts(index: Mp4Index, wanted: NDArray[np.int64]) -> list[int]:
     """Places among the samples wanted, ascending, at which it pays to begin another clip."""
     table = index.samples
-    if len(wanted) < 2 or table.sync is None and int(wanted[-1] - wanted[0]) < len(wanted):
+    if len(wanted) < 2 or (table.sync is None and int(wanted[-1] - wanted[0]) < len(wanted)):
         return []
     groups = wanted if table.sync is None else np.searchsorted(table.sync, wanted, "right") - 1
     # A picture may lean on the group before its own, so that one counts as needed.
@@ -90,7 +91,7 @@ class AudioPlan:
 def plan_audio(
     audio: AudioIndex, spans: Sequence[tuple[float, float]], clips: dict[str, WindowClip], place: Place
 ) -> tuple[list[AudioPlan], dict[str, PlannedRange]]:
-    """Return the audio of each span of seconds, and the ranges that it needs beside the clips: their bytes serve, too."""
+    """Return the audio of each span of seconds, and the ranges that it needs beside the clips' bytes."""
     plans, ranges = [], dict[str, PlannedRange]()
     for start, stop in spans:
         clip = audio.clip(start, stop)

@@ -11,11 +11,11 @@ import numpy as np
 from asyncfetch.decode import open_decoder, stack_frames
 from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import FormatError, redact_url
-from asyncfetch.formats.samples import Field, by_reader, write_picture
+from asyncfetch.formats.samples import DoesNotFit, Field, by_reader, write_picture
 from asyncfetch.runtime.fork import forks_wait
-from asyncfetch.videos.audio import decode_audio
+from asyncfetch.videos.audio import audio_of, decode_audio, no_audio
 from asyncfetch.videos.cache import WHOLE
-from asyncfetch.videos.plan import Windows, WindowClip
+from asyncfetch.videos.plan import WholeVideo, WindowClip, Windows
 from asyncfetch.videos.whole import open_whole
 
 if TYPE_CHECKING:
@@ -108,35 +108,35 @@ class WindowSamples:
             for held, reader, places in by_reader(asked):
                 for place in places:
                     number, row = asked[place][1], rows[place]
-                    room = row.at("video")
-                    seconds = self._give(held, number, reader, partial(_write_to, room))
-                    row.put("seconds", seconds)
+                    row.put("seconds", self._give(held, number, reader, partial(_write_to, row.at("video"))))
                     for key, value in self._beside(held, number).items():
-                        row.put(key, value.numpy() if hasattr(value, "numpy") else value)
+                        row.put(key, value)
 
     def _sample(self, held: HeldWindows, number: int, reader: int) -> Sample:
         torch = import_torch()
-        pictures: list[torch.Tensor | None] = [None] * self._num_frames
-
-        def take(place: int, picture: torch.Tensor) -> None:
-            pictures[place] = picture
-
-        one = self._one_clip(held, number)
-        if one is not None:
-            name, frames = one
-            video, seconds = held.frames(name, frames, reader=reader), self._seconds(held, number)
+        if not isinstance(held.beside, Windows):
+            sample = self._of_whole(held, number)
         else:
-            seconds = self._give(held, number, reader, take)
-            video = stack_frames([picture for picture in pictures if picture is not None])
-        sample: Sample = {"video": video, "seconds": torch.from_numpy(seconds)}
-        if self._audio_rate is not None:
-            sample["audio"] = self._audio(held, number)
-        return sample | self._beside(held, number)
+            one = self._one_clip(held, number)
+            if one is not None:
+                video, seconds = held.frames(*one, reader=reader), self._seconds(held, number)
+            else:
+                pictures: list[Any] = [None] * self._num_frames
+                seconds = self._give(held, number, reader, pictures.__setitem__)
+                video = stack_frames(pictures)
+            sample = {"video": video, "seconds": torch.from_numpy(seconds)}
+            if self._audio_rate is not None:
+                sample["audio"] = self._audio(held, number, self._audio_rate)
+        return sample | {
+            key: torch.tensor(value) if isinstance(value, int | float) else value
+            for key, value in self._beside(held, number).items()
+        }
 
     def _seconds(self, held: HeldWindows, number: int) -> NDArray[np.float64]:
         windows = held.beside
         assert isinstance(windows, Windows)
-        return windows.seconds[number - held.stretch.start].copy()
+        seconds: NDArray[np.float64] = windows.seconds[number - held.stretch.start].copy()
+        return seconds
 
     def _one_clip(self, held: HeldWindows, number: int) -> tuple[str, list[int]] | None:
         """The clip that has a whole window, and its frames there."""
@@ -160,39 +160,45 @@ class WindowSamples:
     ) -> NDArray[np.float64]:
         """Give each picture of a window with its place there; return when each is shown."""
         if not isinstance(held.beside, Windows):
-            return self._give_of_whole(held, number, take)
+            raise DoesNotFit  # its pictures are known when it is open
         for name, places, frames in self._parts(held, number):
-            held.give(name, frames, lambda place, picture, places=places: take(places[place], picture), reader=reader)
+            held.give(name, frames, partial(_take, take, places), reader=reader)
         return self._seconds(held, number)
 
-    def _give_of_whole(
-        self, held: HeldWindows, number: int, take: Callable[[int, torch.Tensor], None]
-    ) -> NDArray[np.float64]:
-        """Of a video that is whole in memory, and was never cut."""
-        whole = open_whole(held.data(WHOLE), name=held.entry.name, reason=held.beside.reason)
-        window, seconds = self._cache.window_of(held.stretch, number, whole.seconds, whole.end_seconds)
-        decoder = open_decoder(whole.clip, backend="auto")
-        decoder.give(window.tolist(), take)
-        return seconds
+    def _of_whole(self, held: HeldWindows, number: int) -> Sample:
+        """Video, times and audio of a window, of a video that is whole in memory."""
+        beside = held.beside
+        assert isinstance(beside, WholeVideo)
+        data, name = held.data(WHOLE), held.entry.name
+        whole = open_whole(data, name=name, reason=beside.reason)
+        frames, end_seconds = self._cache.window_of(held.stretch, number, whole.seconds, whole.end_seconds)
+        video = open_decoder(whole.clip, backend=self._cache.backend, size=self._cache.size).frames(frames.tolist())
+        seconds = whole.seconds[frames]
+        sample: Sample = {"video": video, "seconds": import_torch().from_numpy(seconds)}
+        if self._audio_rate is not None:
+            begin = float(seconds.min())
+            sample["audio"] = (
+                audio_of(data, begin, end_seconds, self._audio_rate, name) if whole.has_audio else no_audio()
+            )
+        return sample
 
-    def _audio(self, held: HeldWindows, number: int) -> torch.Tensor:
-        assert self._audio_rate is not None
+    def _audio(self, held: HeldWindows, number: int, rate: int) -> torch.Tensor:
         windows = held.beside
-        if not isinstance(windows, Windows) or windows.audio is None:
-            return import_torch().zeros((0, 0))
+        assert isinstance(windows, Windows)
+        if windows.audio is None:
+            return no_audio()
         plan = windows.audio[number - held.stretch.start]
-        headers = {name: len(planned.header) for name, planned in held.entry.planned.items()}
-        data = [held.data(part.name)[headers[part.name] + part.start :][: part.stop - part.start] for part in plan.parts]
-        return decode_audio(plan, data, rate=self._audio_rate, name=held.entry.name)
+        data = []
+        for part in plan.parts:
+            header_bytes = len(held.entry.planned[part.name].header)
+            data.append(held.data(part.name)[header_bytes + part.start : header_bytes + part.stop])
+        return decode_audio(plan, data, rate=rate, name=held.entry.name)
 
     def _beside(self, held: HeldWindows, number: int) -> dict[str, Any]:
         """The rest of a sample: what its entry's row says, and the files beside its video."""
-        torch = import_torch()
         entry = held.stretch.episode
-        found: dict[str, Any] = {"index": torch.tensor(entry), "clip_index": torch.tensor(number)}
-        for name in self._columns:
-            value = self._entries.value(entry, name)
-            found[name] = torch.tensor(value) if isinstance(value, int | float) else value
+        found: dict[str, Any] = {"index": entry, "clip_index": number}
+        found |= {name: self._entries.value(entry, name) for name in self._columns}
         for name in self._members:
             found[name] = self._member(held, name) if name in held.entry.planned else None
         return found
@@ -207,6 +213,10 @@ class WindowSamples:
         except ValueError as error:
             remedy = f"write it anew, or leave {name!r} out by features="
             raise FormatError(f"{where}: not the {kind} that its name says: {error}", remedy=remedy) from error
+
+
+def _take(take: Callable[[int, torch.Tensor], None], places: Sequence[int], place: int, picture: torch.Tensor) -> None:
+    take(places[place], picture)
 
 
 def _write_to(room: NDArray[Any], place: int, picture: torch.Tensor) -> None:

@@ -62,7 +62,7 @@ def open_whole(data: memoryview, *, name: str, reason: str) -> OpenVideo:
     if not shown:
         raise DecodeError(f"{name}: it shows no frame, and can't be cut: {reason}")
     ticks = np.array([pts for pts, _ in shown], np.int64)
-    seconds = ticks * float(base)
+    seconds = np.asarray(ticks * base.numerator / base.denominator, np.float64)
     last_ticks = max(shown[-1][1], int(np.median(np.diff(ticks))) if len(ticks) > 1 else 1)
     clip = Clip(
         data=data,

@@ -1,0 +1,201 @@
+"""A collection of videos as a stream reads it: in clips, with their audio, and what else each entry has."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncfetch.errors import AsyncFetchError, ConfigError, redact_url
+from asyncfetch.fetch.batch import for_each
+from asyncfetch.formats.choice import check_keys
+from asyncfetch.formats.reader import StretchReader
+from asyncfetch.runtime.fork import LoopGuard
+from asyncfetch.runtime.threads import run_sync
+from asyncfetch.videos.cache import HeldWindows, VideoCache
+from asyncfetch.videos.samples import WindowSamples
+from asyncfetch.videos.windows import frames_within
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import PictureSize
+    from asyncfetch.resources import Engine
+    from asyncfetch.videos.collection import Videos
+    from asyncfetch.videos.entry_table import Entries
+    from asyncfetch.videos.windows import ClipSampler
+
+_log = logging.getLogger("asyncfetch")
+
+MEASURED_AT_ONCE = 64
+"""Videos that are measured side by side, each by a request or two."""
+NOMINAL_FPS = 30.0
+"""Frames a second by which windows of frames are cut into segments: it decides nothing but how many are held as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideosFormat:
+    """A collection, and how it is read; ``Stream`` documents the fields."""
+
+    videos: Videos
+    clips: ClipSampler
+    seed: int = 0
+    size: PictureSize | None = None
+    audio_rate: int | None = None
+    features: tuple[str, ...] | None = None
+    """Columns and files beside the videos that come along; None for all."""
+
+    is_open = False
+
+    def reader(self) -> None:
+        """See Format."""
+
+    @asynccontextmanager
+    async def opened(self, engine: Engine | None, config: StreamConfig) -> AsyncIterator[OpenVideos]:
+        """Open it over an engine."""
+        assert engine is not None
+        opened = OpenVideos(self, await self.videos.open(engine), engine, config)
+        await opened.measure()
+        yield opened
+        opened.reader.is_closed = True
+
+    def __repr__(self) -> str:
+        return repr(self.videos)
+
+
+class OpenVideos:
+    """A collection that is open for a stream. Its episodes are its entries, and their frames are windows."""
+
+    group_frames = 1
+    stats = None
+    file_bytes = None
+
+    def __init__(self, reading: VideosFormat, entries: Entries, engine: Engine, config: StreamConfig) -> None:
+        self.entries, self.config, self.url = entries, config, entries.url
+        self._clips = reading.clips
+        chosen = reading.features
+        if chosen is not None:
+            check_keys(chosen, [*entries.own, *entries.members], "features", self.url)
+        columns = [name for name in entries.own if chosen is None or name in chosen]
+        members = tuple(name for name in entries.members if chosen is None or name in chosen)
+        self._cache = VideoCache(
+            engine,
+            engine.join(config.pool_segments),
+            entries=entries,
+            clips=reading.clips,
+            seed=reading.seed,
+            audio=reading.audio_rate is not None,
+            members=members,
+            backend=config.decoder,
+            size=reading.size,
+        )
+        guard = LoopGuard("this collection of videos")
+        self.reader: StretchReader[HeldWindows] = StretchReader(
+            self.url, engine, self._cache, config=config, guard=guard
+        )
+        self._maker = partial(
+            WindowSamples,
+            entries,
+            self._cache,
+            num_frames=reading.clips.num_frames,
+            size=None if reading.size is None else (reading.size.height, reading.size.width),
+            audio_rate=reading.audio_rate,
+            columns=columns,
+            members=members,
+        )
+        self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
+        said = f"{entries.fingerprint} {reading.clips!r} {reading.seed if self.draws_anew else 0}"
+        self.fingerprint = hashlib.sha256(said.encode()).hexdigest()
+
+    async def measure(self) -> None:
+        """Find out how many windows each entry gives: from the table, or else from the videos' indexes.
+
+        And how large pictures are, about, for bounds on memory: by the first video.
+        """
+        heights, widths = self.entries.numbers("height"), self.entries.numbers("width")
+        if self.entries.is_index and not np.isnan(heights).all():
+            self._cache.largest_picture = int(np.nanmax(heights)), int(np.nanmax(widths))
+        else:
+            with suppress(AsyncFetchError):  # it comes again, at its place in the order
+                await self._cache.video(0)
+        if not self._clips.depends_on:
+            self._counts = np.full(len(self.entries), int(self._clips.count()))
+            return
+        seconds, frames = await run_sync(self._known)
+        unknown = np.flatnonzero(np.isnan(seconds) | np.isnan(frames))
+        if len(unknown):
+            _log.info("%s: reading the indexes of %d videos, to know how many clips each gives", self.url, len(unknown))
+
+        async def measure_one(entry: int) -> None:
+            seconds[entry], frames[entry] = await self._measured(entry)
+
+        await for_each(unknown.tolist(), measure_one, workers=MEASURED_AT_ONCE)
+        self._counts = self._clips.count(seconds=seconds, frames=frames)
+
+    def _known(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return seconds and frames of each entry, NaN where the table doesn't say it."""
+        seconds, frames = self.entries.numbers("seconds"), self.entries.numbers("frames")
+        if not self.entries.is_index:
+            seconds[:] = frames[:] = np.nan
+        has_span = ~np.isnan(self.entries.numbers("start")) | ~np.isnan(self.entries.numbers("stop"))
+        seconds[has_span] = frames[has_span] = np.nan
+        if "frames" not in self._clips.depends_on:
+            frames[:] = 0
+        if "seconds" not in self._clips.depends_on:
+            seconds[:] = 0
+        return seconds, frames
+
+    async def _measured(self, entry: int) -> tuple[float, float]:
+        """Return seconds and frames of an entry by its video's index."""
+        file = await self._cache.video(entry)
+        if file.tracks is None:
+            raise ConfigError(
+                f"{redact_url(self.entries.place(entry).url)} can't be cut, and has to be read whole to know how many "
+                f"clips it gives ({file.reason}): take pick='random' or 'uniform' with per_video=, write an index by "
+                "asyncfetch index, or leave it out"
+            )
+        _, times, end_seconds = file.tracks.video.shown()
+        first, stop, end = frames_within(times, end_seconds, *self.entries.span(entry))
+        return (end - float(times[first]) if first < stop else 0.0), stop - first
+
+    @property
+    def frames_per_second(self) -> float | None:
+        """See OpenFormat: windows that follow each other are held as one; each of the others is by itself."""
+        clips = self._clips
+        if clips.pick == "all":
+            return (clips.fps or NOMINAL_FPS / (clips.step or 1)) / clips.num_frames
+        return None if clips.every_seconds is None else 1 / clips.every_seconds
+
+    @property
+    def draws_anew(self) -> bool:
+        """See OpenFormat."""
+        return self._clips.pick == "random"
+
+    def episodes(self, chosen: Sequence[int] | None) -> Sequence[int]:
+        """See OpenFormat."""
+        return range(len(self.entries)) if chosen is None else self.entries.positions(chosen).tolist()
+
+    def lengths(self, chosen: Sequence[int] | None) -> NDArray[np.int64]:
+        """See OpenFormat."""
+        return self._counts if chosen is None else self._counts[self.entries.positions(chosen)]
+
+    def files(self, chosen: Sequence[int] | None) -> dict[str, NDArray[np.int64]]:
+        """See OpenFormat."""
+        files = self.entries.files
+        return {"video": files if chosen is None else files[self.entries.positions(chosen)]}
+
+    def urls(self, episode: int) -> list[str]:
+        """See OpenFormat."""
+        return [self.entries.place(episode).url]
+
+    def sample_maker(self) -> WindowSamples:
+        """See OpenFormat."""
+        return self._maker()
