@@ -164,6 +164,7 @@ async def test_an_offset_index_of_other_pages_is_refused(
     tmp_path: Path, reader: LocalReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(path := tmp_path / "v.parquet", videos(60), **LAYOUTS["small pages with an offset index"])
+
     def swapped(url: str, index: memoryview) -> list[tuple[int, int, int]]:
         pages = indexed_pages(url, index)
         places = [page[:2] for page in pages]
