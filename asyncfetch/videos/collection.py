@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncfetch.config import FetchConfig, PrivateUrl, rank_config
@@ -13,7 +12,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos.entry_table import Entries, check_entries
 from asyncfetch.videos.folders import folder_entries
-from asyncfetch.videos.tables import TableSource, read_table, table_entries
+from asyncfetch.videos.tables import TableSource, table_entries
 from asyncfetch.videos.tars import tar_entries
 
 if TYPE_CHECKING:
@@ -119,8 +118,7 @@ class Videos:
                     reader, fetcher, self._source, video=self._video, start=self._start, stop=self._stop
                 )
             case "folder":
-                read = partial(read_table, reader, fetcher)
-                return await folder_entries(self._source, fetcher=fetcher, read_table=read, video=self._video)
+                return await folder_entries(self._source, fetcher=fetcher, reader=reader, video=self._video)
             case "tars":
                 return await tar_entries(self._source, fetcher=fetcher, reader=reader, video=self._video)
             case "parquet":
