@@ -94,7 +94,7 @@ def entry_table(urls: Column, places: Mapping[str, Column | None], users: Mappin
 
 
 def _nulls(count: int, kind: pa.DataType) -> Column:
-    """So many nulls, which share the memory of some."""
+    """A column of so many nulls, in the memory of one part of it."""
     some = require_pyarrow().nulls(min(count, _CHUNK_ROWS), kind)
     chunks = [some.slice(0, count - row) for row in range(0, count, _CHUNK_ROWS)]
     return require_pyarrow().chunked_array(chunks, kind)

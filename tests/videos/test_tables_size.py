@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,16 +41,17 @@ anyio.run(main)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process had at most")
 def test_a_million_spans(tmp_path: Path) -> None:
+    join: Any = pc.binary_join_element_wise
     numbers = pa.array(np.arange(ROWS)).cast(pa.string())
     words = np.array(["opens the drawer", "takes a cup", "puts it on the table", "leaves"])
     drawn = np.random.default_rng(0).integers(0, 4, (3, ROWS))
     captions = [pa.array(words[each]) for each in drawn]
     start = np.random.default_rng(1).random(ROWS) * 100
     table = pa.table({
-        "url": pc.binary_join_element_wise("s3://bucket/videos/part-00000/video_", numbers, ".mp4", ""),
-        "t0": start,
-        "t1": start + 2,
-        "caption": pc.binary_join_element_wise(*captions, numbers, ", "),
+        "url": join("s3://bucket/videos/part-00000/video_", numbers, ".mp4", ""),
+        "t0": pa.array(start),
+        "t1": pa.array(start + 2),
+        "caption": join(*captions, numbers, ", "),
     })
     pq.write_table(table, tmp_path / "spans.parquet")
     ended = subprocess.run(
