@@ -317,7 +317,9 @@ class _Finder:
         (count,) = sidx.unpack("H", place + 2)
         sizes = sidx.table(">u4", 3 * count, place + 4).reshape(-1, 3)[:, 0].astype(np.int64) & 0x7FFFFFFF
         begin = walk.position + length + first
-        return self.cut(walk, begin, (begin + np.cumsum(sizes)).tolist())
+        if begin > walk.stop:
+            raise sidx.error(f"begins its list at byte {begin}, behind what it may list, which ends at {walk.stop}")
+        return self.cut(walk, begin, [begin + end for end in np.cumsum(sizes).tolist()])
 
     @staticmethod
     def cut(walk: _Walk, begin: int, positions: Sequence[int]) -> list[_Walk]:

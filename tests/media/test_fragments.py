@@ -353,8 +353,16 @@ def test_a_list_that_leads_between_boxes_is_refused(make_fragmented: Callable[[s
         Drive(bytes(data))
 
 
+def test_a_list_that_begins_behind_the_file_is_refused(make_fragmented: Callable[[str], bytes]) -> None:
+    data = bytearray(make_fragmented("listed"))
+    first = data.index(b"sidx") + 4 + 12 + 8
+    data[first : first + 8] = b"\xff" * 8
+    with pytest.raises(FormatError, match="box 'sidx': begins its list at byte 1844"):
+        Drive(bytes(data))
+
+
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_no_bytes_cause_anything_but_tracks_or_a_format_error(samples: list[bytes], data: st.DataObject) -> None:
     file = bytearray(data.draw(st.sampled_from(samples)))
     kinds = st.sampled_from([b"moof", b"sidx", b"mfra", b"trun", b"tfhd", b"tfdt", b"trex", b"elst", b"traf", b"stsd"])
