@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from torchcodec.transforms import Resize
+
 import asyncfetch as af
 from asyncfetch.videos.windows import draw
 from tests.videos.conftest import audio_between, reference
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 
     from tests.videos.conftest import Reference
 
-SOUND = [*sorted(MAKERS), "edited.mp4"]
+GOOD = [*sorted(MAKERS), "edited.mp4"]
 """All files that can be read."""
+RESIZED = (Resize(size=(48, 80)),)
 SAMPLERS = {
     "random fps": af.ClipSampler(5, fps=7.5, per_video=3),
     "random step": af.ClipSampler(6, step=4, per_video=2),
@@ -48,12 +51,12 @@ def expected_frames(file: Reference, clips: af.ClipSampler, entry: int, number: 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_pictures_and_times_are_those_of_torchcodec(corpus: Path, kind: str) -> None:
     clips = SAMPLERS[kind]
-    found = samples_of(corpus, SOUND, clips)
+    found = samples_of(corpus, GOOD, clips)
     seen = []
     for sample in found:
         entry, number = int(sample["index"]), int(sample["clip_index"])
         seen.append((entry, number))
-        name = SOUND[entry]
+        name = GOOD[entry]
         file = reference(corpus / name)
         frames = expected_frames(file, clips, entry, number)
         assert sample["name"] == name
@@ -63,6 +66,54 @@ def test_pictures_and_times_are_those_of_torchcodec(corpus: Path, kind: str) -> 
         assert torch.equal(sample["video"], file.pictures[frames]), (name, number)
     counts = [
         int(clips.count(seconds=file.end_seconds - file.seconds[0], frames=len(file.seconds)))
-        for file in (reference(corpus / name) for name in SOUND)
+        for file in (reference(corpus / name) for name in GOOD)
     ]
     assert seen == [(entry, number) for entry, count in enumerate(counts) for number in range(count)]
+
+
+def end_of(file: Reference, frames: list[int]) -> float:
+    """When the latest of these frames ends."""
+    return float(np.append(file.seconds, file.end_seconds)[max(frames) + 1])
+
+
+def differs_by(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference of audio, of which one may be a sample off."""
+    length = min(found.shape[1], expected.shape[1]) - 2
+    inner = found[:, 1 : 1 + length]
+    return min(float((inner - expected[:, shift : shift + length]).abs().max()) for shift in range(3))
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("random fps", 44_100), ("sparse", 22_050), ("all", 16_000)])
+def test_audio_is_that_of_torchcodec(corpus: Path, kind: str, rate: int) -> None:
+    """Where samples are made anew, the first one lies up to one of them off if frames of audio are cut otherwise.
+
+    FFmpeg cuts PCM, which has no frames of its own, at places of its choice, and the first frame at an edit's start.
+    """
+    clips = SAMPLERS[kind]
+    for sample in samples_of(corpus, GOOD, clips, audio_rate=rate):
+        entry, number = int(sample["index"]), int(sample["clip_index"])
+        name, found = GOOD[entry], sample["audio"]
+        assert found.dtype == torch.float32
+        if name in SILENT:
+            assert found.shape == (0, 0)
+            continue
+        file = reference(corpus / name)
+        frames = expected_frames(file, clips, entry, number)
+        expected = audio_between(corpus / name, file.seconds[min(frames)], end_of(file, frames), rate)
+        is_cut_otherwise = name == "movie.mov" or (name == "edited.mp4" and number == 0)
+        if rate != 44_100 and is_cut_otherwise:
+            assert abs(found.shape[1] - expected.shape[1]) <= 1
+            assert differs_by(found, expected) < 0.1, (name, number)
+        else:
+            assert found.shape == expected.shape, (name, number)
+            assert (found - expected).abs().max() < 2e-6, (name, number)
+
+
+@pytest.mark.parametrize("kind", ["random fps", "all"])
+def test_pictures_of_a_size_are_those_of_torchcodec(corpus: Path, kind: str) -> None:
+    clips = SAMPLERS[kind]
+    for sample in samples_of(corpus, GOOD, clips, size=(48, 80)):
+        entry, number = int(sample["index"]), int(sample["clip_index"])
+        file = reference(corpus / GOOD[entry], transforms=RESIZED)
+        frames = expected_frames(file, clips, entry, number)
+        assert torch.equal(sample["video"], file.pictures[frames]), (GOOD[entry], number)
