@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import FormatError
+from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.clips import PARSED_ON_THE_LOOP_BYTES, fetch_moov
 from asyncfetch.media import fragment_reads
@@ -107,7 +107,7 @@ class VideoIndexes:
                     tracks = await self._tracks(reader, info, first, moov)
                 except FormatError as error:
                     size = place.size if place.size is not None else (await self._engine.reader.stat(place.url)).size
-                    return VideoFile(size, None, str(error))
+                    return VideoFile(size, None, _bare(error, place.url))
         return VideoFile(info.size, tracks)
 
     async def _tracks(self, reader: PartReader, info: ObjectInfo, first: int, moov: memoryview) -> Tracks:
@@ -119,6 +119,11 @@ class VideoIndexes:
             if not isinstance(wanted, list):
                 return wanted
             pieces = list(await gather(*(partial(reader.fetch, info.url, start, stop) for start, stop in wanted)))
+
+
+def _bare(error: FormatError, url: str) -> str:
+    """Return its message without the url in front and the remedy, for there is none to need."""
+    return str(error).removeprefix(f"{redact_url(url)}: ").removesuffix(f"; {error.remedy}")
 
 
 def _next(
