@@ -109,7 +109,11 @@ class Videos:
     async def entries(self, config: FetchConfig = FetchConfig()) -> pa.Table:  # noqa: B008  frozen
         """Read the entries, with the columns ``video``, ``offset``, ``size``, ``start`` and ``stop``."""
         async with Fetcher(config) as fetcher:
-            return (await self._open(fetcher, fetcher)).table
+            return (await self.read(fetcher)).table
+
+    async def read(self, fetcher: Fetcher) -> Entries:
+        """Read the entries over a fetcher."""
+        return await self._open(fetcher, fetcher)
 
     async def _open(self, fetcher: Fetcher, reader: RangeReader, *, skips: bool = False) -> Entries:
         table = await self._read(fetcher, reader, _log_bad_shard if skips else None)

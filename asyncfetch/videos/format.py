@@ -133,7 +133,7 @@ class OpenVideos:
         if not self._clips.depends_on:
             self._counts = np.full(len(self.entries), int(self._clips.count()))
             return
-        seconds, frames = await run_sync(self._known)
+        seconds, frames = await run_sync(self.entries.lengths)
         unknown = np.flatnonzero(np.isnan(seconds) | np.isnan(frames))
         if len(unknown):
             _log.info("%s: reading the indexes of %d videos, to know how many clips each gives", self.url, len(unknown))
@@ -152,19 +152,6 @@ class OpenVideos:
         await for_each(unknown.tolist(), measure_one, workers=MEASURED_AT_ONCE)
         self._counts = self._clips.count(seconds=seconds, frames=frames)
         self._counts[sorted(broken)] = 1  # which a pass finds to be bad, and names
-
-    def _known(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return seconds and frames of each entry, NaN where the table doesn't say it."""
-        seconds, frames = self.entries.numbers("seconds"), self.entries.numbers("frames")
-        if not self.entries.is_index:
-            seconds[:] = frames[:] = np.nan
-        has_span = ~np.isnan(self.entries.numbers("start")) | ~np.isnan(self.entries.numbers("stop"))
-        seconds[has_span] = frames[has_span] = np.nan
-        if "frames" not in self._clips.depends_on:
-            frames[:] = 0
-        if "seconds" not in self._clips.depends_on:
-            seconds[:] = 0
-        return seconds, frames
 
     async def _measured(self, entry: int) -> tuple[float, float]:
         """Return seconds and frames of an entry by its video's index, or by the whole video where it can't be cut."""

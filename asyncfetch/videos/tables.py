@@ -12,6 +12,7 @@ from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.parquet import border, fetch_end, open_end, read_whole, require_pyarrow
 from asyncfetch.tables.whole import read_all
 from asyncfetch.videos.entries import (
+    absolute_index,
     absolute_urls,
     check_names,
     check_spans,
@@ -148,7 +149,7 @@ def _entries(held: list[pa.Table], asked: dict[str, str | None], base: str, show
     if is_index(table, shown):
         if asked != {"video": "video", "start": None, "stop": None}:
             raise ConfigError(f"{shown} is an index, which has its own columns: leave out video=, start= and stop=")
-        return table
+        return absolute_index(table, base)
     check_names(table.column_names, asked, shown)
     columns = dict(zip(table.column_names, table.columns, strict=True))
     del table
