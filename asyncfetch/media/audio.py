@@ -25,10 +25,11 @@ from asyncfetch.media.index import (
     read_formats,
     read_timescale,
     refuse_fragments,
+    track_number,
     track_samples,
     video_index,
 )
-from asyncfetch.media.samples import MAX_POSITION, SampleTable
+from asyncfetch.media.samples import MAX_POSITION, SampleTable, count_samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -210,7 +211,7 @@ def parse_tracks(data: Buffer, *, url: str, audio: bool = True) -> Tracks:
 
 
 def read_tracks(moov: Box, fragments: Mapping[int, Sequence[Columns]], *, url: str, audio: bool) -> Tracks:
-    """The tracks that ``moov`` describes, with their samples in fragments, by the number of the track."""
+    """The tracks that ``moov`` describes; ``fragments`` has the samples of fragmented ones by the track's number."""
     return Tracks(video_index(moov, fragments, url=url), _audio_index(moov, fragments, url) if audio else None)
 
 
@@ -218,21 +219,22 @@ def _audio_index(moov: Box, fragments: Mapping[int, Sequence[Columns]], url: str
     trak = first_track(moov, b"soun")
     if trak is None:
         return None
-    timescale = read_timescale(trak.require("mdia", "mdhd"))
-    stsd = trak.require("mdia", "minf", "stbl", "stsd")
+    timescale, stbl = read_timescale(trak.require("mdia", "mdhd")), trak.require("mdia", "minf", "stbl")
+    if not fragments.get(track_number(trak)) and not count_samples(stbl):
+        return None
+    stsd = stbl.require("stsd")
     pcm = [entry for entry in stsd.children(8) if entry.kind in PCM]
     for entry in pcm:
         _check_pcm(trak, entry)
     samples = track_samples(trak, fragments, group=PCM_GROUP if pcm else 1)
     start, stop, delay = read_edit(moov, trak, timescale) or (-MAX_POSITION, MAX_POSITION, 0)
-    shift = max(start, 0) - delay
     return AudioIndex(
         url=url,
         formats=read_formats(stsd, samples, lambda entry: audio_format(stsd, entry, timescale, trak)),
         samples=samples,
         start=-MAX_POSITION if fragments else start,
         stop=MAX_POSITION if fragments else stop,
-        shift=shift,
+        shift=max(start, 0) - delay,
     )
 
 

@@ -81,7 +81,7 @@ class Mp4Index:
     samples: SampleTable
     edit: Edit
     _shown: list[tuple[NDArray[np.int64], NDArray[np.float64], float]] = field(default_factory=list, repr=False)
-    """What ``shown`` has made, once it has."""
+    """The result of ``shown``, once it was asked for."""
 
     @property
     def track(self) -> TrackFormat:
@@ -391,12 +391,10 @@ def tracks_of(moov: Box) -> str:
 
 
 def track_samples(trak: Box, fragments: Mapping[int, Sequence[Columns]], *, group: int = 1) -> SampleTable:
-    """The samples of a track: those of its own tables, ``group`` as one, then those of fragments, in decode order."""
+    """The samples of a track, which lie in fragments, or else in its own tables, ``group`` of them as one."""
     stbl = trak.require("mdia", "minf", "stbl")
-    parts = [*fragments.get(track_number(trak), ())]
-    if not parts or count_samples(stbl):
-        parts.insert(0, read_columns(stbl, group=group))
-    return sample_table(joined(parts) if len(parts) > 1 else parts[0], stbl)
+    parts = fragments.get(track_number(trak)) or [read_columns(stbl, group=group)]
+    return sample_table(joined(parts), stbl)
 
 
 def read_timescale(header: Box) -> int:
@@ -492,17 +490,16 @@ def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, frag
         return Edit(start, stop, shift)
     # Of fragments FFmpeg hides nothing. It shifts the clock by the edit list, and by the least composition offset that
     # it has come upon, if negative.
+    own = count_samples(trak.require("mdia", "minf", "stbl"))
     least = min(samples.composition_limits[0], 0)
-    in_fragments = sum(len(part.sizes) for part in fragments)
-    is_hybrid = in_fragments < samples.num_samples
-    if (least and is_hybrid) or least < fragments[0].composition.min(initial=0):
+    if (least and own) or least < fragments[0].composition.min(initial=0):
         raise trak.error(
             f"a composition offset of {least} ticks comes up behind the first fragment, where it moves the times of "
             "what follows; remux with: ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
         )
     of_fragments = max(start, 0) - delay + least
-    if is_hybrid and start >= 0:
-        times = samples.presentation_times(0, samples.num_samples - in_fragments)
+    if own and start >= 0:
+        times = samples.presentation_times(0, own)
         if shift != of_fragments or times.min() < start or times.max() >= stop:
             raise trak.error(
                 "has samples of its own, of which its edit list hides some, and others in fragments; remux with: "

@@ -177,7 +177,7 @@ class SampleTable:
 
 
 class Columns(NamedTuple):
-    """What boxes say about the samples of a track, in decode order: all of them, or those of one fragment."""
+    """The samples of a track in decode order, as its boxes have them: all, or those of one fragment."""
 
     sizes: NDArray[Any]
     durations: NDArray[Any]
@@ -196,6 +196,8 @@ class Columns(NamedTuple):
 
 def joined(parts: Sequence[Columns]) -> Columns:
     """The columns of parts that follow each other, at least one; the first one's start is that of all."""
+    if len(parts) == 1:
+        return parts[0]
     counts = np.array([len(part.sizes) for part in parts])
     before = (np.cumsum(counts) - counts).tolist()
     sync = None

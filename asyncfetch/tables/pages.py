@@ -100,11 +100,11 @@ async def find_pages(reader: RangeReader, file: TableFile, group: int, leaf: int
         start = page[1]
     starts, stops, firsts = np.array(pages, np.int64).reshape(-1, 3).T
     found = PageTable(starts, stops, np.append(firsts, rows), dictionary)
-    _check(file, group, leaf, found)
+    check_pages(file, group, leaf, found)
     return found
 
 
-def _check(file: TableFile, group: int, leaf: int, pages: PageTable) -> None:
+def check_pages(file: TableFile, group: int, leaf: int, pages: PageTable) -> None:
     """Raise FormatError where the pages can't be those of the chunk."""
     start, stop = file.chunk(group, leaf)
     edges = np.stack((pages.starts, pages.stops), axis=1).ravel()

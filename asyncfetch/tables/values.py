@@ -7,6 +7,7 @@ that an offset index places are gone through side by side, and so are row groups
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 
 from asyncfetch.errors import COPY_ANEW, FormatError, redact_url
 from asyncfetch.fetch.batch import for_each
-from asyncfetch.tables.pages import HEADER_BYTES, MAX_HEADER_BYTES, index_places, indexed_pages
+from asyncfetch.tables.pages import HEADER_BYTES, MAX_HEADER_BYTES, PageTable, check_pages, index_places, indexed_pages
 from asyncfetch.tables.thrift import read_struct
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ async def find_values(
     Args:
         reader: Reads the file.
         file: The open file.
-        groups: Row groups.
+        groups: Row groups that have rows.
         leaf: The physical column, of byte strings.
         run: Runs what takes long for a long footer.
 
@@ -86,61 +87,56 @@ async def find_values(
         FetchError: A range could not be fetched.
         FormatError: The file is damaged, or its pages aren't what its footer says.
     """
-    chunks = [file.metadata.row_group(group).column(leaf) for group in groups]
-    indexed = [group for group, chunk in zip(groups, chunks, strict=True) if chunk.has_offset_index]
-    places: dict[int, tuple[int, int]] = {}
-    if indexed:
-        footer = await reader.fetch(file.url, file.data_stop)
-        places = dict(zip(indexed, await run(partial(index_places, file.url, footer, indexed, leaf)), strict=True))
-    stretches: list[_Stretch] = []
-    found: dict[int, ValuePlaces] = {}
-    by_group: dict[int, list[_Stretch]] = {}
-
-    async def find_pages(group: int) -> None:
-        start, stop = file.chunk(group, leaf)
-        rows = file.metadata.row_group(group).num_rows
-        if group not in places:
-            by_group[group] = [_Stretch(start, stop, rows)]
-            return
-        pages = indexed_pages(file.url, await reader.fetch(file.url, *places[group]))
-        edges = [*(first for _, _, first in pages), rows]
-        by_group[group] = [_Stretch(begin, end, edges[at + 1] - edges[at]) for at, (begin, end, _) in enumerate(pages)]
-        if any(page.rows < 0 or not start <= page.start <= page.stop <= stop for page in by_group[group]):
-            raise _damaged(file.url, f"pages of row group {group} lie beside its bytes [{start}, {stop})")
-
-    searched = []
-    for group, chunk in zip(groups, chunks, strict=True):
-        if _is_null(chunk):
-            nothing = np.full(chunk.num_values, -1, np.int64)
-            found[group] = ValuePlaces(nothing, nothing)
-        elif chunk.num_values:
-            searched.append(group)
-    await for_each(searched, find_pages, workers=CHAINS_AT_ONCE)
-    stretches = [page for group in searched for page in by_group[group]]
-    walked: dict[_Stretch, tuple[list[int], list[int]]] = {}
+    stretches = await _find_stretches(reader, file, groups, leaf, run)
     levels = file.metadata.schema.column(leaf).max_definition_level
+    walked: dict[int, tuple[list[int], list[int]]] = {}
 
-    async def walk(stretch: _Stretch) -> None:
-        walked[stretch] = await _ValueWalk(reader, file, stretch, levels).places()
+    async def walk(number: int) -> None:
+        walked[number] = await _ValueWalk(reader, file, stretches[number], levels).places()
 
-    await for_each(stretches, walk, workers=CHAINS_AT_ONCE)
-    starts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for group in groups:
-        if group in found:
-            starts.append(found[group].starts)
-            sizes.append(found[group].sizes)
-        for stretch in by_group.get(group, ()):
-            starts.append(np.array(walked[stretch][0], np.int64))
-            sizes.append(np.array(walked[stretch][1], np.int64))
-    return ValuePlaces(np.concatenate(starts), np.concatenate(sizes))
+    await for_each(range(len(stretches)), walk, workers=CHAINS_AT_ONCE)
+    in_order = [walked[number] for number in range(len(stretches))]
+    starts = np.fromiter(itertools.chain.from_iterable(starts for starts, _ in in_order), np.int64)
+    sizes = np.fromiter(itertools.chain.from_iterable(sizes for _, sizes in in_order), np.int64)
+    return ValuePlaces(starts, sizes)
 
 
 class _Stretch(NamedTuple):
-    """Neighbouring pages."""
+    """Neighbouring pages of one chunk; [0, 0) where all of its rows are null."""
 
     start: int
     stop: int
     rows: int
+
+
+async def _find_stretches(
+    reader: RangeReader, file: TableFile, groups: Sequence[int], leaf: int, run: RunSync
+) -> list[_Stretch]:
+    """The pages of the chunks, as far as an offset index places each, and otherwise whole chunks."""
+    found: dict[int, list[_Stretch]] = {}
+    indexed = []
+    for group in groups:
+        about = file.metadata.row_group(group)
+        if _is_null(about.column(leaf)):
+            found[group] = [_Stretch(0, 0, about.num_rows)]
+        elif about.column(leaf).has_offset_index:
+            indexed.append(group)
+        else:
+            found[group] = [_Stretch(*file.chunk(group, leaf), about.num_rows)]
+    if indexed:
+        footer = await reader.fetch(file.url, file.data_stop)
+        places = dict(zip(indexed, await run(partial(index_places, file.url, footer, indexed, leaf)), strict=True))
+
+        async def read_index(group: int) -> None:
+            pages = indexed_pages(file.url, await reader.fetch(file.url, *places[group]))
+            starts, stops, firsts = np.array(pages, np.int64).reshape(-1, 3).T
+            rows = np.append(firsts, file.metadata.row_group(group).num_rows)
+            check_pages(file, group, leaf, PageTable(starts, stops, rows, None))
+            edges = zip(starts.tolist(), stops.tolist(), np.diff(rows).tolist(), strict=True)
+            found[group] = [_Stretch(*each) for each in edges]
+
+        await for_each(indexed, read_index, workers=CHAINS_AT_ONCE)
+    return [stretch for group in groups for stretch in found[group]]
 
 
 class _ValueWalk:
@@ -154,7 +150,9 @@ class _ValueWalk:
         """Starts and sizes of the values, -1 for null."""
         starts: list[int] = []
         sizes: list[int] = []
-        at, stop = self._stretch.start, self._stretch.stop
+        at, stop, rows = self._stretch
+        if not stop:
+            return [-1] * rows, [-1] * rows
         while at < stop:
             page = await self._page(at)
             place = page.values_start
@@ -170,8 +168,8 @@ class _ValueWalk:
             if place != page.stop:
                 raise _damaged(self._file.url, f"values of the page at {at} end at {place}, not with it at {page.stop}")
             at = page.stop
-        if len(starts) != self._stretch.rows:
-            raise _damaged(self._file.url, f"pages of {self._stretch.rows} rows have {len(starts)}")
+        if len(starts) != rows:
+            raise _damaged(self._file.url, f"pages of {rows} rows have {len(starts)}")
         return starts, sizes
 
     async def _read(self, start: int, size: int, stop: int, *, ahead: int = 0) -> memoryview:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.runtime.concurrently import RunSync
-    from asyncfetch.tables.parquet import TableFile
+    from asyncfetch.tables.parquet import FetchedGroups, TableFile
 
 PART_BYTES = 16 * 1024 * 1024
 """Bytes of a file that are read at once. A column of a row group of a million rows has about as many."""
@@ -31,10 +31,16 @@ async def read_all(reader: RangeReader, file: TableFile, columns: Sequence[str],
     file.require(columns)
     parts = []
     for groups, names in _parts(file, list(columns)):
-        fetched = await fetch_groups(reader, file, groups, names, together=False)
-        parts.append((names, await run(fetched.decode)))
-        del fetched
+        fetched = [await fetch_groups(reader, file, groups, names, together=False)]
+        parts.append((names, await run(partial(_decode, fetched))))
     return await run(partial(_join, file, list(columns), parts))
+
+
+def _decode(held: list[FetchedGroups]) -> list[pa.RecordBatch]:
+    """The batches of the one part that is held, which goes; the memory that decoding took beside them goes, too."""
+    batches = held.pop().decode()
+    require_pyarrow().default_memory_pool().release_unused()
+    return batches
 
 
 def _parts(file: TableFile, columns: list[str]) -> list[tuple[list[int], list[str]]]:
@@ -75,5 +81,4 @@ def _join(file: TableFile, columns: list[str], parts: list[tuple[list[str], list
     if columns and table.num_rows != file.metadata.num_rows:
         message = f"{redact_url(file.url)} says it has {file.metadata.num_rows} rows, but holds {table.num_rows}"
         raise FormatError(message, remedy=COPY_ANEW)
-    arrow.default_memory_pool().release_unused()  # as much as a half of the table
     return table

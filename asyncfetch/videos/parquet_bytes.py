@@ -6,6 +6,7 @@ rows. The places of the bytes are read from their lengths, a small request a vid
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.tables.parquet import TableFile
     from asyncfetch.tables.values import ValuePlaces
+
+
+LONG_ROWS = 1000
+"""Rows of a group that are a warning: their videos are found one after the other, in a minute at 60 ms a request."""
+
+_log = logging.getLogger(__name__)
 
 
 async def parquet_entries(
@@ -92,9 +99,13 @@ def _plan(file: TableFile, video: str) -> _Plan:
     reason = why_no_places(file, groups, leaves[data])
     if reason is not None:
         message = f"column {data!r} of {shown} {reason}, so no video in it can be read by its range"
-        options = f"use_dictionary=False, compression={{{data!r}: 'none'}}"
+        options = f"use_dictionary=False, compression={{{data!r}: 'none'}}, row_group_size=10"
         remedy = f"write it anew, plain and uncompressed: with pyarrow's write_table(..., {options})"
         raise FormatError(message, remedy=f"{remedy}, or with a datasets of 2026, which does so by itself")
+    rows = max((file.metadata.row_group(group).num_rows for group in groups), default=0)
+    if rows > LONG_ROWS:
+        advice = "they are found one after the other; row groups of ten rows are gone through side by side"
+        _log.warning("%s has up to %d videos in a row group: %s", shown, rows, advice)
     return _Plan(groups, leaves[data], leaves.get(f"{video}.path"))
 
 

@@ -12,6 +12,7 @@ from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.parquet import border, fetch_end, open_end, read_whole, require_pyarrow
 from asyncfetch.tables.whole import read_all
 from asyncfetch.videos.entries import (
+    absolute_index,
     absolute_urls,
     check_names,
     check_spans,
@@ -23,7 +24,7 @@ from asyncfetch.videos.entries import (
 from asyncfetch.videos.patterns import absolute_url, find_files, split_wildcards
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     import pyarrow as pa
 
@@ -148,7 +149,7 @@ def _entries(held: list[pa.Table], asked: dict[str, str | None], base: str, show
     if is_index(table, shown):
         if asked != {"video": "video", "start": None, "stop": None}:
             raise ConfigError(f"{shown} is an index, which has its own columns: leave out video=, start= and stop=")
-        return table
+        return absolute_index(table, base)
     check_names(table.column_names, asked, shown)
     columns = dict(zip(table.column_names, table.columns, strict=True))
     del table
@@ -166,23 +167,20 @@ def _entries(held: list[pa.Table], asked: dict[str, str | None], base: str, show
 
 def _from_memory(source: TableSource) -> pa.Table:
     arrow = require_pyarrow()
+    make: Callable[[Any], pa.Table]
+    if isinstance(source, list | tuple):
+        make, rows = _from_dicts, _checked_rows(source)
+    elif type(source).__module__.partition(".")[0] == "pandas":
+        make, rows = arrow.Table.from_pandas, source
+    elif hasattr(source, "__arrow_c_stream__"):
+        make, rows = arrow.table, source
+    else:
+        kinds = "a pyarrow.Table, a DataFrame of pandas or polars, or a list of dicts"
+        raise ConfigError(f"a table must be a url or path, {kinds}, not of type {type(source).__name__}")
     try:
-        if isinstance(source, arrow.Table):
-            made: pa.Table = source
-        elif isinstance(source, list | tuple):
-            made = _from_dicts(source)
-        elif type(source).__module__.partition(".")[0] == "pandas":
-            made = _without_numbers(arrow.Table.from_pandas(source))
-        elif hasattr(source, "__arrow_c_stream__"):
-            made = arrow.table(source)
-        else:
-            kinds = "a pyarrow.Table, a DataFrame of pandas or polars, or a list of dicts"
-            raise ConfigError(f"a table must be a url or path, {kinds}, not of type {type(source).__name__}")
+        return _without_numbers(make(rows))
     except (arrow.ArrowException, ValueError, TypeError, OverflowError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"the {type(source).__name__} can't be made an Arrow table: {error}") from error
-    return made
 
 
 def _without_numbers(table: pa.Table) -> pa.Table:
@@ -190,13 +188,16 @@ def _without_numbers(table: pa.Table) -> pa.Table:
     return table.select([name for name in table.column_names if not name.startswith("__index_level_")])
 
 
-def _from_dicts(rows: list[Any] | tuple[Any, ...]) -> pa.Table:
-    names: dict[str, None] = {}
+def _checked_rows(rows: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             message = f"a list must be of dicts, a row each; row {number} is of type {type(row).__name__}"
             raise ConfigError(message)
-        names.update(dict.fromkeys(row))
+    return rows
+
+
+def _from_dicts(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    names = dict.fromkeys(name for row in rows for name in row)  # pyarrow's from_pylist looks at the first alone
     table: pa.Table = require_pyarrow().table({name: [row.get(name) for row in rows] for name in names})
     return table
 
@@ -204,7 +205,7 @@ def _from_dicts(rows: list[Any] | tuple[Any, ...]) -> pa.Table:
 async def _read_file(reader: RangeReader, url: str, texts: Collection[str]) -> pa.Table:
     match _kind(url):
         case "parquet":
-            return await _read_parquet(reader, url)
+            return await _read_parquet(reader, url, texts)
         case "jsonl":
             return await run_sync(_read_json, url, await reader.fetch(url))
         case "csv" | "tsv" as kind:
@@ -220,11 +221,16 @@ def _kind(url: str) -> str | None:
     return next((kind for suffix, kind in SUFFIXES.items() if path.lower().endswith(suffix)), None)
 
 
-async def _read_parquet(reader: RangeReader, url: str) -> pa.Table:
+async def _read_parquet(reader: RangeReader, url: str, texts: Collection[str]) -> pa.Table:
     end = await fetch_end(reader, url)
     if end.is_whole:
         return _without_numbers(await run_sync(read_whole, end, lambda columns: columns))
     file = await open_end(reader, end, run=run_sync)
+    for name in sorted(file.leaves.keys() & texts):
+        columns = [file.metadata.schema.column(leaf) for leaf in file.leaves[name]]
+        if any(one.physical_type == "BYTE_ARRAY" and one.logical_type.type == "NONE" for one in columns):
+            message = f"column {name!r} of {redact_url(url)} holds bytes, not urls, paths or times"
+            raise ConfigError(f"{message}: Videos.from_parquet reads videos out of a column")
     return _without_numbers(await read_all(reader, file, file.columns, run=run_sync))
 
 
@@ -235,9 +241,11 @@ def _read_csv(url: str, data: memoryview, delimiter: str, texts: Collection[str]
     with border(url, "csv"):
         table: pa.Table = csv.read_csv(
             arrow.BufferReader(data),
+            read_options=csv.ReadOptions(use_threads=False),  # each would keep memory of its own
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(column_types=dict.fromkeys(texts, arrow.string())),
         )
+    arrow.default_memory_pool().release_unused()  # as much as the file has; a thread releases its own
     return table
 
 
@@ -246,6 +254,7 @@ def _read_json(url: str, data: memoryview) -> pa.Table:
     with forks_wait():
         from pyarrow import json
     with border(url, "json lines"):
-        options = json.ReadOptions(block_size=BLOCK_BYTES)
+        options = json.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)
         table: pa.Table = json.read_json(arrow.BufferReader(data), read_options=options)
+    arrow.default_memory_pool().release_unused()
     return table

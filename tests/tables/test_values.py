@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.errors import FormatError
+from asyncfetch.tables import values
+from asyncfetch.tables.pages import indexed_pages
 from asyncfetch.tables.parquet import open_table
 from asyncfetch.tables.values import HEAD_BYTES, find_values, read_levels, why_no_places
 from tests.local_reader import LocalReader
@@ -52,7 +54,7 @@ def write(path: Path, values: Sequence[bytes | None], *, kind: str = "struct", r
 
 async def places_of(reader: LocalReader, path: Path, *, tail_bytes: int = 1024) -> ValuePlaces:
     file = await open_table(reader, str(path), run=run, tail_bytes=tail_bytes)
-    groups = range(file.metadata.num_row_groups)
+    groups = [group for group in range(file.metadata.num_row_groups) if file.metadata.row_group(group).num_rows]
     reader.log.clear()
     assert why_no_places(file, groups, 0) is None
     return await find_values(reader, file, groups, 0, run=run)
@@ -83,7 +85,7 @@ async def test_values_of_every_layout(tmp_path: Path, reader: LocalReader, layou
     st.integers(1, 70),
     st.sampled_from([16, 1000, 100_000]),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 async def test_any_values(tmp_path: Path, content: list[bytes | None], layout: str, rows: int, tail_bytes: int) -> None:
     path = tmp_path / "v.parquet"
     write(path, content, rows=rows, **LAYOUTS[layout])
@@ -156,6 +158,23 @@ async def test_damage_is_found(tmp_path: Path, reader: LocalReader) -> None:
                     value is None or len(value) for value in content
                 ]
     assert refused > 100
+
+
+async def test_an_offset_index_of_other_pages_is_refused(
+    tmp_path: Path, reader: LocalReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path := tmp_path / "v.parquet", videos(60), **LAYOUTS["small pages with an offset index"])
+
+    def swapped(url: str, index: memoryview) -> list[tuple[int, int, int]]:
+        pages = indexed_pages(url, index)
+        places = [page[:2] for page in pages]
+        places[0], places[1] = places[1], places[0]
+        return [(*place, page[2]) for place, page in zip(places, pages, strict=True)]
+
+    for change in (swapped, lambda url, index: indexed_pages(url, index)[1:], lambda _url, _index: []):
+        monkeypatch.setattr(values, "indexed_pages", change)
+        with pytest.raises(FormatError, match=r"pages of row group 0 lie beside its bytes .*, or lack rows"):
+            await places_of(reader, path)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=200), st.integers(1, 3))

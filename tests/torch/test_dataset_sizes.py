@@ -96,5 +96,5 @@ def test_sizes_that_are_none_are_refused(make: Any) -> None:  # noqa: ANN401
 
 
 def test_open_datasets_have_their_size() -> None:
-    with pytest.raises(ConfigError, match="size and config of an open dataset were given"):
+    with pytest.raises(ConfigError, match="size, fit and config of an open dataset were given"):
         Stream(open_dataset(DATA / "h264"), size=(8, 8))

@@ -14,6 +14,7 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, FormatError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.testing import HubServer, RangeServer
+from asyncfetch.videos import parquet_bytes
 from asyncfetch.videos.parquet_bytes import parquet_entries
 
 if TYPE_CHECKING:
@@ -140,6 +141,21 @@ async def test_bytes_without_places_are_refused(
     remedy = r"write it anew, plain and uncompressed: .*use_dictionary=False, compression={'video.bytes': 'none'}"
     with pytest.raises(FormatError, match=rf"column 'video.bytes' of .*t.parquet {reason}, so no video .*{remedy}"):
         await parquet_entries(fetcher, fetcher, path)
+
+
+async def test_long_row_groups_are_a_warning(
+    fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(parquet_bytes, "LONG_ROWS", ROWS_OF_A_GROUP)
+    data = videos(25, size=2000)
+    write_as_datasets(path := tmp_path / "t.parquet", data, [None] * 25)
+    assert (await parquet_entries(fetcher, fetcher, path)).num_rows == 25
+    assert caplog.messages == []
+    table = pa.table({"video": data})
+    pq.write_table(table, path := tmp_path / "long.parquet", use_dictionary=False, compression="none")
+    assert await content(fetcher, await parquet_entries(fetcher, fetcher, path)) == data
+    (message,) = caplog.messages
+    assert "long.parquet has up to 25 videos in a row group: they are found one after the other" in message
 
 
 async def test_columns_that_hold_no_videos(fetcher: Fetcher, tmp_path: Path) -> None:

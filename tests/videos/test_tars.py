@@ -355,6 +355,17 @@ async def test_an_index_that_contradicts_is_left_aside(
     assert "1 of 1 shards have an index that isn't theirs, and are read without it: https://" in record.getMessage()
 
 
+async def test_wds2idx_is_off_where_a_shard_has_pax_headers(caplog: pytest.LogCaptureFixture) -> None:
+    """It takes the place of the next header for the end of a file, though a PAX extension lies between."""
+    content = {"a.tar": shard(LONG)}
+    expected = await entries_of(content)
+    first, *lines = dali_index(content["a.tar"]).decode().splitlines()
+    off = [re.sub(r"(\S+) (\d+) (\d+)", lambda one: f"{one[1]} {int(one[2]) + 1024} {one[3]}", line) for line in lines]
+    table = await entries_of(content | {"a.idx": "\n".join([first, *off, ""]).encode()})
+    assert table.drop_columns("video") == expected.drop_columns("video")
+    assert "1 of 1 shards have an index that isn't theirs" in caplog.text
+
+
 async def test_a_damaged_shard_with_an_index_is_an_error() -> None:
     data = bytearray(shard(LONG))
     index = energon_index(bytes(data))
