@@ -25,7 +25,7 @@ from asyncfetch.stream.decode_jobs import Sizes
 from asyncfetch.stream.samples import DeliveredSample, PassFigures, RunningPass, SampleDelivery, SamplePass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
     from typing import Never
@@ -356,10 +356,20 @@ class StreamIterator:
         plan = self._plans[0]
         plan.progress.delivered = plan.batch_start(number)
 
+    def give_but(self, waiting: Iterable[int]) -> None:
+        """Count all samples that came as delivered, for the state, but those with these numbers, which wait."""
+        for plan in self._plans:
+            plan.progress.deliver(max(plan.begun, self._latest.delivered), waiting)
+
     @property
     def latest_number(self) -> int:
         """The number of the sample that came last, in the consumer's part of the epoch."""
         return self._latest.number
+
+    @property
+    def latest_numbers(self) -> range:
+        """The same, and those of what is empty beside it."""
+        return range(self._latest.number, self._latest.delivered)
 
     @property
     def batches(self) -> tuple[int, int]:

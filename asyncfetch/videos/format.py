@@ -124,9 +124,9 @@ class OpenVideos:
 
         And how large pictures are, about, for bounds on memory: by the first video.
         """
-        heights, widths = self.entries.numbers("height"), self.entries.numbers("width")
-        if self.entries.is_index and not np.isnan(heights).all():
-            self._cache.largest_picture = int(np.nanmax(heights)), int(np.nanmax(widths))
+        sizes = [self.entries.numbers(self.entries.measures.get(name, "")) for name in ("height", "width")]
+        if not np.isnan(sizes).all():
+            self._cache.largest_picture = int(np.nanmax(sizes[0])), int(np.nanmax(sizes[1]))
         else:
             with suppress(AsyncFetchError):  # it comes again, at its place in the order
                 await self._cache.video(0)

@@ -41,9 +41,15 @@ MAKERS: dict[str, str] = {
     "old.avi": f"{_source(rate='25')} {_SOUND} -t 3 -c:v mpeg4 -g 12 -bf 0 -c:a mp3 -ar 44100",
 }
 """The arguments that make each file."""
-SILENT = frozenset(
-    {"long-groups.mp4", "open.mp4", "hevc-open.mp4", "rotated.mp4", "av1.mp4", "vp9.mp4", "one-frame.mp4"}
-)
+SILENT = frozenset({
+    "long-groups.mp4",
+    "open.mp4",
+    "hevc-open.mp4",
+    "rotated.mp4",
+    "av1.mp4",
+    "vp9.mp4",
+    "one-frame.mp4",
+})
 """Files without audio."""
 UNCUT = frozenset({"web.webm", "old.avi"})
 """Files that can't be cut by ranges."""

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-
 from torchcodec.transforms import Resize
 
 import asyncfetch as af
 from asyncfetch.videos.windows import draw
 from tests.videos.conftest import audio_between, reference
-from tests.videos.corpus import BROKEN, MAKERS, SILENT
+from tests.videos.corpus import MAKERS, SILENT
 
 if TYPE_CHECKING:
     from pathlib import Path
