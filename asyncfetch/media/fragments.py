@@ -10,7 +10,7 @@ hides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +26,9 @@ from asyncfetch.media.samples import (
     MAX_OFFSET,
     MAX_POSITION,
     Columns,
+    count_samples,
     joined,
+    read_columns,
 )
 
 if TYPE_CHECKING:
@@ -45,18 +47,20 @@ MAX_BOXES = 1 << 17
 MFRO_BYTES = 16
 """Length of the box at the end of a file that says how long the one around it is, which tells where fragments begin."""
 
+MAX_TIME = MAX_POSITION >> 1
+"""No decode time is this late; differences of times fit 64 bits."""
 BASE_OFFSET, DESCRIPTION, DURATION, SIZE, FLAGS, BASE_IS_MOOF = 0x1, 0x2, 0x8, 0x10, 0x20, 0x20000
-"""What a track fragment's header (tfhd) has; ISO/IEC 14496-12, 8.8.7."""
+"""Flags of a track fragment's header (tfhd): which fields it has; ISO/IEC 14496-12, 8.8.7."""
 DATA_OFFSET, FIRST_FLAGS = 0x1, 0x4
-"""What a run (trun) has; ISO/IEC 14496-12, 8.8.8."""
+"""Flags of a run (trun): which fields it has; ISO/IEC 14496-12, 8.8.8."""
 RUN_FIELDS = {0x100: "duration", 0x200: "size", 0x400: "flags", 0x800: "composition"}
-"""What a run has for each sample, in this order."""
+"""Flags of a run that has such a field for each sample, in this order."""
 NOT_SYNC = 0x10000 | 0x1000000
 """Flags of a sample that is no key frame, or depends on another one."""
 
 
 class Defaults(NamedTuple):
-    """What holds for each sample of a track that says nothing else."""
+    """Values of each sample of a track that has none of its own."""
 
     description: int = 1
     duration: int = 0
@@ -68,12 +72,10 @@ class Defaults(NamedTuple):
 class FragmentTable:
     """The samples of a fragmented file by track, fragment by fragment."""
 
-    wanted: frozenset[int]
-    """Tracks of which samples are kept."""
     defaults: dict[int, Defaults]
-    """By track."""
-    parts: dict[int, list[Columns]] = field(default_factory=dict)
-    """What each fragment holds, by track, in the order of decoding."""
+    """Those of each track."""
+    parts: dict[int, list[Columns]]
+    """The samples in moov and in each fragment, of the tracks that are wanted, in the order of decoding."""
     data_stop: int = 0
     """One past the last byte of the file that belongs to a sample."""
     samples_left: int = MAX_CONSTANT_SAMPLES
@@ -95,15 +97,15 @@ class FragmentTable:
         tfhd = traf.require("tfhd")
         has, track = tfhd.unpack("II", 0)
         base, defaults = self._header(tfhd, has & 0xFFFFFF, track, position, implicit)
-        parts = self.parts.setdefault(track, [])
-        time, end, runs = self._start(traf, parts), base, []
+        parts = self.parts.get(track)
+        time, end, runs = self._start(traf, parts or ()), base, []
         for trun in traf.children():
             if trun.kind == "trun" and (run := self._run(trun, defaults, base, end, time)) is not None:
                 runs.append(run)
                 end = int(run.offsets[0]) + int(run.sizes.sum(dtype=np.int64))
                 time += int(run.durations.sum(dtype=np.int64))
                 self.data_stop = max(self.data_stop, end)
-        if runs and track in self.wanted:
+        if runs and parts is not None:
             _follow(parts, joined(runs), traf)
         return end
 
@@ -123,12 +125,13 @@ class FragmentTable:
             raise tfhd.error(f"its data begins at byte {base}, which can't be meant")
         return base, Defaults(*values)
 
-    def _start(self, traf: Box, parts: list[Columns]) -> int:
+    @staticmethod
+    def _start(traf: Box, parts: Sequence[Columns]) -> int:
         """Decode time of the track fragment's first sample."""
         tfdt = traf.child("tfdt")
         if tfdt is not None:
             (time,) = tfdt.unpack("Q" if tfdt.version else "I", 4)
-            if time >= MAX_POSITION:
+            if time >= MAX_TIME:
                 raise tfdt.error(f"begins at tick {time}, which can't be meant")
             return int(time)
         return parts[-1].start + int(parts[-1].durations.sum(dtype=np.int64)) if parts else 0
@@ -225,11 +228,15 @@ def parse_fragments(
         if trex.kind == "trex":
             track, *values = trex.unpack("5I", 4)
             defaults[track] = Defaults(*values)
-    tracks = (first_track(moov, handler) for handler in ((b"vide", b"soun") if audio else (b"vide",)))
-    table = FragmentTable(frozenset(track_number(trak) for trak in tracks if trak is not None), defaults)
+    parts = {}
+    for handler in (b"vide", b"soun") if audio else (b"vide",):
+        if (trak := first_track(moov, handler)) is not None:
+            stbl = trak.require("mdia", "minf", "stbl")
+            parts[track_number(trak)] = [read_columns(stbl)] if count_samples(stbl) else []
+    table = FragmentTable(defaults, parts)
     for position, moof in moofs:
         table.add(find(moof, "moof", url=url), position)
-    return read_tracks(moov, table.parts, url=url, audio=audio), table.data_stop
+    return read_tracks(moov, parts, url=url, audio=audio), table.data_stop
 
 
 @dataclass(slots=True)
@@ -243,7 +250,7 @@ class _Walk:
     held_from: int
 
     def view(self) -> memoryview:
-        """What is held from the position on."""
+        """The bytes held from the position on."""
         place = self.position - self.held_from
         return self.held[place:] if 0 <= place <= len(self.held) else self.held[:0]
 
@@ -310,7 +317,9 @@ class _Finder:
         (count,) = sidx.unpack("H", place + 2)
         sizes = sidx.table(">u4", 3 * count, place + 4).reshape(-1, 3)[:, 0].astype(np.int64) & 0x7FFFFFFF
         begin = walk.position + length + first
-        return self.cut(walk, begin, (begin + np.cumsum(sizes)).tolist())
+        if begin > walk.stop:
+            raise sidx.error(f"begins its list at byte {begin}, behind what it may list, which ends at {walk.stop}")
+        return self.cut(walk, begin, [begin + end for end in np.cumsum(sizes).tolist()])
 
     @staticmethod
     def cut(walk: _Walk, begin: int, positions: Sequence[int]) -> list[_Walk]:

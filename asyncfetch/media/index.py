@@ -81,7 +81,7 @@ class Mp4Index:
     samples: SampleTable
     edit: Edit
     _shown: list[tuple[NDArray[np.int64], NDArray[np.float64], float]] = field(default_factory=list, repr=False)
-    """What ``shown`` has made, once it has."""
+    """The result of ``shown``, once it was asked for."""
 
     @property
     def track(self) -> TrackFormat:
@@ -251,7 +251,8 @@ class Mp4Index:
 
         Shape (N,) each; times and end are seconds of the file. They are made once, and not to be written to. A sample
         is -1 where another frame is shown at just the same time: decoders know a frame by that. The times are those of
-        torchcodec's ``get_frame_at(i).pts_seconds`` in exact mode, and i the place in the arrays.
+        torchcodec's ``get_frame_at(i).pts_seconds`` in exact mode, and i the place in the arrays; where an edit list
+        hides the beginning of a group of pictures, torchcodec 0.13 fails or gives another frame's.
         """
         if not self._shown:
             times = self.samples.presentation_times(0, self.num_samples)
@@ -259,7 +260,7 @@ class Mp4Index:
             times = times[order]
             low, high = np.searchsorted(times, (self.edit.start, self.edit.stop))
             order, times = order[low:high], times[low:high]
-            end = int((times + self.samples.durations[order]).max(initial=0)) if len(order) else self.edit.shift
+            end = int(times[-1]) + int(self.samples.durations[order[-1]]) if len(order) else self.edit.shift
             new = np.concatenate(([True], times[1:] != times[:-1], [True]))
             order[~(new[:-1] & new[1:])] = -1
             seconds = (times - self.edit.shift) / self.timescale
@@ -389,13 +390,11 @@ def tracks_of(moov: Box) -> str:
     return f"{len(kinds)} tracks: {', '.join(kinds[:8]) or 'none'}"
 
 
-def track_samples(trak: Box, fragments: Mapping[int, Sequence[Columns]]) -> SampleTable:
-    """The samples of a track: those of its own tables, then those of fragments, in the order of decoding."""
+def track_samples(trak: Box, fragments: Mapping[int, Sequence[Columns]], *, group: int = 1) -> SampleTable:
+    """The samples of a track, which lie in fragments, or else in its own tables, ``group`` of them as one."""
     stbl = trak.require("mdia", "minf", "stbl")
-    parts = [*fragments.get(track_number(trak), ())]
-    if not parts or count_samples(stbl):
-        parts.insert(0, read_columns(stbl))
-    return sample_table(joined(parts) if len(parts) > 1 else parts[0], stbl)
+    parts = fragments.get(track_number(trak)) or [read_columns(stbl, group=group)]
+    return sample_table(joined(parts), stbl)
 
 
 def read_timescale(header: Box) -> int:
@@ -491,17 +490,16 @@ def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, frag
         return Edit(start, stop, shift)
     # Of fragments FFmpeg hides nothing. It shifts the clock by the edit list, and by the least composition offset that
     # it has come upon, if negative.
+    own = count_samples(trak.require("mdia", "minf", "stbl"))
     least = min(samples.composition_limits[0], 0)
-    in_fragments = sum(len(part.sizes) for part in fragments)
-    is_hybrid = in_fragments < samples.num_samples
-    if (least and is_hybrid) or least < fragments[0].composition.min(initial=0):
+    if (least and own) or least < fragments[0].composition.min(initial=0):
         raise trak.error(
             f"a composition offset of {least} ticks comes up behind the first fragment, where it moves the times of "
             "what follows; remux with: ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
         )
     of_fragments = max(start, 0) - delay + least
-    if is_hybrid and start >= 0:
-        times = samples.presentation_times(0, samples.num_samples - in_fragments)
+    if own and start >= 0:
+        times = samples.presentation_times(0, own)
         if shift != of_fragments or times.min() < start or times.max() >= stop:
             raise trak.error(
                 "has samples of its own, of which its edit list hides some, and others in fragments; remux with: "

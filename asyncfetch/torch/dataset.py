@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from asyncfetch.config import PrivateUrl, config_share, stream_config
 from asyncfetch.config.checks import explains_keywords, is_whole_number
+from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
 from asyncfetch.formats import DatasetStatistics, chosen_features
 from asyncfetch.lerobot import open_dataset
@@ -36,6 +37,7 @@ from asyncfetch.stream.handing_over import HandedOver, SlotMemory, Stack, stacks
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.streams import distinct_episodes
+from asyncfetch.torch.buckets import bucketed
 from asyncfetch.torch.memory import WorkersMemory
 from asyncfetch.torch.watching import Care, watch_loaders
 
@@ -46,12 +48,14 @@ if TYPE_CHECKING:
     from torch.utils.data._utils.worker import WorkerInfo
 
     from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import Fit
     from asyncfetch.formats import ImageDtype, Sample
     from asyncfetch.lerobot import DepthUnit, LeRobotDataset, Windows
     from asyncfetch.observe.report import Report
     from asyncfetch.stream import SampleSource, StreamIterator
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.figures import FiguresBoard
+    from asyncfetch.torch.buckets import BucketBy
 
 
 def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -118,6 +122,13 @@ class StreamDataset(IterableDataset[Any]):
             pinned by the loader, and those of a ``collate_fn`` where they are made.
         collate_fn: Makes a batch of a list of samples, instead of ``collate``, and may return anything. Reports count
             its time as hand-over, with and without workers; without, that of a loader's own is the trainer's to them.
+        bucket_by: What the samples of a batch have in common where sizes differ: "shape", the shapes of all pictures
+            (tensors of three axes or more), or "frames", how many each clip has. None makes batches of samples as they
+            come; what can't be stacked is a list. Samples wait for others of their shape: up to 16 batches of them,
+            and ``decoded_max_bytes``. Beyond that the one that has waited longest goes in a smaller batch, as all do
+            at the end; with ``drop_last`` these are left out. States tell of those that wait, so that resuming is as
+            exact. Each worker has buckets of its own, and ranks may come to different numbers of batches, which
+            aren't known before: there is no ``len``, nor ``state_after``.
 
     A batch is what ``collate`` makes of its samples, but without a copy: each picture is written to its place when it
     has been decoded, channels-last in memory (``contiguous()`` gives another order). Workers hand batches over in
@@ -140,6 +151,7 @@ class StreamDataset(IterableDataset[Any]):
         drop_last: bool = False,
         pin_memory: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        bucket_by: BucketBy | None = None,
     ) -> None:
         if not isinstance(stream, EpochStream):
             raise ConfigError(f"StreamDataset takes a Stream or a Mixture, not {stream!r:.80}")
@@ -150,7 +162,12 @@ class StreamDataset(IterableDataset[Any]):
             raise ConfigError(f"collate_fn must be a function of a list of samples, or None, not {collate_fn!r}")
         if collate_fn is not None and batch_size is None:
             raise ConfigError("collate_fn makes batches of batch_size samples: give batch_size too, or the loader both")
+        if bucket_by not in {None, "frames", "shape"}:
+            raise ConfigError(f"bucket_by must be 'frames', 'shape' or None, not {bucket_by!r:.80}")
+        if bucket_by is not None and batch_size is None:
+            raise ConfigError(f"bucket_by={bucket_by!r} is about batches made here: give StreamDataset a batch_size")
         self.collate_fn = collate_fn
+        self.bucket_by = bucket_by
         self.stream = stream
         self.drop_last = drop_last
         self.pin_memory = pin_memory
@@ -173,8 +190,9 @@ class StreamDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         memory = self._memory_of_batches()
+        rows = None if self.bucket_by is not None else memory
         if worker is None:
-            samples = self._source.iterate(self._in_batches(found_placement()), memory=memory)
+            samples = self._source.iterate(self._in_batches(found_placement()), memory=rows)
         else:
             # A loader draws one seed, and gives each of its workers that and the worker's number.
             loader = worker.seed - worker.id
@@ -187,12 +205,21 @@ class StreamDataset(IterableDataset[Any]):
                     loader, worker.id, worker.num_workers, worker.id if process is None else process
                 )
             samples = self._workers_stream.iterate(
-                self._placement(worker.id, worker.num_workers), loader=loader, memory=memory
+                self._placement(worker.id, worker.num_workers), loader=loader, memory=rows
             )
         if self.batch_size is None:
             return samples
         together = self.collate_fn or partial(_together, memory=memory)
-        return _batches(samples, self._in_batches(Placement()), together)
+        if self.bucket_by is None:
+            return _batches(samples, self._in_batches(Placement()), together)
+        return bucketed(
+            samples,
+            together,
+            by=self.bucket_by,
+            size=self.batch_size,
+            least=self.batch_size if self.drop_last else 1,
+            max_bytes=(self._workers_stream or self._source).config.decoded_max_bytes,
+        )
 
     def _readers_name(self, worker: WorkerInfo) -> str | None:
         """Return what the workers of this worker's loader find each other by; None where they can't."""
@@ -225,9 +252,14 @@ class StreamDataset(IterableDataset[Any]):
         return self._in_batches(replace(rank, worker=worker, workers=workers, block_samples=self.batch_size or 1))
 
     def _in_batches(self, placement: Placement) -> Placement:
-        return replace(placement, batch_size=self.batch_size, drop_last=self.drop_last)
+        return replace(placement, batch_size=self.batch_size, drop_last=self.drop_last and self.bucket_by is None)
 
     def __len__(self) -> int:
+        if self.bucket_by is not None:
+            raise UsageError(
+                f"the number of batches isn't known before: it depends on the samples (bucket_by={self.bucket_by!r}); "
+                "len(StreamDataset(stream)) counts these"
+            )
         samples = self._source.count(self._placement(0, 1))
         return samples if self.batch_size is None else self._count_batches(samples, self.batch_size)
 
@@ -277,6 +309,11 @@ class StreamDataset(IterableDataset[Any]):
             ConfigError: So many batches aren't in an epoch; or the loader has another number of workers, or, with
                 several of them, ``in_order=False``: then it isn't known which of them has given which batches.
         """
+        if self.bucket_by is not None:
+            raise ConfigError(
+                f"with bucket_by={self.bucket_by!r} the number of batches doesn't tell which samples they had: ask "
+                "state_dict, without workers, or torchdata's StatefulDataLoader"
+            )
         size = self.batch_size or _batch_size(batch_size) or 1
         if not is_whole_number(batches):
             raise ConfigError(f"batches must be a whole number, not {batches!r}")
@@ -461,7 +498,7 @@ class FrameDataset(Dataset["Sample"]):
 
     Args:
         source: URL or path of a LeRobot v3 dataset.
-        windows, episodes, features, image_dtype, depth_unit, config: As in ``Stream``.
+        windows, episodes, features, image_dtype, depth_unit, size, fit, config: As in ``Stream``.
 
     Raises:
         IndexError: ``i`` is out of range.
@@ -478,9 +515,12 @@ class FrameDataset(Dataset["Sample"]):
         features: Collection[str] | None = None,
         image_dtype: ImageDtype = "uint8",
         depth_unit: DepthUnit = "mm",
+        size: tuple[int, int] | None = None,
+        fit: Fit | None = None,
         config: StreamConfig | None = None,
     ) -> None:
         self.source = source = PrivateUrl(source)
+        picture_size(size, fit)  # refused here, not at the first read
         self.windows = windows
         self.episodes = None if episodes is None else distinct_episodes(episodes)
         self.config = stream_config(config)
@@ -490,6 +530,8 @@ class FrameDataset(Dataset["Sample"]):
             features=chosen_features(features),
             image_dtype=image_dtype,
             depth_unit=depth_unit,
+            size=size,
+            fit=fit,
         )
         self._session: DatasetSession[LeRobotDataset] | None = None
         self._chosen: Sequence[int] = ()

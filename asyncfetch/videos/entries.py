@@ -27,7 +27,7 @@ ENTRY_COLUMNS = ("video", "offset", "size", "start", "stop")
 RESERVED = (*ENTRY_COLUMNS, "index", "clip_index", "seconds", "audio")
 """Names that no column of the user's may have: an entry's, and those of a sample."""
 INDEX_KEY, INDEX_VERSION = b"asyncfetch.index", b"1"
-"""What the metadata of an index's schema says."""
+"""The mark of an index, in the metadata of its schema."""
 
 _CHUNK_ROWS = 64 * 1024
 """Rows of a column that are gone through at once: it bounds what is held beside the column."""
@@ -88,9 +88,16 @@ def entry_table(urls: Column, places: Mapping[str, Column | None], users: Mappin
     columns: dict[str, Any] = {"video": urls}
     for name, kind in kinds.items():
         given = places.get(name)
-        columns[name] = arrow.nulls(len(urls), kind) if given is None else given
+        columns[name] = _nulls(len(urls), kind) if given is None else given
     table: pa.Table = arrow.table({**columns, **users})
     return table
+
+
+def _nulls(count: int, kind: pa.DataType) -> Column:
+    """A column of so many nulls, in the memory of one part of it."""
+    some = require_pyarrow().nulls(min(count, _CHUNK_ROWS), kind)
+    chunks = [some.slice(0, count - row) for row in range(0, count, _CHUNK_ROWS)]
+    return require_pyarrow().chunked_array(chunks, kind)
 
 
 def absolute_urls(column: Column, base: str, name: str, shown: str) -> Column:
@@ -121,8 +128,56 @@ def absolute_urls(column: Column, base: str, name: str, shown: str) -> Column:
     return _by_chunks(column, work, pa.string())
 
 
+def absolute_index(table: pa.Table, base: str) -> pa.Table:
+    """An index with absolute urls: those of files below its own directory may be relative.
+
+    Args:
+        table: As it lies in its file.
+        base: The url or absolute path of the file.
+    """
+    return _with_urls(table, _Root(base).join_all)
+
+
+def relative_index(table: pa.Table, path: str) -> pa.Table:
+    """The inverse of ``absolute_index``, of an index that is to lie at a local path: it may move with its videos."""
+    compute = require_pyarrow().compute
+    front = path.rpartition("/")[0] + "/"
+
+    def work(texts: Array) -> Array:
+        below = compute.replace_substring_regex(texts, f"^{re.escape(front)}", "")
+        is_below = compute.and_not(
+            compute.starts_with(texts, front), compute.match_substring_regex(below, f"{_DOTS}|^/|{_SCHEME}")
+        )
+        return compute.if_else(is_below, below, texts)
+
+    return _with_urls(table, work)
+
+
+def _with_urls(table: pa.Table, work: Callable[[Array], Array]) -> pa.Table:
+    """The table with ``work(urls)`` of videos and of files beside them for their urls."""
+    pa = require_pyarrow()
+    for place, field in enumerate(table.schema):
+        column = table.column(place)
+        if field.name == "video":
+            made = [work(chunk) for chunk in column.chunks]
+        elif pa.types.is_struct(field.type) and (field.metadata or {}).get(b"asyncfetch") == b"member":
+            at = field.type.get_field_index("url")
+            if at < 0:
+                continue
+            names = [child.name for child in field.type]
+            made = []
+            for chunk in column.chunks:
+                parts = [pa.compute.struct_field(chunk, name) for name in names]
+                parts[at] = work(parts[at])
+                made.append(pa.StructArray.from_arrays(parts, names, mask=chunk.is_null()))
+        else:
+            continue
+        table = table.set_column(place, field, pa.chunked_array(made, field.type))
+    return table
+
+
 class _Root:
-    """What relative urls of a table are joined to."""
+    """The place that relative urls of a table are joined to."""
 
     def __init__(self, base: str) -> None:
         scheme, separator, rest = base.partition("://")

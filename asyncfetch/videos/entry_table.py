@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import ConfigError, EpisodeNotFound
-from asyncfetch.videos.entries import ENTRY_COLUMNS, INDEX_KEY
+from asyncfetch.videos.entries import ENTRY_COLUMNS
+from asyncfetch.videos.windows import PRECISION_SECONDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-MEASURES = ("seconds", "frames", "width", "height")
-"""Columns of an index that say what a video is like, beside these."""
 MEMBER = b"member"
 """Metadata, under ``asyncfetch``, of a column that says where a file beside a video lies."""
+MEASURE = b"measure "
+"""The same of an index's column that says what a video is like; the measure's name follows. See ``measures``."""
 
 
 class Place(NamedTuple):
@@ -28,6 +29,12 @@ class Place(NamedTuple):
     offset: int = 0
     size: int | None = None
     """None: to the end."""
+    moov: tuple[int, int] | None = None
+    """Bytes [start, stop) of the video that are its index, where an index of the collection says so."""
+
+    def as_found(self) -> Place:
+        """Return it without what an index has measured: a file may be another one by now."""
+        return self if self.moov is None else Place(self.url, self.offset, self.size if self.offset else None)
 
 
 class Entries:
@@ -42,10 +49,13 @@ class Entries:
         self.table = table
         self.url = url
         self._columns = {name: table.column(name) for name in table.column_names}
-        hidden = {*ENTRY_COLUMNS, *MEASURES} if self.is_index else set(ENTRY_COLUMNS)
-        self.members: tuple[str, ...] = tuple(
-            field.name for field in table.schema if (field.metadata or {}).get(b"asyncfetch") == MEMBER
-        )
+        kinds = {field.name: (field.metadata or {}).get(b"asyncfetch", b"") for field in table.schema}
+        self.measures: dict[str, str] = {
+            kind.removeprefix(MEASURE).decode(): name for name, kind in kinds.items() if kind.startswith(MEASURE)
+        }
+        """The columns that say what a video is like, by the measure; none but in an index."""
+        hidden = {*ENTRY_COLUMNS, *self.measures.values()}
+        self.members: tuple[str, ...] = tuple(name for name, kind in kinds.items() if kind == MEMBER)
         """Columns of files beside the videos."""
         self.own: tuple[str, ...] = tuple(
             name for name in table.column_names if name not in hidden and name not in self.members
@@ -54,11 +64,6 @@ class Entries:
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
-
-    @property
-    def is_index(self) -> bool:
-        """True if it was read from an index, which has measured the videos."""
-        return INDEX_KEY in (self.table.schema.metadata or {})
 
     def value(self, entry: int, name: str) -> Any:  # noqa: ANN401
         """Return what a column has for an entry; None where it has nothing."""
@@ -92,8 +97,28 @@ class Entries:
         """Return where an entry's video lies. EpisodeNotFound where there is no such entry."""
         if not 0 <= entry < len(self):
             raise EpisodeNotFound(f"{self.url} has entries [0, {len(self)}), not {entry}")
-        size = self.value(entry, "size")
-        return Place(self.value(entry, "video"), self.value(entry, "offset") or 0, size)
+        size, start = self.value(entry, "size"), self.measured(entry, "moov_start")
+        moov = None if start is None else (start, start + self.measured(entry, "moov_bytes"))
+        return Place(self.value(entry, "video"), self.value(entry, "offset") or 0, size, moov)
+
+    def measured(self, entry: int, name: str) -> Any:  # noqa: ANN401
+        """Return what an index has measured of an entry's video; None where it has nothing."""
+        return self.value(entry, self.measures[name]) if name in self.measures else None
+
+    def lengths(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the seconds and frames of what each entry means, by the index; NaN where that isn't known.
+
+        Those of a video that could not be read are the least there are: it gives a clip, which then says why.
+        """
+        columns = self.measures
+        seconds, frames = (self.numbers(columns.get(name, "")).copy() for name in ("seconds", "frames"))
+        spans = ~np.isnan(self.numbers("start")) | ~np.isnan(self.numbers("stop"))
+        for lengths, name in ((seconds, "span_seconds"), (frames, "span_frames")):
+            lengths[spans] = self.numbers(columns.get(name, ""))[spans]
+        if "error" in columns:
+            broken = self._columns[columns["error"]].is_valid().to_numpy()
+            seconds[broken], frames[broken] = PRECISION_SECONDS, 1
+        return seconds, frames
 
     def span(self, entry: int) -> tuple[float | None, float | None]:
         """Return the seconds of its video that an entry means; None for its begin, or its end."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import FormatError
+from asyncfetch.errors import FormatError, RangeNotSatisfiable, redact_url
 from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.clips import PARSED_ON_THE_LOOP_BYTES, fetch_moov
-from asyncfetch.media import fragment_reads
+from asyncfetch.media import fragment_reads, locate_moov
+from asyncfetch.media.boxes import find
+from asyncfetch.media.index import first_track
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.concurrently import gather
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.limiter import Caller
     from asyncfetch.media import Tracks
     from asyncfetch.resources import Engine
+    from asyncfetch.runtime.concurrently import RunSync
     from asyncfetch.videos.entry_table import Place
 
 FRAME_NBYTES = 16
@@ -35,6 +38,10 @@ class VideoFile:
     """None where it can't be cut by ranges, and is read whole."""
     reason: str = ""
     """Why."""
+    moov: tuple[int, int] | None = None
+    """Bytes [start, stop) of the video that are its index."""
+    has_audio: bool = False
+    """Whether its index has an audio track."""
 
     @property
     def nbytes(self) -> int:
@@ -99,26 +106,67 @@ class VideoIndexes:
         self._engine.indexes.clear(lambda kept: place is None or kept == (place, self._audio))
 
     async def _fetch(self, place: Place) -> VideoFile:
-        reader = PartReader(self._engine.reader, place)
         async with self._engine.planning.permit():
             with calling(self._caller):
-                try:
-                    info, first, moov = await fetch_moov(reader, place.url)
-                    tracks = await self._tracks(reader, info, first, moov)
-                except FormatError as error:
-                    size = place.size if place.size is not None else (await self._engine.reader.stat(place.url)).size
-                    return VideoFile(size, None, str(error))
-        return VideoFile(info.size, tracks)
+                return await read_video(self._engine.reader, place, self._engine.run, audio=self._audio)
 
-    async def _tracks(self, reader: PartReader, info: ObjectInfo, first: int, moov: memoryview) -> Tracks:
-        reads = fragment_reads(moov, start=first, size=info.size, url=info.url, audio=self._audio)
-        is_short = len(moov) <= PARSED_ON_THE_LOOP_BYTES
-        pieces: Sequence[memoryview] | None = None
-        while True:
-            wanted = _next(reads, pieces) if is_short else await self._engine.run(partial(_next, reads, pieces))
-            if not isinstance(wanted, list):
-                return wanted
-            pieces = list(await gather(*(partial(reader.fetch, info.url, start, stop) for start, stop in wanted)))
+
+async def read_video(reader: RangeReader, place: Place, run: RunSync, *, audio: bool) -> VideoFile:
+    """Read the index of a video: by one exact request where an index of the collection says where it lies.
+
+    Args:
+        reader: Reads it.
+        place: Of the video.
+        run: Runs a parser off the loop.
+        audio: Whether that of the audio is wanted, too.
+
+    Raises:
+        FetchError: It could not be fetched.
+    """
+    part = PartReader(reader, place)
+    try:
+        info, first, moov = await _moov_on_record(part, place) or await fetch_moov(
+            PartReader(reader, place.as_found()), place.url
+        )
+        tracks = await _tracks(part, info, first, moov, run, audio=audio)
+        has_audio = first_track(find(moov, "moov", url=place.url), b"soun") is not None
+    except FormatError as error:
+        size = place.as_found().size
+        size = (await reader.stat(place.url)).size if size is None else size
+        return VideoFile(size, None, _bare(error, place.url))
+    return VideoFile(info.size, tracks, moov=(first, first + len(moov)), has_audio=has_audio)
+
+
+async def _moov_on_record(part: PartReader, place: Place) -> tuple[ObjectInfo, int, memoryview] | None:
+    """Return what ``fetch_moov`` does; None where it isn't known, or isn't there: the file is another one by now."""
+    if place.moov is None or place.size is None:
+        return None
+    start, stop = place.moov
+    try:
+        moov = await part.fetch(place.url, start, stop)
+        if locate_moov(moov, start=start, size=place.size, url=place.url) != (start, stop):
+            return None
+    except (FormatError, RangeNotSatisfiable):
+        return None
+    return ObjectInfo(place.url, place.size), start, moov
+
+
+async def _tracks(
+    reader: PartReader, info: ObjectInfo, first: int, moov: memoryview, run: RunSync, *, audio: bool
+) -> Tracks:
+    reads = fragment_reads(moov, start=first, size=info.size, url=info.url, audio=audio)
+    is_short = len(moov) <= PARSED_ON_THE_LOOP_BYTES
+    pieces: Sequence[memoryview] | None = None
+    while True:
+        wanted = _next(reads, pieces) if is_short else await run(partial(_next, reads, pieces))
+        if not isinstance(wanted, list):
+            return wanted
+        pieces = list(await gather(*(partial(reader.fetch, info.url, start, stop) for start, stop in wanted)))
+
+
+def _bare(error: FormatError, url: str) -> str:
+    """Return its message without the url in front and the remedy, for there is none to need."""
+    return str(error).removeprefix(f"{redact_url(url)}: ").removesuffix(f"; {error.remedy}")
 
 
 def _next(

@@ -1,0 +1,164 @@
+"""What a video is like: its length, its size, its codec, where its index lies. Read from the index, without a frame."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from asyncfetch.errors import (
+    COPY_ANEW,
+    AccessDenied,
+    DatasetError,
+    DecodeError,
+    FormatError,
+    MissingDependency,
+    NotFound,
+    RangeNotSatisfiable,
+    redact_url,
+)
+from asyncfetch.formats.clips import PARSED_ON_THE_LOOP_BYTES
+from asyncfetch.runtime.threads import run_sync
+from asyncfetch.videos.index import read_video
+from asyncfetch.videos.whole import open_whole
+from asyncfetch.videos.windows import frames_within
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from asyncfetch.fetch import RangeReader
+    from asyncfetch.videos.entry_table import Entries, Place
+    from asyncfetch.videos.index import VideoFile
+
+BROKEN = (DatasetError, DecodeError, AccessDenied, NotFound, RangeNotSatisfiable, MissingDependency)
+"""Errors that say that one video can't be read. A host that is down or slow is no fault of the video."""
+WHOLE_AT_ONCE = 2
+"""Videos that are read whole at a time, since they can't be cut: each is in memory meanwhile."""
+_CODECS = {"avc1": "h264", "avc3": "h264", "hvc1": "hevc", "hev1": "hevc", "vp09": "vp9", "av01": "av1"}
+"""FFmpeg's names of codecs by the names of sample entries."""
+
+Span = tuple[float | None, float | None]
+"""Seconds [start, stop) of a video; None for its begin, or its end."""
+
+
+class Measured(NamedTuple):
+    """The measures of a video."""
+
+    size: int
+    """In bytes."""
+    frames: int
+    """Frames that are shown."""
+    seconds: float
+    """From the time of the first frame to the end of the last one."""
+    fps: float
+    """Frames a second, in the mean."""
+    width: int
+    height: int
+    codec: str
+    groups: int | None
+    """Groups of pictures; None where it was read whole."""
+    has_audio: bool
+    moov_start: int | None
+    """First byte of its index, within the video; None where it can't be cut, and is read whole."""
+    moov_bytes: int | None
+    spans: tuple[tuple[int, float], ...] = ()
+    """Frames and seconds of the spans that were asked for."""
+
+
+class Measuring:
+    """Measures videos, whatever their kind. Loop-bound.
+
+    Args:
+        reader: Reads them.
+    """
+
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+        self._whole = anyio.CapacityLimiter(WHOLE_AT_ONCE)
+
+    async def measure(self, place: Place, spans: Sequence[Span] = ()) -> Measured:
+        """The measures of a video, and of some spans of it.
+
+        Raises:
+            One of BROKEN: It can't be read.
+            FetchError: It could not be fetched.
+        """
+        file = await read_video(self._reader, place, run_sync, audio=False)
+        if file.tracks is not None:
+            work = partial(_of_index, file, place.url, spans)
+            return work() if file.nbytes <= PARSED_ON_THE_LOOP_BYTES else await run_sync(work)
+        async with self._whole:
+            data = await self._reader.fetch(place.url, place.offset, place.offset + file.size_bytes)
+            return await run_sync(_of_whole, data, place.url, file.reason, spans)
+
+
+def videos_of(entries: Entries) -> list[list[int]]:
+    """The entries of each video, ascending, in the order of their first ones: several may be spans of one."""
+    videos: dict[tuple[int, float], list[int]] = {}
+    places = zip(entries.files.tolist(), entries.numbers("offset").tolist(), strict=True)
+    for entry, (file, offset) in enumerate(places):
+        videos.setdefault((file, -1 if offset != offset else offset), []).append(entry)
+    return list(videos.values())
+
+
+def _of_index(file: VideoFile, url: str, spans: Sequence[Span]) -> Measured:
+    assert file.tracks is not None
+    assert file.moov is not None
+    index = file.tracks.video
+    if index.data_stop > file.size_bytes:
+        raise FormatError(
+            f"{redact_url(url)}: truncated: it has {file.size_bytes} bytes, but by its index frames lie in bytes up to "
+            f"{index.data_stop}",
+            remedy=COPY_ANEW,
+        )
+    _, times, end_seconds = index.shown()
+    if not len(times):
+        raise FormatError(f"{redact_url(url)}: by its index it shows no frame", remedy="leave it out")
+    sync, (start, stop) = index.samples.sync, file.moov
+    seconds = end_seconds - float(times[0])
+    return Measured(
+        size=file.size_bytes,
+        frames=len(times),
+        seconds=seconds,
+        fps=_rate(len(times), seconds),
+        width=index.width,
+        height=index.height,
+        codec=_CODECS.get(index.codec, index.codec),
+        groups=index.num_samples if sync is None else len(sync),
+        has_audio=file.has_audio,
+        moov_start=start,
+        moov_bytes=stop - start,
+        spans=tuple(_span(times, end_seconds, *span) for span in spans),
+    )
+
+
+def _of_whole(data: memoryview, url: str, reason: str, spans: Sequence[Span]) -> Measured:
+    video = open_whole(data, name=redact_url(url), reason=reason)
+    seconds = video.end_seconds - float(video.seconds[0])
+    return Measured(
+        size=len(data),
+        frames=len(video.seconds),
+        seconds=seconds,
+        fps=_rate(len(video.seconds), seconds),
+        width=video.clip.width,
+        height=video.clip.height,
+        codec=video.clip.codec,
+        groups=None,
+        has_audio=video.has_audio,
+        moov_start=None,
+        moov_bytes=None,
+        spans=tuple(_span(video.seconds, video.end_seconds, *span) for span in spans),
+    )
+
+
+def _rate(frames: int, seconds: float) -> float:
+    return frames / seconds if seconds > 0 else 0.0
+
+
+def _span(times: NDArray[np.float64], end_seconds: float, start: float | None, stop: float | None) -> tuple[int, float]:
+    first, after, end = frames_within(times, end_seconds, start, stop)
+    return after - first, end - float(times[first]) if first < after else 0.0
