@@ -49,7 +49,7 @@ from rich.progress import track
 
 import asyncfetch as af
 from asyncfetch.config import usable_cpus
-from asyncfetch.videos.entries import INDEX_KEY, INDEX_VERSION
+from asyncfetch.videos.index_file import ROWS_IN_A_GROUP, write_index
 from bench.nginx import NginxServer
 from bench.rows import Row, show
 from bench.video_files import FPS, Collection, index_of, make_collection
@@ -226,24 +226,17 @@ def groups_of(videos: Sequence[Path]) -> Callable[[Sequence[Window]], int]:
     return needed
 
 
-async def write_index(videos: af.Videos, path: Path, config: af.FetchConfig) -> pa.Table:
-    """Write the index of a collection."""
-    table = await videos.entries(config)
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), INDEX_KEY: INDEX_VERSION})
-    pq.write_table(table, path)
-    return table
+def write_many(index: Path, path: Path, entries: int) -> None:
+    """Write an index of so many entries: those of another one, drawn, each with a name of its own.
 
-
-def write_many(index: pa.Table, path: Path, entries: int) -> None:
-    """Write an index of so many entries: those of another one, over and over, each with a name of its own.
-
-    Only urls are packed: numbers of as many videos would all differ.
+    Only texts are written as a dictionary: numbers of as many videos would all differ.
     """
-    many = index.take(np.arange(entries) % index.num_rows)
+    few = pq.read_table(index)
+    many = few.take(np.random.default_rng(0).integers(few.num_rows, size=entries))
     place = many.schema.get_field_index("__key__")
     many = many.set_column(place, "__key__", pa.array([f"clip-{number:09d}" for number in range(entries)]))
-    packed: Any = ["video"]
-    pq.write_table(many, path, compression="none", use_dictionary=packed)
+    packed: Any = ["video", "codec"]
+    pq.write_table(many, path, compression="zstd", use_dictionary=packed, row_group_size=ROWS_IN_A_GROUP)
 
 
 async def start(url: str, ca_file: str | None) -> dict[str, float]:
@@ -336,11 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         root = make_collection(QUICK if options.quick else Collection(), options.directory)
         rate = options.rate * MIB
         server = stack.enter_context(NginxServer(root, bytes_per_second=rate, first_byte_seconds=options.first_byte))
-        index = root / f"index-{server.url.rpartition(':')[2]}.parquet"  # its urls have the server's port
-        many = index.with_stem(f"{index.stem}-many")
-        stack.callback(index.unlink, missing_ok=True)
-        stack.callback(many.unlink, missing_ok=True)
-        fetch = af.FetchConfig(ca_file=server.ca_file)
+        index, many = root / "index.parquet", root / "many.parquet"
+        anyio.run(write_index, af.Videos.from_tars(str(root / "shards" / "*.tar")), index)  # its urls are relative
         shards = [f"{server.url}/shards/{path.name}" for path in sorted((root / "shards").iterdir())]
         setting = Setting(
             root=root,
@@ -348,16 +338,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shards=shards,
             index=f"{server.url}/{index.name}",
             server=server,
-            config=af.StreamConfig(fetch=fetch),
+            config=af.StreamConfig(fetch=af.FetchConfig(ca_file=server.ca_file)),
             clips=af.ClipSampler(FRAMES, pick="random", per_video=options.per_video),
             seconds=1.0 if options.quick else options.seconds,
             bytes_per_second=rate,
         )
-        table = anyio.run(write_index, af.Videos.from_tars(shards), index, fetch)
         needed = groups_of(setting.videos)
         turns = track(repeats, "measuring", console=Console(stderr=True), transient=True)
         if options.entries:
-            write_many(table, many, options.entries)
+            write_many(index, many, options.entries)
+            stack.callback(many.unlink)
             windows = [Window(number, 0, FRAMES) for number in range(len(setting.videos))]
             for _ in turns:
                 measure_many(setting, figures, many, options.entries, needed(windows) / len(windows))
