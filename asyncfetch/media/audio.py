@@ -1,8 +1,8 @@
 """The audio track of an MP4: its index, and clips that decode to the same samples as the whole file.
 
-A decoder of audio carries state from frame to frame, so a clip begins some frames early: see EARLIER_FRAMES. It has no
-edit list, and so no priming to skip: what is asked for never lies at its start. Only the audio's bytes are fetched,
-which mostly lie between those of the video, a few frames at a time.
+A decoder of audio carries state from frame to frame, so a clip begins some frames early: see EARLIER_FRAMES. It needs
+no edit list to skip them, as they play before what is asked for. Only the audio's bytes are fetched, which mostly lie
+between those of the video, a few frames at a time.
 """
 
 from __future__ import annotations
@@ -108,6 +108,11 @@ class AudioIndex:
         return self.formats[0].timescale
 
     @property
+    def data_stop(self) -> int:
+        """One past the last byte of the file that holds audio; a file shorter than this was cut off."""
+        return self.samples.data_stop
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory that the index holds, but for a few hundred of the objects themselves."""
         return self.samples.nbytes + sum(len(track.stsd) for track in self.formats)
@@ -119,9 +124,9 @@ class AudioIndex:
         """Return what to fetch for the audio of [start_seconds, stop_seconds) of the file.
 
         Ask a decoder of the clip for these times less the clip's ``start_seconds``. It gives the same samples as one of
-        the whole file, bit for bit, of FLAC, PCM, MP3 and AAC without perceptual noise substitution. That draws noise
-        from a generator that runs through the file: its bands differ, as they do from decoder to decoder. Opus differs
-        by what its filters have not forgotten, less than 1e-3 of full scale.
+        the whole file, at another rate, too, and bit for bit of FLAC, PCM, MP3 and AAC without perceptual noise
+        substitution. That draws noise from a generator that runs through the file: its bands differ, as they do if one
+        decoder reads a range twice. Opus differs by what its filters haven't forgotten, less than 1e-3 of full scale.
 
         Raises:
             FormatError: The encoding changes in it.
@@ -134,14 +139,16 @@ class AudioIndex:
         runs = self.samples.byte_runs(first, stop)
         ranges, moved = _ranges(runs.offset, runs.num_bytes, max_gap_bytes)
         runs = replace(runs, offset=moved)
-        begin = int(times[0])
-        timing = clip_timing(times, times - begin, None, last_duration=int(self.samples.durations[stop - 1]))
+        # At the start of the file a decoder skips what the edit list says, as it would there: what comes out at another
+        # rate depends on where it begins.
+        zero = max(self.start, int(times[0])) if first == 0 else int(times[0])
+        timing = clip_timing(times, times - zero, None, last_duration=int(self.samples.durations[stop - 1]))
         tables = ClipTables(sizes=self.samples.sizes[first:stop], timing=timing, sync=None, runs=runs)
         track = common_format(self.formats, runs, self.url)
         total = int((ranges[:, 1] - ranges[:, 0]).sum())
         return AudioClip(
             ranges=ranges,
-            start_seconds=(begin - self.shift) / self.timescale,
+            start_seconds=(zero - self.shift) / self.timescale,
             num_samples=stop - first,
             codec=track.codec,
             header=build_header(track, tables, start=0, stop=total),
