@@ -53,6 +53,8 @@ EARLIER_SECONDS = 0.08
 """Least time that they take; what Opus asks for (RFC 7845, 4.6)."""
 MAX_GAP_BYTES = 64 * 1024
 """Bytes of other tracks that are fetched along rather than asking twice: 13 ms at 5 MB/s."""
+MAX_SECONDS = float(1 << 31)
+"""No file plays this long."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,11 +166,10 @@ class AudioIndex:
         if low >= high:
             return 0, 0
         first, stop = self.samples.count_before(low + 1) - 1, self.samples.count_before(high)
-        last = self.samples.num_samples - 1
-        if first >= last and low >= int(self.samples.decode_times(last, last + 1)[0]) + int(
-            self.samples.durations[last]
-        ):
-            return 0, 0
+        if first == self.samples.num_samples - 1:
+            (time,) = self.samples.decode_times(first, first + 1).tolist()
+            if low >= time + int(self.samples.durations[first]):
+                return 0, 0
         return max(first, 0), stop
 
     def _entry(self, sample: int) -> int:
@@ -178,10 +179,6 @@ class AudioIndex:
             early = self.samples.count_before(time - ceil(EARLIER_SECONDS * self.timescale))
             sample = max(0, min(sample - EARLIER_FRAMES, early))
         return sample if self.samples.sync is None else self.samples.decodable_from(sample, MAX_POSITION)
-
-
-MAX_SECONDS = float(1 << 31)
-"""No file plays this long."""
 
 
 def _ranges(
@@ -234,6 +231,8 @@ def _audio_index(moov: Box, fragments: Mapping[int, Sequence[Columns]], url: str
     for entry in pcm:
         _check_pcm(trak, entry)
     samples = track_samples(trak, fragments, group=PCM_GROUP if pcm else 1)
+    if samples.composition.any():
+        raise stbl.error("its audio is played in another order than decoded; remux with: ffmpeg -i IN -c copy OUT.mp4")
     start, stop, delay = read_edit(moov, trak, timescale) or (-MAX_POSITION, MAX_POSITION, 0)
     return AudioIndex(
         url=url,
