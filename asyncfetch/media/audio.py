@@ -129,6 +129,7 @@ class AudioIndex:
         the whole file, at another rate, too, and bit for bit of FLAC, PCM, MP3 and AAC without perceptual noise
         substitution. That draws noise from a generator that runs through the file: its bands differ, as they do if one
         decoder reads a range twice. Opus differs by what its filters haven't forgotten, less than 1e-3 of full scale.
+        A range that begins halfway between two samples may begin with either, in the file and in the clip.
 
         Raises:
             FormatError: The encoding changes in it.
