@@ -32,7 +32,7 @@ async def clip_milliseconds(dataset: af.LeRobotDataset, fetcher: af.Fetcher) -> 
     The header is made of its tables and written; the plan begins with the file's index, and has the header in it.
     """
     span = next(iter(dataset.episodes[0].videos.values()))
-    _, moov = await fetch_moov(fetcher, span.url)
+    _, _, moov = await fetch_moov(fetcher, span.url)
     index = parse_moov(moov, url=span.url)
     find = partial(find_frames, index, span, None, episode=0, fps=dataset.fps, tolerance_seconds=1e-4)
     plan = index.clip(find().samples)

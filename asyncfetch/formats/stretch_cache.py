@@ -88,6 +88,10 @@ class EpisodeCacheStatistics(Figures):
     theirs; plans are bounded likewise, but kept apart."""
     kept_bytes: int
     """Memory of that, and of the plans that are kept."""
+    whole: int = 0
+    """Plans that need all of a file, because it can't be cut."""
+    whole_bytes: int = 0
+    """Bytes of those files."""
 
     def _since(self, earlier: EpisodeCacheStatistics) -> EpisodeCacheStatistics:
         """See ``counted_since``; ``kept`` says how many more are kept than then."""
@@ -124,7 +128,7 @@ class StretchCache(ABC, Generic[P, X, H]):
         self._plans: LRUPart[Stretch, KeptPart[Mapping[str, P]]] = LRUPart(engine.plans, number)
         self._kept: LRUPart[Stretch | int, KeptPart[X]] = LRUPart(engine.beside, number)
         """What comes beside bytes, by whatever a format calls it."""
-        self._hits = self._misses = 0
+        self._hits = self._misses = self._whole = self._whole_bytes = 0
 
     # What a format says.
 
@@ -287,7 +291,15 @@ class StretchCache(ABC, Generic[P, X, H]):
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""
         kept_bytes = self._plans.nbytes + self._kept.nbytes
-        return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._kept), kept_bytes)
+        return EpisodeCacheStatistics(
+            self._hits,
+            self._misses,
+            len(self._held),
+            len(self._kept),
+            kept_bytes,
+            whole=self._whole,
+            whole_bytes=self._whole_bytes,
+        )
 
     # How it works.
 

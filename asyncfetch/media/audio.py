@@ -25,10 +25,11 @@ from asyncfetch.media.index import (
     read_formats,
     read_timescale,
     refuse_fragments,
+    track_number,
     track_samples,
     video_index,
 )
-from asyncfetch.media.samples import MAX_POSITION, SampleTable
+from asyncfetch.media.samples import MAX_POSITION, SampleTable, count_samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,9 +38,12 @@ if TYPE_CHECKING:
 
     from asyncfetch.media.samples import Columns
 
-PCM = frozenset({"sowt", "twos", "lpcm", "ipcm", "fpcm", "in24", "in32", "fl32", "fl64", "raw ", "ulaw", "alaw"})
-"""Sample entries whose frames are one value a channel."""
-STATELESS = PCM | {"fLaC", "alac"}
+PCM = {"in24": 24, "in32": 32, "fl32": 32, "fl64": 64, "ulaw": 8, "alaw": 8}
+PCM |= dict.fromkeys(("sowt", "twos", "lpcm", "ipcm", "fpcm", "raw "), 0)
+"""Sample entries whose frames are one value a channel, and its bits; 0 where the entry says how many."""
+PCM_GROUP = 1024
+"""Frames of PCM that count as one: what FFmpeg reads at once."""
+STATELESS = frozenset({*PCM, "fLaC", "alac"})
 """Sample entries whose frames each decode by themselves."""
 EARLIER_FRAMES = 12
 """Frames of other codecs that are decoded in front of those asked for. AAC-LC needs one, for its overlapping windows.
@@ -207,7 +211,7 @@ def parse_tracks(data: Buffer, *, url: str, audio: bool = True) -> Tracks:
 
 
 def read_tracks(moov: Box, fragments: Mapping[int, Sequence[Columns]], *, url: str, audio: bool) -> Tracks:
-    """The tracks that ``moov`` describes, with their samples in fragments, by the number of the track."""
+    """The tracks that ``moov`` describes; ``fragments`` has the samples of fragmented ones by the track's number."""
     return Tracks(video_index(moov, fragments, url=url), _audio_index(moov, fragments, url) if audio else None)
 
 
@@ -215,16 +219,31 @@ def _audio_index(moov: Box, fragments: Mapping[int, Sequence[Columns]], url: str
     trak = first_track(moov, b"soun")
     if trak is None:
         return None
-    timescale = read_timescale(trak.require("mdia", "mdhd"))
-    samples = track_samples(trak, fragments)
-    stsd = trak.require("mdia", "minf", "stbl", "stsd")
+    timescale, stbl = read_timescale(trak.require("mdia", "mdhd")), trak.require("mdia", "minf", "stbl")
+    if not fragments.get(track_number(trak)) and not count_samples(stbl):
+        return None
+    stsd = stbl.require("stsd")
+    pcm = [entry for entry in stsd.children(8) if entry.kind in PCM]
+    for entry in pcm:
+        _check_pcm(trak, entry)
+    samples = track_samples(trak, fragments, group=PCM_GROUP if pcm else 1)
     start, stop, delay = read_edit(moov, trak, timescale) or (-MAX_POSITION, MAX_POSITION, 0)
-    shift = max(start, 0) - delay
     return AudioIndex(
         url=url,
         formats=read_formats(stsd, samples, lambda entry: audio_format(stsd, entry, timescale, trak)),
         samples=samples,
         start=-MAX_POSITION if fragments else start,
         stop=MAX_POSITION if fragments else stop,
-        shift=shift,
+        shift=max(start, 0) - delay,
     )
+
+
+def _check_pcm(trak: Box, entry: Box) -> None:
+    """FormatError where a frame isn't as long as its description says: FFmpeg reads by that."""
+    version, channels, bits = entry.unpack("H6xHH", 8)
+    nbytes = channels * (PCM[entry.kind] or bits) // 8
+    if version == 2:
+        (nbytes,) = entry.unpack("I", 56)
+    (size,) = trak.require("mdia", "minf", "stbl", "stsz").unpack("I", 4)
+    if size not in {0, nbytes}:
+        raise entry.error(f"frames have {nbytes} bytes, but {size} by stsz; remux with: ffmpeg -i IN -c copy OUT.mov")

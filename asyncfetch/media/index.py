@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,8 @@ AUDIO_ENTRY_BYTES = 28
 """Length of the fixed part of an audio sample entry."""
 LENGTH_SIZES = {"hvcC": 21, "avcC": 4}
 """Position at which a decoder's configuration says how long the lengths of NAL units are, less 1, in 2 bits."""
+MAX_EDITS = 256
+"""Most entries of an edit list that are looked at; those of cameras have up to three."""
 MATRIX_SHIFTS = np.array([16, 16, 30]).reshape(1, 3, 1)
 """Digits behind the point in the rows of a movie's matrix."""
 
@@ -81,7 +84,7 @@ class Mp4Index:
     samples: SampleTable
     edit: Edit
     _shown: list[tuple[NDArray[np.int64], NDArray[np.float64], float]] = field(default_factory=list, repr=False)
-    """What ``shown`` has made, once it has."""
+    """The result of ``shown``, once it was asked for."""
 
     @property
     def track(self) -> TrackFormat:
@@ -251,7 +254,8 @@ class Mp4Index:
 
         Shape (N,) each; times and end are seconds of the file. They are made once, and not to be written to. A sample
         is -1 where another frame is shown at just the same time: decoders know a frame by that. The times are those of
-        torchcodec's ``get_frame_at(i).pts_seconds`` in exact mode, and i the place in the arrays.
+        torchcodec's ``get_frame_at(i).pts_seconds`` in exact mode, and i the place in the arrays; where an edit list
+        hides the beginning of a group of pictures, torchcodec 0.13 fails or gives another frame's.
         """
         if not self._shown:
             times = self.samples.presentation_times(0, self.num_samples)
@@ -259,7 +263,7 @@ class Mp4Index:
             times = times[order]
             low, high = np.searchsorted(times, (self.edit.start, self.edit.stop))
             order, times = order[low:high], times[low:high]
-            end = int((times + self.samples.durations[order]).max(initial=0)) if len(order) else self.edit.shift
+            end = int(times[-1]) + int(self.samples.durations[order[-1]]) if len(order) else self.edit.shift
             new = np.concatenate(([True], times[1:] != times[:-1], [True]))
             order[~(new[:-1] & new[1:])] = -1
             seconds = (times - self.edit.shift) / self.timescale
@@ -389,13 +393,11 @@ def tracks_of(moov: Box) -> str:
     return f"{len(kinds)} tracks: {', '.join(kinds[:8]) or 'none'}"
 
 
-def track_samples(trak: Box, fragments: Mapping[int, Sequence[Columns]]) -> SampleTable:
-    """The samples of a track: those of its own tables, then those of fragments, in the order of decoding."""
+def track_samples(trak: Box, fragments: Mapping[int, Sequence[Columns]], *, group: int = 1) -> SampleTable:
+    """The samples of a track, which lie in fragments, or else in its own tables, ``group`` of them as one."""
     stbl = trak.require("mdia", "minf", "stbl")
-    parts = [*fragments.get(track_number(trak), ())]
-    if not parts or count_samples(stbl):
-        parts.insert(0, read_columns(stbl))
-    return sample_table(joined(parts) if len(parts) > 1 else parts[0], stbl)
+    parts = fragments.get(track_number(trak)) or [read_columns(stbl, group=group)]
+    return sample_table(joined(parts), stbl)
 
 
 def read_timescale(header: Box) -> int:
@@ -456,52 +458,73 @@ def _length_bytes(entry: Box) -> int:
     return 0
 
 
-def read_edit(moov: Box, trak: Box, timescale: int) -> tuple[int, int, int] | None:
+def read_edit(moov: Box, trak: Box, timescale: int, samples: SampleTable | None = None) -> tuple[int, int, int] | None:
     """The one stretch of the track that its edit list shows: (start, stop, delay) in ticks; None for all of it.
 
-    Empty edits in front of it delay it.
+    Empty edits in front of it delay it. Several edits are one stretch where FFmpeg shows the same for them, for which
+    it takes ``samples``: see ``_are_one``.
     """
     elst = trak.child("edts", "elst")
     if elst is None:
         return None
     wide = elst.version == 1
     dtype = np.dtype([("duration", ">u8" if wide else ">u4"), ("time", ">i8" if wide else ">i4"), ("rate", ">i4")])
-    table = elst.table(dtype, elst.u32(4), 8)
-    if not len(table):
+    count = elst.u32(4)
+    if count > MAX_EDITS:
+        raise elst.error(f"holds {count} edits, more than {MAX_EDITS}; remux with: ffmpeg -i IN.mp4 -c copy OUT.mp4")
+    durations, starts, rates = (elst.table(dtype, count, 8)[name].tolist() for name in ("duration", "time", "rate"))
+    if not count:
         return None
-    _, start, rate = table[-1].item()
-    if (table["time"][:-1] != -1).any() or start < 0 or rate != 0x10000:
+    movie = read_timescale(moov.require("mvhd"))
+    # Durations are in the movie's ticks, often milliseconds. FFmpeg rounds each to the nearest of the track's.
+    lengths = [(2 * duration * timescale + movie) // (2 * movie) for duration in durations]
+    empty = next((number for number, start in enumerate(starts) if start != -1), count - 1)
+    delay, start, stop = sum(lengths[:empty]), starts[empty], starts[empty] + sum(lengths[empty:])
+    edges = [starts[empty] + length for length in accumulate(lengths[empty:-1])]
+    if start < 0 or rates[empty:] != [0x10000] * (count - empty) or edges != starts[empty + 1 :]:
+        edges = [-1]
+    if max(start, delay) >= MAX_POSITION:
+        raise elst.error(f"starts at tick {start} after a delay of {delay} ticks, which can't be meant")
+    if edges and not (samples is not None and _are_one(edges, samples)):
         raise elst.error(
             "shows other than one stretch of the track at normal speed; remux with: ffmpeg -i IN.mp4 -c copy OUT.mp4"
         )
-    movie = read_timescale(moov.require("mvhd"))
-    # Durations are in the movie's ticks, often milliseconds. FFmpeg rounds each to the nearest of the track's.
-    *delays, length = ((2 * duration * timescale + movie) // (2 * movie) for duration in table["duration"].tolist())
-    delay = sum(delays)
-    if max(start, delay) >= MAX_POSITION:
-        raise elst.error(f"starts at tick {start} after a delay of {delay} ticks, which can't be meant")
-    stop = min(start + length, MAX_POSITION) if table["duration"][-1] else MAX_POSITION
-    return start, stop, delay
+    return start, min(stop, MAX_POSITION) if durations[-1] else MAX_POSITION, delay
+
+
+def _are_one(edges: Sequence[int], samples: SampleTable) -> bool:
+    """Return whether FFmpeg shows edits that follow each other at these ticks as one.
+
+    It does where a frame is shown at each, and frames are shown in the order they are decoded in: else it moves and
+    drops some around each edge.
+    """
+    least, greatest = samples.composition_limits
+    if least != greatest:
+        return False
+    numbers = [samples.count_before(edge - least) for edge in edges]
+    return all(
+        number < samples.num_samples and int(samples.presentation_times(number, number + 1)[0]) == edge
+        for number, edge in zip(numbers, edges, strict=True)
+    )
 
 
 def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, fragments: Sequence[Columns]) -> Edit:
-    start, stop, delay = edit = read_edit(moov, trak, timescale) or (-MAX_POSITION, MAX_POSITION, 0)
+    start, stop, delay = edit = read_edit(moov, trak, timescale, samples) or (-MAX_POSITION, MAX_POSITION, 0)
     shift = _first_shown(samples, *edit[:2]) - delay if start >= 0 else 0
     if not fragments:
         return Edit(start, stop, shift)
     # Of fragments FFmpeg hides nothing. It shifts the clock by the edit list, and by the least composition offset that
     # it has come upon, if negative.
+    own = count_samples(trak.require("mdia", "minf", "stbl"))
     least = min(samples.composition_limits[0], 0)
-    in_fragments = sum(len(part.sizes) for part in fragments)
-    is_hybrid = in_fragments < samples.num_samples
-    if (least and is_hybrid) or least < fragments[0].composition.min(initial=0):
+    if (least and own) or least < fragments[0].composition.min(initial=0):
         raise trak.error(
             f"a composition offset of {least} ticks comes up behind the first fragment, where it moves the times of "
             "what follows; remux with: ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
         )
     of_fragments = max(start, 0) - delay + least
-    if is_hybrid and start >= 0:
-        times = samples.presentation_times(0, samples.num_samples - in_fragments)
+    if own and start >= 0:
+        times = samples.presentation_times(0, own)
         if shift != of_fragments or times.min() < start or times.max() >= stop:
             raise trak.error(
                 "has samples of its own, of which its edit list hides some, and others in fragments; remux with: "

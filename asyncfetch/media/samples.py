@@ -177,7 +177,7 @@ class SampleTable:
 
 
 class Columns(NamedTuple):
-    """What boxes say about the samples of a track, in decode order: all of them, or those of one fragment."""
+    """The samples of a track in decode order, as its boxes have them: all, or those of one fragment."""
 
     sizes: NDArray[Any]
     durations: NDArray[Any]
@@ -196,6 +196,8 @@ class Columns(NamedTuple):
 
 def joined(parts: Sequence[Columns]) -> Columns:
     """The columns of parts that follow each other, at least one; the first one's start is that of all."""
+    if len(parts) == 1:
+        return parts[0]
     counts = np.array([len(part.sizes) for part in parts])
     before = (np.cumsum(counts) - counts).tolist()
     sync = None
@@ -214,16 +216,25 @@ def joined(parts: Sequence[Columns]) -> Columns:
     )
 
 
-def read_columns(stbl: Box) -> Columns:
+def read_columns(stbl: Box, *, group: int = 1) -> Columns:
     """The columns of a sample table box, of at least one sample.
+
+    Args:
+        stbl: The box.
+        group: Up to so many samples that lie side by side become one, if all have the same size and duration. A sample
+            of PCM is one value a channel.
 
     Raises:
         FormatError: A table is cut off, disagrees with another one, or holds numbers that can't be meant.
     """
     sizes = _sizes(stbl)
     count = len(sizes)
+    is_even = group > 1 and sizes.strides == (0,) and stbl.require("stts").u32(4) == 1
+    is_even &= stbl.child("ctts") is None and stbl.child("stss") is None
+    if sizes.strides == (0,) and count > MAX_CONSTANT_SAMPLES * (group if is_even else 1):
+        raise stbl.error(f"{count} samples of {sizes[0]} bytes each: more than {MAX_CONSTANT_SAMPLES} can't be meant")
     firsts, offsets, description = _runs(stbl, count)
-    return Columns(
+    columns = Columns(
         sizes=sizes,
         durations=_durations(stbl, count),
         composition=_composition(stbl, count),
@@ -231,6 +242,21 @@ def read_columns(stbl: Box) -> Columns:
         firsts=firsts,
         offsets=offsets,
         description=description,
+    )
+    return _grouped(columns, group) if is_even else columns
+
+
+def _grouped(columns: Columns, group: int) -> Columns:
+    counts = np.diff(columns.firsts, append=len(columns.sizes))
+    groups = -(-counts // group)
+    firsts = np.cumsum(groups) - groups
+    place = np.arange(int(groups.sum())) - np.repeat(firsts, groups)
+    lengths = np.minimum(np.repeat(counts, groups) - place * group, group)
+    return columns._replace(
+        sizes=lengths * int(columns.sizes[0]),
+        durations=lengths * int(columns.durations[0]),
+        composition=np.broadcast_to(np.int64(0), lengths.shape),
+        firsts=firsts,
     )
 
 
@@ -240,6 +266,10 @@ def sample_table(columns: Columns, box: Box) -> SampleTable:
     Raises:
         FormatError: They contradict each other, or hold numbers that can't be meant.
     """
+    if (longest := int(columns.durations.max())) >= MAX_DURATION:
+        raise box.error(f"a sample lasts {longest} ticks, which is {MAX_DURATION} or more and can't be meant")
+    if (greatest := int(np.abs(columns.composition).max())) >= MAX_OFFSET:
+        raise box.error(f"a composition offset is {greatest} ticks, which is {MAX_OFFSET} or more and can't be meant")
     sizes, sync = _compact(columns.sizes), columns.sync
     durations, composition = _compact(columns.durations), _compact(columns.composition)
     times = np.concatenate(([0], np.cumsum(durations[:-1], dtype=np.int64))) + columns.start
@@ -304,8 +334,6 @@ def _sizes(stbl: Box) -> NDArray[Any]:
         return _compact_sizes(box, size & 0xFF, count)
     if size == 0:
         return box.table(">u4", count, 12)
-    if count > MAX_CONSTANT_SAMPLES:
-        raise box.error(f"{count} samples of {size} bytes each: more than {MAX_CONSTANT_SAMPLES} can't be meant")
     return np.broadcast_to(np.int64(size), (count,))
 
 
@@ -331,8 +359,6 @@ def _run_length(box: Box, dtype: str, total: int) -> tuple[NDArray[np.int64], ND
 def _durations(stbl: Box, total: int) -> NDArray[Any]:
     stts = stbl.require("stts")
     counts, durations = _run_length(stts, ">u4", total)
-    if (greatest := int(durations.max())) >= MAX_DURATION:
-        raise stts.error(f"a sample lasts {greatest} ticks, which is {MAX_DURATION} or more and can't be meant")
     return _repeated(durations, counts, total)
 
 
@@ -342,8 +368,6 @@ def _composition(stbl: Box, total: int) -> NDArray[Any]:
         return np.broadcast_to(np.int64(0), (total,))
     # Version 0 has unsigned offsets by the book; QuickTime writes signed ones there, and FFmpeg reads them so.
     counts, offsets = _run_length(ctts, ">i4", total)
-    if (greatest := int(np.abs(offsets).max())) >= MAX_OFFSET:
-        raise ctts.error(f"a composition offset is {greatest} ticks, which is {MAX_OFFSET} or more and can't be meant")
     return _repeated(offsets, counts, total)
 
 

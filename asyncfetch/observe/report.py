@@ -213,6 +213,8 @@ class Report:
             lines.append(verdict.advice)
         if (refused := _refused(self.statistics)) not in verdict.evidence:
             lines.append(refused)
+        if (whole := _read_whole(self.statistics)) != "":
+            lines.append(whole)
         return "\n".join(
             textwrap.fill(line, PAGE_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
             for line in lines
@@ -223,6 +225,17 @@ def _refused(statistics: Any) -> str:  # noqa: ANN401
     """The reason why the disk cache takes no more, in words; empty if it does, or without one."""
     disk = None if statistics is None else statistics.disk
     return f"the disk cache takes no more: {disk.refusal}" if disk is not None and disk.refusal else ""
+
+
+def _read_whole(statistics: Any) -> str:  # noqa: ANN401
+    """What files cost that can't be cut, in words; empty if there are none."""
+    episodes = None if statistics is None else statistics.episodes
+    if episodes is None or not episodes.whole:
+        return ""
+    return (
+        f"{episodes.whole:,} clips needed all of a file that can't be cut, {episodes.whole_bytes / MIB:,.0f} MiB "
+        "together; the log names them: remux them as MP4 (ffmpeg -i IN -c copy OUT.mp4)"
+    )
 
 
 def _share(seconds: float, waits: Waits) -> float:

@@ -57,6 +57,7 @@ class PassPlan:
         progress.share = placement.count_of(self.order.total - before)
         self.begun: int = progress.delivered
         """Samples that the consumer was given before."""
+        self._ahead = progress.ahead
         self.is_resumed = progress.is_resumed
         """True if something of the epoch was delivered before."""
         self.parts_batches = progress.leg.batches != "any"
@@ -122,17 +123,27 @@ class PassPlan:
         visits = self.order.visits()
         latest: Step | None = None
         counted = self.begun
+        left: list[Piece] = []
+        used: set[Piece] = set()
         for number in range(self.begun, self.end):
             visit = visits.at(spans_left(self.progress.before, self.progress.placement.of_rank(number)))
             if visit is None:
                 continue
+            if self._ahead:  # of what is passed over, pieces may never be used
+                left += (piece for piece in visit.left if piece in used)
+                if any(start <= number < stop for start, stop in self._ahead):
+                    continue
+                used.add(visit.piece)
+            elif latest is not None:
+                left += visit.left
             if latest is not None:
                 yield (
-                    latest._replace(finished=tuple(visit.left), empty=number - counted - 1)
-                    if (visit.left or number > counted + 1)
+                    latest._replace(finished=tuple(left), empty=number - counted - 1)
+                    if (left or number > counted + 1)
                     else latest
                 )
                 counted = number
+                left.clear()
             latest = Step(visit.piece, visit.frame, is_padding=visit.is_padding)
         if latest is not None:
             yield latest._replace(empty=self.end - counted - 1)

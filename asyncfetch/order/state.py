@@ -3,8 +3,9 @@
 A state names the dataset and the order by what they depend on, the epoch, and its *legs*: each is a way in which ranks
 shared what was left, and what each rank was given of its numbers (see ``deal``), as spans. Of the last leg it tells
 what was given when the pass began, and how many samples the rank's workers were given since, as far as the process that
-wrote it knows. That of an epoch's beginning ends after the epoch; before the first pass it doesn't name the dataset
-either. What several know is put together by ``merge_states``.
+wrote it knows; then, as spans, those that they were given before their turn, while others wait for a batch. That of an
+epoch's beginning ends after the epoch; before the first pass it doesn't name the dataset either. What several know is
+put together by ``merge_states``.
 
 The order of a mixture says besides where an epoch lies in the run: the state's epoch or, at an epoch's beginning, the
 one read before it.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, get_args
 
 import numpy as np
@@ -60,8 +61,9 @@ class RankProgress:
 
     before: Spans = ()
     """Its numbers, before the pass."""
-    counts: tuple[tuple[int, int, int], ...] = ()
-    """(worker, samples that it was given since, samples that it is given of all that was left then)."""
+    counts: tuple[tuple[int, ...], ...] = ()
+    """(worker, samples that it was given since, samples that it is given of all that was left then), then where spans
+    of the numbers that it was given before their turn begin and end."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ class Sharing:
     def taken(self, rank: int) -> Spans:
         """Return all numbers that a rank was given."""
         one = self.given[rank]
-        counts = {worker: count for worker, count, _ in one.counts}
-        return _taken(one.before, Placement(0, 1, 0, self.workers, self.turn_samples), counts)
+        numbers = {worker: _numbers(count, edges) for worker, count, _, *edges in one.counts}
+        return _taken(one.before, Placement(0, 1, 0, self.workers, self.turn_samples), numbers)
 
     @cached_property
     def json(self) -> dict[str, Any]:
@@ -124,17 +126,23 @@ def spans_left(before: Spans, number: int) -> int:
     return left
 
 
-def _taken(before: Spans, layout: Placement, counts: Mapping[int, int]) -> Spans:
-    """Add to the spans what workers were given of the numbers outside of them, so many each."""
+def _numbers(count: int, edges: Sequence[int]) -> Spans:
+    """A worker's numbers that it was given: the first so many, and those in spans behind them."""
+    return _joined([(0, count), *zip(edges[::2], edges[1::2], strict=True)])
+
+
+def _taken(before: Spans, layout: Placement, workers_spans: Mapping[int, Spans]) -> Spans:
+    """Add to the spans what workers were given of the numbers outside of them, by their own numbers."""
     size, workers = layout.turn_samples, layout.workers
-    if not counts:
+    if not workers_spans:
         return before
-    each = [counts.get(worker, 0) for worker in range(workers)]
-    rounds = min(each) // size
+    each = [workers_spans.get(worker, ()) for worker in range(workers)]
+    rounds = min(own[0][1] if own and own[0][0] == 0 else 0 for own in each) // size
     found = [np.arange(0)]
-    for worker, count in enumerate(each):
-        own = np.arange(rounds * size, count)
-        found.append((own // size * workers + worker) * size + own % size)
+    for worker, spans_of_it in enumerate(each):
+        for start, stop in spans_of_it:
+            own = np.arange(max(start, rounds * size), stop)
+            found.append((own // size * workers + worker) * size + own % size)
     behind = np.sort(np.concatenate(found))
     runs = np.split(behind, np.flatnonzero(np.diff(behind) > 1) + 1)
     spans = [(0, rounds * size * workers), *((int(run[0]), int(run[-1]) + 1) for run in runs if len(run))]
@@ -180,11 +188,23 @@ class EpochProgress:
     """Samples that the consumer takes of what was left then."""
     delivered: int = 0
     """Samples that the consumer was given since, padding included."""
+    ahead: Spans = ()
+    """Further numbers of the consumer's that it was given, while samples before them wait for a batch."""
+
+    def deliver(self, number: int, waiting: Iterable[int]) -> None:
+        """Note that the consumer was given all before this number, but for those that wait and that it hadn't been."""
+        holes = sorted(each for each in waiting if not any(start <= each < stop for start, stop in self.ahead))
+        self.delivered = min([number, *holes])
+        edges = zip([self.delivered, *(hole + 1 for hole in holes)], [*holes, number], strict=True)
+        self.ahead = _joined([*edges, *((max(start, number), max(stop, number)) for start, stop in self.ahead)])
 
     def state(self) -> State:
         """Return the state as it is now."""
         one = self.placement
-        counts = ((one.worker, self.delivered, self.share),)
+        count, spans = self.delivered, [span for span in self.ahead if span[1] > self.delivered]
+        if spans and spans[0][0] <= count:
+            count, spans = spans[0][1], spans[1:]
+        counts = ((one.worker, count, self.share, *(edge for span in spans for edge in span)),)
         here = Sharing(self.leg, one.workers, one.turn_samples, {one.rank: RankProgress(self.before, counts)})
         return {
             "format": FORMAT,
@@ -220,10 +240,11 @@ class EpochProgress:
         here = replace(self, nodes=state["nodes"], legs=tuple(legs))
         own, one = last.given.get(self.placement.rank), self.placement
         if last.leg == self.leg:
-            counts = {} if own is None else {worker: count for worker, count, _ in own.counts}
+            counts = {} if own is None else {worker: (count, edges) for worker, count, _, *edges in own.counts}
             if (last.workers, last.turn_samples) == (one.workers, one.turn_samples) and one.worker in counts:
                 assert own is not None
-                return replace(here, before=own.before, delivered=counts[one.worker])
+                count, edges = counts[one.worker]
+                return replace(here, before=own.before, delivered=count, ahead=_numbers(0, edges))
             if own is not None and len(counts) == last.workers and (self.leg.batches == "any" or last.is_even):
                 return replace(here, before=last.taken(one.rank))
         if not last.is_known:
@@ -277,10 +298,11 @@ def _sharing_in(leg: Mapping[str, Any], total: int) -> Sharing:
     given: dict[int, RankProgress] = {}
     for first, ranks, edges, *counts in leg["given"]:
         before = tuple(zip(map(_whole, edges[::2]), map(_whole, edges[1::2]), strict=True))
-        progress = tuple(sorted((_whole(worker), _whole(count), _whole(share)) for worker, count, share in counts))
+        progress = tuple(sorted(tuple(map(_whole, each)) for each in counts))
         is_ascending = list(edges) == sorted(set(edges)) and (not edges or edges[0] >= 0)
-        workers = [worker for worker, _, _ in progress]
-        are_counts = all(0 <= worker < leg["workers"] and count >= 0 for worker, count, _ in progress)
+        workers = [worker for worker, *_ in progress]
+        are_counts = all(0 <= worker < leg["workers"] and count >= 0 for worker, count, _, *_ in progress)
+        are_counts = are_counts and all(map(_are_ahead, progress))
         if not is_ascending or not are_counts or len(set(workers)) < len(workers):
             raise ValueError(edges, counts)
         if not 0 <= _whole(first) < _whole(first) + _whole(ranks) <= leg["world_size"]:
@@ -290,10 +312,11 @@ def _sharing_in(leg: Mapping[str, Any], total: int) -> Sharing:
             raise StateMismatch(
                 f"the state's legs can't be: rank {first} was given {before} of an epoch of {total} samples"
             )
-        for worker, count, share in progress:
-            if not count <= share <= most:
+        for worker, count, share, *edges in progress:
+            last = max(count, *edges, 0)
+            if not last <= share <= most:
                 raise StateMismatch(
-                    f"the state's legs can't be: {count} samples of rank {first}, worker {worker}, which takes {share}"
+                    f"the state's legs can't be: {last} samples of rank {first}, worker {worker}, which takes {share}"
                 )
         alike = dict.fromkeys(range(first, first + ranks), RankProgress(before, progress))
         if not given.keys().isdisjoint(alike):
@@ -301,6 +324,12 @@ def _sharing_in(leg: Mapping[str, Any], total: int) -> Sharing:
         given |= alike
     values = {name: leg[name] for name in _LEG} | {"pools": tuple(leg["pools"])}
     return Sharing(Leg(**values), leg["workers"], leg["turn_samples"], given)
+
+
+def _are_ahead(progress: Sequence[int]) -> bool:
+    """Return whether spans ascend, and lie behind the numbers that were given in turn."""
+    _, count, _, *edges = progress
+    return len(edges) % 2 == 0 and all(one < other for one, other in pairwise([count, *edges]))
 
 
 def _whole(value: Any) -> int:  # noqa: ANN401
@@ -349,7 +378,12 @@ def is_beginning(state: Mapping[str, Any]) -> bool:
 def has_given_all(state: Mapping[str, Any], least_samples: int) -> bool:
     """Return whether its known consumers are given nothing more of its epoch."""
     last = _legs_in(state)[-1]
-    return all(share - count < least_samples for one in last.given.values() for _, count, share in one.counts)
+    left = (share - count - sum(edges[1::2]) + sum(edges[::2]) for _, count, share, *edges in _counts_in(last))
+    return all(each < least_samples for each in left)
+
+
+def _counts_in(sharing: Sharing) -> Iterable[tuple[int, ...]]:
+    return (each for one in sharing.given.values() for each in one.counts)
 
 
 def is_finished(state: Mapping[str, Any], least_samples: int = 1) -> bool:
@@ -480,7 +514,7 @@ def merge_states(states: Sequence[Any]) -> State:
     lacking = [
         f"rank {rank}, worker {worker} of {last.workers}"
         for rank, one in sorted(last.given.items())
-        for worker in sorted(set(range(last.workers)) - {each for each, _, _ in one.counts})
+        for worker in sorted(set(range(last.workers)) - {each for each, *_ in one.counts})
     ]
     if lacking:
         raise StateMismatch(f"the states don't tell of {', '.join(lacking)}: give those of all workers of a rank")
@@ -510,7 +544,7 @@ def _merged(states: Sequence[State]) -> tuple[State, Sharing]:
             known = given.setdefault(rank, one)
             _check_same(f"what rank {rank} was given before", known.before, one.before)
             counts = dict.fromkeys(known.counts) | dict.fromkeys(one.counts)
-            if len({worker for worker, _, _ in counts}) < len(counts):
+            if len({worker for worker, *_ in counts}) < len(counts):
                 raise StateMismatch(
                     f"rank {rank} comes twice, with {known.counts} and with {one.counts}: give one state of each rank "
                     "of one pass"

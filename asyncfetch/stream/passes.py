@@ -25,7 +25,7 @@ from asyncfetch.stream.decode_jobs import Sizes
 from asyncfetch.stream.samples import DeliveredSample, PassFigures, RunningPass, SampleDelivery, SamplePass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
     from typing import Never
@@ -207,6 +207,7 @@ def _pass_maker(opened: OpenDatasets, begun: BegunPass, memory: BatchMemory | No
     _warn_of_parted_groups(plan, is_shuffled=opened.members[0].shuffle)
     _warn_of_few_segments(plan, opened)
     decoded_samples = config.decoded_max_bytes // builder.sample_bytes
+    _warn_of_large_samples(plan, builder, decoded_samples, opened)
     open_pieces = plan.own_pieces
     handed_over = _handed_over(builder, memory)
     sizes = Sizes.within(
@@ -293,6 +294,22 @@ def _warn_of_few_segments(plan: PassPlan, opened: OpenDatasets) -> None:
     )
 
 
+def _warn_of_large_samples(plan: PassPlan, builder: JobBuilder, decoded_samples: int, opened: OpenDatasets) -> None:
+    """Say so where threads have nothing to do, because what is decoded ahead has no room for a sample of each."""
+    threads = opened.engine.decode.threads
+    if plan.progress.placement.worker or plan.progress.epoch or decoded_samples > threads:
+        return
+    _log.warning(
+        "decoded_max_bytes=%d has room for %d samples of %d bytes, so not all of %d threads decode at a time: with "
+        "StreamConfig(decoded_max_bytes=%d) they do; smaller pictures (size=) take less",
+        opened.config.decoded_max_bytes,
+        decoded_samples,
+        builder.sample_bytes,
+        threads,
+        (2 * threads + HANDED_OVER_MICRO_BATCHES) * builder.sample_bytes,
+    )
+
+
 def _handed_over(builder: JobBuilder, memory: BatchMemory | None) -> int:
     """Return how many micro-batches, at most, are between those decoded ahead and the end of what the consumer does."""
     are_large = builder.sample_bytes * JOB_MAX_SAMPLES > JOB_BYTES
@@ -339,10 +356,20 @@ class StreamIterator:
         plan = self._plans[0]
         plan.progress.delivered = plan.batch_start(number)
 
+    def give_but(self, waiting: Iterable[int]) -> None:
+        """Count all samples that came as delivered, for the state, but those with these numbers, which wait."""
+        for plan in self._plans:
+            plan.progress.deliver(max(plan.begun, self._latest.delivered), waiting)
+
     @property
     def latest_number(self) -> int:
         """The number of the sample that came last, in the consumer's part of the epoch."""
         return self._latest.number
+
+    @property
+    def latest_numbers(self) -> range:
+        """The same, and those of what is empty beside it."""
+        return range(self._latest.number, self._latest.delivered)
 
     @property
     def batches(self) -> tuple[int, int]:

@@ -85,8 +85,8 @@ async def find_pages(reader: RangeReader, file: TableFile, group: int, leaf: int
     dictionary, rows = None, 0
     if chunk.has_offset_index:
         footer = await reader.fetch(file.url, file.data_stop)
-        place = await run(partial(_index_place, file.url, footer, group, leaf))
-        pages = _indexed_pages(file.url, await reader.fetch(file.url, *place))
+        (place,) = await run(partial(index_places, file.url, footer, [group], leaf))
+        pages = indexed_pages(file.url, await reader.fetch(file.url, *place))
         dictionary = (start, pages[0][0]) if pages and start < pages[0][0] else None
         rows, start = chunk.num_values, stop
     while start < stop:
@@ -100,11 +100,11 @@ async def find_pages(reader: RangeReader, file: TableFile, group: int, leaf: int
         start = page[1]
     starts, stops, firsts = np.array(pages, np.int64).reshape(-1, 3).T
     found = PageTable(starts, stops, np.append(firsts, rows), dictionary)
-    _check(file, group, leaf, found)
+    check_pages(file, group, leaf, found)
     return found
 
 
-def _check(file: TableFile, group: int, leaf: int, pages: PageTable) -> None:
+def check_pages(file: TableFile, group: int, leaf: int, pages: PageTable) -> None:
     """Raise FormatError where the pages can't be those of the chunk."""
     start, stop = file.chunk(group, leaf)
     edges = np.stack((pages.starts, pages.stops), axis=1).ravel()
@@ -149,17 +149,26 @@ async def _fetch_header(reader: RangeReader, url: str, start: int, stop: int) ->
         return _header(url, await reader.fetch(url, start, min(start + MAX_HEADER_BYTES, stop)))
 
 
-def _index_place(url: str, footer: memoryview, group: int, leaf: int) -> tuple[int, int]:
-    """The place of a chunk's offset index, which pyarrow doesn't tell."""
+def index_places(url: str, footer: memoryview, groups: Sequence[int], leaf: int) -> list[tuple[int, int]]:
+    """The places of the offset indexes of a column's chunks, which pyarrow doesn't tell. Blocks for a long footer.
+
+    Raises:
+        FormatError: A group has none, or the footer is damaged.
+    """
+    places = []
     with _structs(url):
-        chunk = read_struct(footer)[0][4][group][1][leaf]
-        start, size = int(chunk[4]), int(chunk[5])
-        if not 0 < start < start + size:
-            raise ValueError(f"an index has {size} bytes from {start} on")
-        return start, start + size
+        rows = read_struct(footer)[0][4]
+        for group in groups:
+            chunk = rows[group][1][leaf]
+            start, size = int(chunk[4]), int(chunk[5])
+            if not 0 < start < start + size:
+                raise ValueError(f"an index has {size} bytes from {start} on")
+            places.append((start, start + size))
+    return places
 
 
-def _indexed_pages(url: str, index: memoryview) -> list[tuple[int, int, int]]:
+def indexed_pages(url: str, index: memoryview) -> list[tuple[int, int, int]]:
+    """The pages of a chunk as its offset index says: start, stop and first row of each; FormatError if it is none."""
     with _structs(url):
         return [(int(page[1]), int(page[1] + page[2]), int(page[3])) for page in read_struct(index)[0][1]]
 

@@ -144,6 +144,13 @@ class TableFile:
                 spans += [self._chunk(group, row_group.column(leaf)) for leaf in self.leaves[column]]
         return _join_near(spans, gap_bytes)
 
+    def with_leaf(self, leaf: int) -> TableFile:
+        """Return the file with one physical column of a struct among its columns, under its path.
+
+        ``read_columns`` gives it inside of its struct, alone.
+        """
+        return replace(self, leaves={**self.leaves, self.path(leaf): range(leaf, leaf + 1)})
+
     def path(self, leaf: int) -> str:
         """The path of a physical column: names of the columns that it lies in, joined by dots."""
         return str(self.metadata.schema.column(leaf).path)

@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from asyncfetch.config import PrivateUrl, config_share, stream_config
 from asyncfetch.config.checks import explains_keywords, is_whole_number
+from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
 from asyncfetch.formats import DatasetStatistics, chosen_features
 from asyncfetch.lerobot import open_dataset
@@ -36,6 +37,7 @@ from asyncfetch.stream.handing_over import HandedOver, SlotMemory, Stack, stacks
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.streams import distinct_episodes
+from asyncfetch.torch.buckets import bucketed
 from asyncfetch.torch.memory import WorkersMemory
 from asyncfetch.torch.watching import Care, watch_loaders
 
@@ -46,12 +48,14 @@ if TYPE_CHECKING:
     from torch.utils.data._utils.worker import WorkerInfo
 
     from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import Fit
     from asyncfetch.formats import ImageDtype, Sample
     from asyncfetch.lerobot import DepthUnit, LeRobotDataset, Windows
     from asyncfetch.observe.report import Report
     from asyncfetch.stream import SampleSource, StreamIterator
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.figures import FiguresBoard
+    from asyncfetch.torch.buckets import BucketBy
 
 
 def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -118,6 +122,13 @@ class StreamDataset(IterableDataset[Any]):
             pinned by the loader, and those of a ``collate_fn`` where they are made.
         collate_fn: Makes a batch of a list of samples, instead of ``collate``, and may return anything. Reports count
             its time as hand-over, with and without workers; without, that of a loader's own is the trainer's to them.
+        bucket_by: What the samples of a batch have in common where sizes differ: "shape", the shapes of all pictures
+            (tensors of three axes or more), or "frames", how many each clip has. None makes batches of samples as they
+            come; what can't be stacked is a list. Samples wait for others of their shape: up to 16 batches of them,
+            and ``decoded_max_bytes``. Beyond that the one that has waited longest goes in a smaller batch, as all do
+            at the end; with ``drop_last`` these are left out. States tell of those that wait, so that resuming is as
+            exact. Each worker has buckets of its own, and ranks may come to different numbers of batches, which
+            aren't known before: there is no ``len``, nor ``state_after``.
 
     A batch is what ``collate`` makes of its samples, but without a copy: each picture is written to its place when it
     has been decoded, channels-last in memory (``contiguous()`` gives another order). Workers hand batches over in
@@ -140,6 +151,7 @@ class StreamDataset(IterableDataset[Any]):
         drop_last: bool = False,
         pin_memory: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        bucket_by: BucketBy | None = None,
     ) -> None:
         if not isinstance(stream, EpochStream):
             raise ConfigError(f"StreamDataset takes a Stream or a Mixture, not {stream!r:.80}")
@@ -150,7 +162,12 @@ class StreamDataset(IterableDataset[Any]):
             raise ConfigError(f"collate_fn must be a function of a list of samples, or None, not {collate_fn!r}")
         if collate_fn is not None and batch_size is None:
             raise ConfigError("collate_fn makes batches of batch_size samples: give batch_size too, or the loader both")
+        if bucket_by not in {None, "frames", "shape"}:
+            raise ConfigError(f"bucket_by must be 'frames', 'shape' or None, not {bucket_by!r:.80}")
+        if bucket_by is not None and batch_size is None:
+            raise ConfigError(f"bucket_by={bucket_by!r} is about batches made here: give StreamDataset a batch_size")
         self.collate_fn = collate_fn
+        self.bucket_by = bucket_by
         self.stream = stream
         self.drop_last = drop_last
         self.pin_memory = pin_memory
@@ -161,6 +178,8 @@ class StreamDataset(IterableDataset[Any]):
         """A process's id and its memory for batches, from pass to pass. A forked child gets memory of its own."""
         self._sent_rank: tuple[int, Placement] | None = None
         """The process's id and its rank, in a spawned worker, which knows nothing of torch.distributed."""
+        self._ended: StreamIterator | None = None
+        """A pass that has ended, while samples of it wait in buckets."""
 
     @property
     def _source(self) -> SampleSource:
@@ -168,13 +187,16 @@ class StreamDataset(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, in persistent workers too; see ``Stream.set_epoch``."""
+        self._ended = None
         self.stream.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         memory = self._memory_of_batches()
+        rows = None if self.bucket_by is not None else memory
+        self._ended = None
         if worker is None:
-            samples = self._source.iterate(self._in_batches(found_placement()), memory=memory)
+            samples = self._source.iterate(self._in_batches(found_placement()), memory=rows)
         else:
             # A loader draws one seed, and gives each of its workers that and the worker's number.
             loader = worker.seed - worker.id
@@ -187,12 +209,22 @@ class StreamDataset(IterableDataset[Any]):
                     loader, worker.id, worker.num_workers, worker.id if process is None else process
                 )
             samples = self._workers_stream.iterate(
-                self._placement(worker.id, worker.num_workers), loader=loader, memory=memory
+                self._placement(worker.id, worker.num_workers), loader=loader, memory=rows
             )
         if self.batch_size is None:
             return samples
         together = self.collate_fn or partial(_together, memory=memory)
-        return _batches(samples, self._in_batches(Placement()), together)
+        if self.bucket_by is None:
+            return _batches(samples, self._in_batches(Placement()), together)
+        return bucketed(
+            samples,
+            together,
+            by=self.bucket_by,
+            size=self.batch_size,
+            least=self.batch_size if self.drop_last else 1,
+            max_bytes=(self._workers_stream or self._source).config.decoded_max_bytes,
+            keep=partial(setattr, self, "_ended"),
+        )
 
     def _readers_name(self, worker: WorkerInfo) -> str | None:
         """Return what the workers of this worker's loader find each other by; None where they can't."""
@@ -225,9 +257,14 @@ class StreamDataset(IterableDataset[Any]):
         return self._in_batches(replace(rank, worker=worker, workers=workers, block_samples=self.batch_size or 1))
 
     def _in_batches(self, placement: Placement) -> Placement:
-        return replace(placement, batch_size=self.batch_size, drop_last=self.drop_last)
+        return replace(placement, batch_size=self.batch_size, drop_last=self.drop_last and self.bucket_by is None)
 
     def __len__(self) -> int:
+        if self.bucket_by is not None:
+            raise UsageError(
+                f"the number of batches isn't known before: it depends on the samples (bucket_by={self.bucket_by!r}); "
+                "len(StreamDataset(stream)) counts these"
+            )
         samples = self._source.count(self._placement(0, 1))
         return samples if self.batch_size is None else self._count_batches(samples, self.batch_size)
 
@@ -249,11 +286,13 @@ class StreamDataset(IterableDataset[Any]):
                 "a loader's workers read this dataset, and only they know how far they are: use "
                 "StreamDataset.state_after(batches, batch_size=..., num_workers=...), or torchdata's StatefulDataLoader"
             )
+        if self._ended is not None:
+            return self._ended.state_dict()
         return (self._workers_stream or self._source).latest_state()
 
     def load_state_dict(self, state: State) -> None:
         """Go on where ``state`` was taken: see ``Stream.load_state_dict``. Before the loader makes its workers."""
-        self._workers_stream = None
+        self._workers_stream = self._ended = None
         if get_worker_info() is None:
             self._source.load(state, self._in_batches(Placement()).least_samples)
         else:  # a StatefulDataLoader's, which goes on to the next epoch by itself
@@ -277,6 +316,11 @@ class StreamDataset(IterableDataset[Any]):
             ConfigError: So many batches aren't in an epoch; or the loader has another number of workers, or, with
                 several of them, ``in_order=False``: then it isn't known which of them has given which batches.
         """
+        if self.bucket_by is not None:
+            raise ConfigError(
+                f"with bucket_by={self.bucket_by!r} the number of batches doesn't tell which samples they had: ask "
+                "state_dict, without workers, or torchdata's StatefulDataLoader"
+            )
         size = self.batch_size or _batch_size(batch_size) or 1
         if not is_whole_number(batches):
             raise ConfigError(f"batches must be a whole number, not {batches!r}")
@@ -357,7 +401,12 @@ class StreamDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._memory.keep_apart()
-        return self.__dict__ | {"_workers_stream": None, "_batches_memory": None, "_sent_rank": self._rank()}
+        return self.__dict__ | {
+            "_workers_stream": None,
+            "_batches_memory": None,
+            "_ended": None,
+            "_sent_rank": self._rank(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _sent_rank=(os.getpid(), state["_sent_rank"]))
@@ -461,7 +510,7 @@ class FrameDataset(Dataset["Sample"]):
 
     Args:
         source: URL or path of a LeRobot v3 dataset.
-        windows, episodes, features, image_dtype, depth_unit, config: As in ``Stream``.
+        windows, episodes, features, image_dtype, depth_unit, size, fit, config: As in ``Stream``.
 
     Raises:
         IndexError: ``i`` is out of range.
@@ -478,9 +527,12 @@ class FrameDataset(Dataset["Sample"]):
         features: Collection[str] | None = None,
         image_dtype: ImageDtype = "uint8",
         depth_unit: DepthUnit = "mm",
+        size: tuple[int, int] | None = None,
+        fit: Fit | None = None,
         config: StreamConfig | None = None,
     ) -> None:
         self.source = source = PrivateUrl(source)
+        picture_size(size, fit)  # refused here, not at the first read
         self.windows = windows
         self.episodes = None if episodes is None else distinct_episodes(episodes)
         self.config = stream_config(config)
@@ -490,6 +542,8 @@ class FrameDataset(Dataset["Sample"]):
             features=chosen_features(features),
             image_dtype=image_dtype,
             depth_unit=depth_unit,
+            size=size,
+            fit=fit,
         )
         self._session: DatasetSession[LeRobotDataset] | None = None
         self._chosen: Sequence[int] = ()

@@ -3,10 +3,12 @@
 collection  Videos: where a collection is found
 entry_table its entries, by rows; entries: a table's columns as entries
 tables      tables of spans: Parquet, CSV, JSON lines, in memory
+parquet_bytes  videos in a column of Parquet
 folders     folders and prefixes; VideoFolder's metadata
 tars        tar shards as WebDataset writes them
 tar_index   indexes beside tar shards: Energon's, DALI's, wids's. Pure
 patterns    patterns of urls: braces and wildcards
+listing     files below a directory, by a store or by a web server's index pages
 windows     ClipSampler: which frames of a video make a clip, and how many clips a video gives
 index       indexes of videos, wherever they lie; measure: what they say of a video
 index_file  the index of a collection, written once: places and measures of all its videos

@@ -100,7 +100,11 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
 
     async def video(self, entry: int) -> VideoFile:
         """The index of an entry's video."""
-        return await self._watch(self._indexes.get(self._entries.place(entry)))
+        file = await self._watch(self._indexes.get(self._entries.place(entry)))
+        if file.tracks is not None:
+            index = file.tracks.video
+            self.largest_picture = max(self.largest_picture, (index.height, index.width), key=np.prod)
+        return file
 
     async def _make_plan(self, stretch: Stretch) -> KeptPart[Mapping[str, Planned]]:
         place = self._entries.place(stretch.episode)
@@ -115,6 +119,8 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
     def _plan_whole(self, place: Place, file: VideoFile) -> Plan:
         plan = Plan(WholeVideo(file.reason))
         plan[WHOLE] = PlannedRange(place.url, place.offset, place.offset + file.size_bytes)
+        self._whole += 1
+        self._whole_bytes += file.size_bytes
         if place in self._named:
             return plan
         if len(self._named) < MAX_NAMED:
@@ -140,7 +146,6 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
             raise FrameMissing(f"{self.name(stretch)}: two frames are shown at {at:.6f} s, and can't be told apart")
         earlier = self._earlier.get((place.url, place.offset))
         clips = {f"video {n}": each for n, each in enumerate(plan_clips(index, chosen.ravel(), place, earlier=earlier))}
-        self.largest_picture = max(self.largest_picture, (index.height, index.width), key=np.prod)
         sound, ranges = None, dict[str, PlannedRange]()
         if audio is not None:
             spans = [(float(seconds[frames].min()), end) for frames, end in zip(found, ends, strict=True)]

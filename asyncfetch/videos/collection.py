@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncfetch.config import FetchConfig, PrivateUrl, rank_config
-from asyncfetch.errors import redact_url
+from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos.entry_table import Entries, check_entries
 from asyncfetch.videos.folders import folder_entries
-from asyncfetch.videos.tables import TableSource, read_table, table_entries
+from asyncfetch.videos.parquet_bytes import parquet_entries
+from asyncfetch.videos.tables import table_entries
 from asyncfetch.videos.tars import tar_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
     from asyncfetch.fetch import RangeReader
     from asyncfetch.resources import Engine
+    from asyncfetch.videos.tables import TableSource
+
+_log = logging.getLogger("asyncfetch")
 
 Kind = Literal["table", "folder", "tars", "parquet"]
 
@@ -96,10 +100,11 @@ class Videos:
 
     async def open(self, engine: Engine) -> Entries:
         """Read the entries over an engine, whose own fetcher lists directories."""
+        skips = engine.config.on_error != "raise"
         if engine.rank is None:
-            return await self._open(engine.fetcher, engine.reader)
+            return await self._open(engine.fetcher, engine.reader, skips=skips)
         async with Fetcher(rank_config(engine.config).fetch) as fetcher:  # a loader worker's fetches nothing
-            return await self._open(fetcher, engine.reader)
+            return await self._open(fetcher, engine.reader, skips=skips)
 
     async def entries(self, config: FetchConfig = FetchConfig()) -> pa.Table:  # noqa: B008  frozen
         """Read the entries, with the columns ``video``, ``offset``, ``size``, ``start`` and ``stop``."""
@@ -110,12 +115,14 @@ class Videos:
         """Read the entries over a fetcher."""
         return await self._open(fetcher, fetcher)
 
-    async def _open(self, fetcher: Fetcher, reader: RangeReader) -> Entries:
-        table = await self._read(fetcher, reader)
+    async def _open(self, fetcher: Fetcher, reader: RangeReader, *, skips: bool = False) -> Entries:
+        table = await self._read(fetcher, reader, _log_bad_shard if skips else None)
         check_entries(table, repr(self))
         return await run_sync(lambda: Entries(table, repr(self)))
 
-    async def _read(self, fetcher: Fetcher, reader: RangeReader) -> pa.Table:
+    async def _read(
+        self, fetcher: Fetcher, reader: RangeReader, on_bad_shard: Callable[[str, FormatError], None] | None
+    ) -> pa.Table:
         match self._kind:
             case "table":
                 assert self._video is not None
@@ -123,13 +130,14 @@ class Videos:
                     reader, fetcher, self._source, video=self._video, start=self._start, stop=self._stop
                 )
             case "folder":
-                read = partial(read_table, reader, fetcher)
-                return await folder_entries(self._source, fetcher=fetcher, read_table=read, video=self._video)
+                return await folder_entries(self._source, fetcher=fetcher, reader=reader, video=self._video)
             case "tars":
-                return await tar_entries(self._source, fetcher=fetcher, reader=reader, video=self._video)
+                return await tar_entries(
+                    self._source, fetcher=fetcher, reader=reader, video=self._video, on_bad_shard=on_bad_shard
+                )
             case "parquet":
                 assert self._video is not None
-                raise NotImplementedError
+                return await parquet_entries(reader, fetcher, self._source, video=self._video)
 
     @property
     def url(self) -> str:
@@ -142,6 +150,10 @@ class Videos:
         return (
             f"Videos.from_{self._kind}({shown!r})" if isinstance(source, str) else f"Videos.from_{self._kind}({shown})"
         )
+
+
+def _log_bad_shard(url: str, error: FormatError) -> None:
+    _log.warning("the shard %s is left out of the collection: %s", redact_url(url), error)
 
 
 def _kept(source: Any) -> Any:  # noqa: ANN401 - what a user gave

@@ -27,7 +27,7 @@ ENTRY_COLUMNS = ("video", "offset", "size", "start", "stop")
 RESERVED = (*ENTRY_COLUMNS, "index", "clip_index", "seconds", "audio")
 """Names that no column of the user's may have: an entry's, and those of a sample."""
 INDEX_KEY, INDEX_VERSION = b"asyncfetch.index", b"1"
-"""What the metadata of an index's schema says."""
+"""The mark of an index, in the metadata of its schema."""
 
 _CHUNK_ROWS = 64 * 1024
 """Rows of a column that are gone through at once: it bounds what is held beside the column."""
@@ -88,9 +88,16 @@ def entry_table(urls: Column, places: Mapping[str, Column | None], users: Mappin
     columns: dict[str, Any] = {"video": urls}
     for name, kind in kinds.items():
         given = places.get(name)
-        columns[name] = arrow.nulls(len(urls), kind) if given is None else given
+        columns[name] = _nulls(len(urls), kind) if given is None else given
     table: pa.Table = arrow.table({**columns, **users})
     return table
+
+
+def _nulls(count: int, kind: pa.DataType) -> Column:
+    """A column of so many nulls, in the memory of one part of it."""
+    some = require_pyarrow().nulls(min(count, _CHUNK_ROWS), kind)
+    chunks = [some.slice(0, count - row) for row in range(0, count, _CHUNK_ROWS)]
+    return require_pyarrow().chunked_array(chunks, kind)
 
 
 def absolute_urls(column: Column, base: str, name: str, shown: str) -> Column:
@@ -170,7 +177,7 @@ def _with_urls(table: pa.Table, work: Callable[[Array], Array]) -> pa.Table:
 
 
 class _Root:
-    """What relative urls of a table are joined to."""
+    """The place that relative urls of a table are joined to."""
 
     def __init__(self, base: str) -> None:
         scheme, separator, rest = base.partition("://")

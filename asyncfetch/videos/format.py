@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncfetch.errors import ConfigError, redact_url
+from asyncfetch.errors import AsyncFetchError, DatasetError, DecodeError, NotFound
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.formats.choice import check_keys
 from asyncfetch.formats.reader import StretchReader
+from asyncfetch.formats.stretch import Stretch
 from asyncfetch.runtime.fork import LoopGuard
 from asyncfetch.runtime.threads import run_sync
-from asyncfetch.videos.cache import HeldWindows, VideoCache
+from asyncfetch.videos.cache import WHOLE, HeldWindows, VideoCache
+from asyncfetch.videos.plan import WholeVideo
 from asyncfetch.videos.samples import WindowSamples
+from asyncfetch.videos.whole import open_whole
 from asyncfetch.videos.windows import frames_within
 
 if TYPE_CHECKING:
@@ -81,6 +84,7 @@ class OpenVideos:
     def __init__(self, reading: VideosFormat, entries: Entries, engine: Engine, config: StreamConfig) -> None:
         self.entries, self.config, self.url = entries, config, entries.url
         self._clips = reading.clips
+        self._run = engine.run
         chosen = reading.features
         if chosen is not None:
             check_keys(chosen, [*entries.own, *entries.members], "features", self.url)
@@ -112,11 +116,20 @@ class OpenVideos:
             members=members,
         )
         self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
-        said = f"{entries.fingerprint} {reading.clips!r}"
+        said = f"{entries.fingerprint} {reading.clips!r} {reading.seed if self.draws_anew else 0}"
         self.fingerprint = hashlib.sha256(said.encode()).hexdigest()
 
     async def measure(self) -> None:
-        """Find out how many windows each entry gives: from the table, or else from the videos' indexes."""
+        """Find out how many windows each entry gives: from the table, or else from the videos' indexes.
+
+        And how large pictures are, about, for bounds on memory: by the first video.
+        """
+        sizes = [self.entries.numbers(self.entries.measures.get(name, "")) for name in ("height", "width")]
+        if not np.isnan(sizes).all():
+            self._cache.largest_picture = int(np.nanmax(sizes[0])), int(np.nanmax(sizes[1]))
+        else:
+            with suppress(AsyncFetchError):  # it comes again, at its place in the order
+                await self._cache.video(0)
         if not self._clips.depends_on:
             self._counts = np.full(len(self.entries), int(self._clips.count()))
             return
@@ -125,24 +138,37 @@ class OpenVideos:
         if len(unknown):
             _log.info("%s: reading the indexes of %d videos, to know how many clips each gives", self.url, len(unknown))
 
+        broken = set[int]()
+
         async def measure_one(entry: int) -> None:
-            seconds[entry], frames[entry] = await self._measured(entry)
+            try:
+                seconds[entry], frames[entry] = await self._measured(entry)
+            except (DatasetError, DecodeError, NotFound):
+                if self.config.on_error == "raise":
+                    raise
+                seconds[entry] = frames[entry] = 0
+                broken.add(entry)
 
         await for_each(unknown.tolist(), measure_one, workers=MEASURED_AT_ONCE)
         self._counts = self._clips.count(seconds=seconds, frames=frames)
+        self._counts[sorted(broken)] = 1  # which a pass finds to be bad, and names
 
     async def _measured(self, entry: int) -> tuple[float, float]:
-        """Return seconds and frames of an entry by its video's index."""
+        """Return seconds and frames of an entry by its video's index, or by the whole video where it can't be cut."""
         file = await self._cache.video(entry)
-        if file.tracks is None:
-            raise ConfigError(
-                f"{redact_url(self.entries.place(entry).url)} can't be cut, and has to be read whole to know how many "
-                f"clips it gives ({file.reason}): take pick='random' or 'uniform' with per_video=, write an index by "
-                "asyncfetch index, or leave it out"
-            )
-        _, times, end_seconds = file.tracks.video.shown()
+        if file.tracks is not None:
+            _, times, end_seconds = file.tracks.video.shown()
+        else:
+            times, end_seconds = await self._measured_whole(Stretch(entry, 0, 1))
         first, stop, end = frames_within(times, end_seconds, *self.entries.span(entry))
         return (end - float(times[first]) if first < stop else 0.0), stop - first
+
+    async def _measured_whole(self, stretch: Stretch) -> tuple[NDArray[np.float64], float]:
+        with await self.reader.hold(stretch) as held:
+            assert isinstance(held.beside, WholeVideo)
+            data, name, reason = held.data(WHOLE), held.entry.name, held.beside.reason
+            whole = await self._run(partial(open_whole, data, name=name, reason=reason))
+        return whole.seconds, whole.end_seconds
 
     @property
     def frames_per_second(self) -> float | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import FormatError, RangeNotSatisfiable
+from asyncfetch.errors import FormatError, RangeNotSatisfiable, redact_url
 from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.clips import PARSED_ON_THE_LOOP_BYTES, fetch_moov
 from asyncfetch.media import fragment_reads, locate_moov
@@ -132,7 +132,8 @@ async def read_video(reader: RangeReader, place: Place, run: RunSync, *, audio: 
         has_audio = first_track(find(moov, "moov", url=place.url), b"soun") is not None
     except FormatError as error:
         size = place.as_found().size
-        return VideoFile((await reader.stat(place.url)).size if size is None else size, None, str(error))
+        size = (await reader.stat(place.url)).size if size is None else size
+        return VideoFile(size, None, _bare(error, place.url))
     return VideoFile(info.size, tracks, moov=(first, first + len(moov)), has_audio=has_audio)
 
 
@@ -161,6 +162,11 @@ async def _tracks(
         if not isinstance(wanted, list):
             return wanted
         pieces = list(await gather(*(partial(reader.fetch, info.url, start, stop) for start, stop in wanted)))
+
+
+def _bare(error: FormatError, url: str) -> str:
+    """Return its message without the url in front and the remedy, for there is none to need."""
+    return str(error).removeprefix(f"{redact_url(url)}: ").removesuffix(f"; {error.remedy}")
 
 
 def _next(

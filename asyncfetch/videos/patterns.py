@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.videos.listing import WEB_SCHEMES, list_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +23,6 @@ MAX_URLS = 1_000_000
 
 _NUMBERS = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d{1,18}))?")
-_WEB_SCHEMES = ("http://", "https://")
 
 
 def expand_braces(text: str) -> list[str]:
@@ -107,7 +107,7 @@ async def find_files(
     in urls of the web a ``?`` begins a query. Plain paths become absolute. A url without wildcards isn't looked for.
 
     Raises:
-        ConfigError: Nothing matches a pattern, or wildcards are in a url of the web, which can't be listed.
+        ConfigError: Nothing matches a pattern, or a web server has no index pages to look for wildcards in.
         FetchError: A directory could not be listed.
     """
     given = [patterns] if isinstance(patterns, str | os.PathLike) else list(patterns)
@@ -118,12 +118,12 @@ async def find_files(
     for base, wildcards in written:
         if wildcards:
             depths[base] = depths.get(base, False) or "/" in wildcards or "**" in wildcards
-    listings = await gather(*(partial(_list_urls, fetcher, base, deep) for base, deep in depths.items()))
-    listed = dict(zip(depths, listings, strict=True))
+    listings = await gather(*(partial(list_files, fetcher, base, recursive=deep) for base, deep in depths.items()))
+    listed = {base: [file.url for file in files] for base, files in zip(depths, listings, strict=True)}
     urls: list[str] = []
     for base, wildcards in written:
         urls += _matching(base, wildcards, listed[base]) if wildcards else [base]
-    return FoundFiles(urls, frozenset(url for listing in listings for url in listing))
+    return FoundFiles(urls, frozenset(url for found in listed.values() for url in found))
 
 
 def absolute_url(url: str | os.PathLike[str]) -> str:
@@ -142,26 +142,16 @@ def absolute_url(url: str | os.PathLike[str]) -> str:
 
 def split_wildcards(url: str) -> tuple[str, str]:
     """Return the directory in front of the first wildcard, with its slash, and what follows; "" where there is none."""
-    wildcard = re.search(r"[*\[]" if url.startswith(_WEB_SCHEMES) else r"[*?\[]", url)
+    wildcard = re.search(r"[*\[]" if url.startswith(WEB_SCHEMES) else r"[*?\[]", url)
     if wildcard is None:
         return url, ""
     cut = url.rfind("/", 0, wildcard.start()) + 1
     return url[:cut], url[cut:]
 
 
-async def _list_urls(fetcher: Fetcher, base: str, is_deep: bool) -> list[str]:
-    if base.startswith(_WEB_SCHEMES):
-        raise ConfigError(
-            f"web servers can't list {redact_url(base)!r}, so there are no wildcards in their urls: write the files "
-            "out by braces, as {000..123}, or give a list of urls"
-        )
-    files = await fetcher.listdir(base, recursive=is_deep)
-    return [file.url for file in files if not file.url.endswith("/")]
-
-
 def _matching(base: str, wildcards: str, listed: Sequence[str]) -> list[str]:
     pattern = _wildcard_pattern(wildcards)
-    is_quoted = base.startswith("file://")
+    is_quoted = base.startswith(("file://", *WEB_SCHEMES))
     names = [(url, url[len(base) :]) for url in listed]
     found = [url for url, name in names if pattern.fullmatch(unquote(name) if is_quoted else name)]
     if not found:

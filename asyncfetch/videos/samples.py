@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asyncfetch.formats.samples import Asked, Row, Sample
     from asyncfetch.formats.stretch import Reach
     from asyncfetch.videos.cache import HeldWindows, VideoCache
-    from asyncfetch.videos.entry_table import Entries
+    from asyncfetch.videos.entry_table import Entries, Place
 
 GUESSED_PICTURE = 1080, 1920
 """Height and width of pictures before any video was seen."""
@@ -200,12 +200,14 @@ class WindowSamples:
         found: dict[str, Any] = {"index": entry, "clip_index": number}
         found |= {name: self._entries.value(entry, name) for name in self._columns}
         for name in self._members:
-            found[name] = self._member(held, name) if name in held.entry.planned else None
+            where = self._entries.member(entry, name)
+            found[name] = None if where is None else self._member(held, name, where)
         return found
 
-    def _member(self, held: HeldWindows, name: str) -> Any:  # noqa: ANN401
-        data, kind = bytes(held.data(name)), name.rpartition(".")[2]
-        where = f"{name} of {held.entry.name}, in {redact_url(held.entry.planned[name].url)}"
+    def _member(self, held: HeldWindows, name: str, place: Place) -> Any:  # noqa: ANN401
+        data = bytes(held.data(name)) if name in held.entry.planned else b""  # a file without bytes needs none fetched
+        kind = name.rpartition(".")[2]
+        where = f"{name} of {held.entry.name}, in {redact_url(place.url)}"
         try:
             if kind in TEXT:
                 return data.decode()

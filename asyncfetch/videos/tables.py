@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.errors import COPY_ANEW, ConfigError, FormatError, redact_url
+from asyncfetch.errors import ConfigError, FormatError, redact_url
+from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.threads import run_sync
-from asyncfetch.tables.parquet import border, fetch_end, fetch_groups, open_end, read_whole, require_pyarrow
+from asyncfetch.tables.parquet import border, fetch_end, open_end, read_whole, require_pyarrow
+from asyncfetch.tables.whole import read_all
 from asyncfetch.videos.entries import (
     absolute_index,
     absolute_urls,
@@ -20,47 +21,48 @@ from asyncfetch.videos.entries import (
     plain_column,
     to_seconds,
 )
+from asyncfetch.videos.patterns import absolute_url, find_files, split_wildcards
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     import pyarrow as pa
 
     from asyncfetch.fetch import Fetcher
     from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.tables.parquet import TableFile
 
 SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-"""What a file is, by the end of its name."""
-PART_BYTES = 16 * 1024 * 1024
-"""Bytes of a Parquet file that are read at once. A column of a row group of a million rows has about as many."""
+"""Kinds of files, by the end of their names."""
+FILES_AT_ONCE = 8
+"""Files that are read side by side."""
 BLOCK_BYTES = 16 * 1024 * 1024
 """Longest line of JSON that is read: pyarrow goes through a file in blocks, and no line may be in three of them."""
 IN_MEMORY = "the table"
 
 TableSource = Any
-"""A url or path; or a pyarrow.Table, a DataFrame of pandas or polars, or a list of dicts."""
+"""A url or path of a file, of a directory of Parquet files, or a pattern; or a pyarrow.Table, a DataFrame of pandas or
+polars, or a list of dicts."""
 
 
 async def read_table(
     reader: RangeReader, fetcher: Fetcher, source: TableSource, *, texts: Collection[str] = ()
 ) -> pa.Table:
-    """The whole table.
+    """The whole table; of several files their tables one after the other.
 
     Args:
-        reader: Reads its file.
+        reader: Reads the files.
         fetcher: Lists directories.
         source: See TableSource.
-        texts: Columns of a CSV file that are text whatever they look like: pyarrow takes 01:30 for a time of day.
+        texts: Columns of CSV files that are text whatever they look like: pyarrow takes 01:30 for a time of day.
 
     Raises:
         FetchError: A file could not be read.
-        FormatError: It isn't what its name says, or is damaged.
+        FormatError: It isn't what its name says, or is damaged; or files contradict each other.
         ConfigError: The source is none of these.
     """
     if not isinstance(source, str | os.PathLike):
         return await run_sync(_from_memory, source)
-    return await _read_file(reader, await run_sync(_absolute, source), texts)
+    return await each_file(await table_urls(fetcher, source), lambda url: _read_file(reader, url, texts))
 
 
 async def table_entries(
@@ -75,7 +77,7 @@ async def table_entries(
     """The table's rows as entries, or an index as it is.
 
     Args:
-        reader: Reads its file.
+        reader: Reads the files.
         fetcher: Lists directories.
         source: See TableSource.
         video: Column of urls and paths; relative ones are relative to the table's own, in memory to the working
@@ -86,19 +88,59 @@ async def table_entries(
 
     Raises:
         FetchError: A file could not be read.
-        FormatError: It isn't what its name says, or is damaged.
+        FormatError: It isn't what its name says, or is damaged; or files contradict each other.
         ConfigError: A column isn't there, or has a name that is reserved.
         DatasetError: A row isn't an entry; the message has its number and value.
     """
     asked = {"video": video, "start": start, "stop": stop}
+    if not isinstance(source, str | os.PathLike):
+        held = [await run_sync(_from_memory, source)]
+        base = await run_sync(absolute_url, "table")
+        return await run_sync(_entries, held, asked, base, IN_MEMORY)
     texts = {name for name in asked.values() if name is not None}
-    table = await read_table(reader, fetcher, source, texts=texts)
-    is_file = isinstance(source, str | os.PathLike)
-    base = await run_sync(_absolute, source if is_file else "table")
-    shown = redact_url(base) if is_file else IN_MEMORY
-    held = [table]
-    del table
-    return await run_sync(partial(_entries, held, asked, base, shown))
+
+    async def read_one(url: str) -> pa.Table:
+        held = [await _read_file(reader, url, texts)]
+        return await run_sync(_entries, held, asked, url, redact_url(url))
+
+    return await each_file(await table_urls(fetcher, source), read_one)
+
+
+async def table_urls(fetcher: Fetcher, source: str | os.PathLike[str]) -> list[str]:
+    """The files of a table: itself, or all that match a pattern, or all of a directory's that are Parquet, by name.
+
+    Raises:
+        ConfigError: There is none.
+        FetchError: A directory could not be listed.
+    """
+    url = await run_sync(absolute_url, source)
+    is_directory = _kind(url) is None and not split_wildcards(url)[1]
+    if is_directory and url.startswith(("http://", "https://")):
+        raise ConfigError(f"{redact_url(url)!r} must be a table's: its name must end in {', '.join(SUFFIXES)}")
+    return (await find_files(f"{url.rstrip('/')}/**/*.parquet" if is_directory else url, fetcher)).urls
+
+
+async def each_file(urls: list[str], read: Callable[[str], Awaitable[pa.Table]]) -> pa.Table:
+    """The tables of these files one after the other; FormatError where a column is of two types."""
+    tables: dict[str, pa.Table] = {}
+
+    async def read_one(url: str) -> None:
+        tables[url] = await read(url)
+
+    await for_each(dict.fromkeys(urls), read_one, workers=FILES_AT_ONCE)
+    return await run_sync(_join, urls, tables)
+
+
+def _join(urls: list[str], tables: dict[str, pa.Table]) -> pa.Table:
+    if len(urls) == 1:
+        return tables[urls[0]]
+    arrow = require_pyarrow()
+    try:
+        joined: pa.Table = arrow.concat_tables([tables[url] for url in urls], promote_options="permissive")
+    except arrow.ArrowException as error:
+        message = f"the tables from {redact_url(urls[0])} to {redact_url(urls[-1])} can't be joined: {error}"
+        raise FormatError(message, remedy="write them anew with the same columns, or read them one by one") from error
+    return joined
 
 
 def _entries(held: list[pa.Table], asked: dict[str, str | None], base: str, shown: str) -> pa.Table:
@@ -125,30 +167,22 @@ def _entries(held: list[pa.Table], asked: dict[str, str | None], base: str, show
     return entry_table(urls, times, users)
 
 
-def _absolute(source: str | os.PathLike[str]) -> str:
-    text = os.fspath(source)
-    return text if "://" in text else os.path.abspath(text)
-
-
 def _from_memory(source: TableSource) -> pa.Table:
     arrow = require_pyarrow()
+    make: Callable[[Any], pa.Table]
+    if isinstance(source, list | tuple):
+        make, rows = _from_dicts, _checked_rows(source)
+    elif type(source).__module__.partition(".")[0] == "pandas":
+        make, rows = arrow.Table.from_pandas, source
+    elif hasattr(source, "__arrow_c_stream__"):
+        make, rows = arrow.table, source
+    else:
+        kinds = "a pyarrow.Table, a DataFrame of pandas or polars, or a list of dicts"
+        raise ConfigError(f"a table must be a url or path, {kinds}, not of type {type(source).__name__}")
     try:
-        if isinstance(source, arrow.Table):
-            made: pa.Table = source
-        elif isinstance(source, list | tuple):
-            made = _from_dicts(source)
-        elif type(source).__module__.partition(".")[0] == "pandas":
-            made = _without_numbers(arrow.Table.from_pandas(source))
-        elif hasattr(source, "__arrow_c_stream__"):
-            made = arrow.table(source)
-        else:
-            kinds = "a pyarrow.Table, a DataFrame of pandas or polars, or a list of dicts"
-            raise ConfigError(f"a table must be a url or path, {kinds}, not of type {type(source).__name__}")
+        return _without_numbers(make(rows))
     except (arrow.ArrowException, ValueError, TypeError, OverflowError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"the {type(source).__name__} can't be made an Arrow table: {error}") from error
-    return made
 
 
 def _without_numbers(table: pa.Table) -> pa.Table:
@@ -156,13 +190,16 @@ def _without_numbers(table: pa.Table) -> pa.Table:
     return table.select([name for name in table.column_names if not name.startswith("__index_level_")])
 
 
-def _from_dicts(rows: list[Any] | tuple[Any, ...]) -> pa.Table:
-    names: dict[str, None] = {}
+def _checked_rows(rows: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             message = f"a list must be of dicts, a row each; row {number} is of type {type(row).__name__}"
             raise ConfigError(message)
-        names.update(dict.fromkeys(row))
+    return rows
+
+
+def _from_dicts(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    names = dict.fromkeys(name for row in rows for name in row)  # pyarrow's from_pylist looks at the first alone
     table: pa.Table = require_pyarrow().table({name: [row.get(name) for row in rows] for name in names})
     return table
 
@@ -170,74 +207,33 @@ def _from_dicts(rows: list[Any] | tuple[Any, ...]) -> pa.Table:
 async def _read_file(reader: RangeReader, url: str, texts: Collection[str]) -> pa.Table:
     match _kind(url):
         case "parquet":
-            return await _read_parquet(reader, url)
+            return await _read_parquet(reader, url, texts)
         case "jsonl":
             return await run_sync(_read_json, url, await reader.fetch(url))
-        case kind:
+        case "csv" | "tsv" as kind:
             delimiter = "\t" if kind == "tsv" else ","
             return await run_sync(_read_csv, url, await reader.fetch(url), delimiter, texts)
+        case _:
+            raise ConfigError(f"{redact_url(url)!r} must be a table's: its name must end in {', '.join(SUFFIXES)}")
 
 
-def _kind(url: str) -> str:
+def _kind(url: str) -> str | None:
+    """Return what a file is, by its name; None for a directory."""
     path = url.partition("?")[0] if "://" in url else url
-    for suffix, kind in SUFFIXES.items():
-        if path.lower().endswith(suffix):
-            return kind
-    raise ConfigError(f"{redact_url(url)!r} must be a table's: its name must end in {', '.join(SUFFIXES)}")
+    return next((kind for suffix, kind in SUFFIXES.items() if path.lower().endswith(suffix)), None)
 
 
-async def _read_parquet(reader: RangeReader, url: str) -> pa.Table:
+async def _read_parquet(reader: RangeReader, url: str, texts: Collection[str]) -> pa.Table:
     end = await fetch_end(reader, url)
     if end.is_whole:
         return _without_numbers(await run_sync(read_whole, end, lambda columns: columns))
     file = await open_end(reader, end, run=run_sync)
-    parts = []
-    for groups, columns in _parts(file):
-        fetched = await fetch_groups(reader, file, groups, columns, together=False)
-        batches = await run_sync(fetched.decode)
-        del fetched
-        parts.append((columns, batches))
-    return _without_numbers(await run_sync(_join_parts, file, parts))
-
-
-def _parts(file: TableFile) -> list[tuple[list[int], list[str]]]:
-    """The row groups and columns that are read at once: up to PART_BYTES of them, or one column of one group."""
-    parts: list[tuple[list[int], list[str]]] = []
-    columns, nbytes = list(file.columns), PART_BYTES
-    for group in range(file.metadata.num_row_groups):
-        about = file.metadata.row_group(group)
-        if not about.num_rows:
-            continue
-        group_bytes = sum(about.column(leaf).total_compressed_size for leaf in range(file.metadata.num_columns))
-        if group_bytes > PART_BYTES:
-            parts += [([group], [column]) for column in columns]
-            nbytes = PART_BYTES
-        elif nbytes + group_bytes > PART_BYTES:
-            parts.append(([group], columns))
-            nbytes = group_bytes
-        else:
-            parts[-1][0].append(group)
-            nbytes += group_bytes
-    return parts
-
-
-def _join_parts(file: TableFile, parts: list[tuple[list[str], list[pa.RecordBatch]]]) -> pa.Table:
-    """The table of all parts, which this empties."""
-    arrow = require_pyarrow()
-    with border(file.url):
-        schema = file.metadata.schema.to_arrow_schema()
-        chunks: dict[str, list[Any]] = {name: [] for name in file.columns}
-        for columns, batches in parts:
-            for name in columns:
-                chunks[name] += [batch.column(name) for batch in batches]
-        parts.clear()
-        arrays = [arrow.chunked_array(chunks.pop(field.name), field.type) for field in schema]
-        table: pa.Table = arrow.Table.from_arrays(arrays, schema=schema)
-    if table.num_rows != file.metadata.num_rows:
-        message = f"{redact_url(file.url)} says it has {file.metadata.num_rows} rows, but holds {table.num_rows}"
-        raise FormatError(message, remedy=COPY_ANEW)
-    arrow.default_memory_pool().release_unused()  # as much as a half of the table
-    return table
+    for name in sorted(file.leaves.keys() & texts):
+        columns = [file.metadata.schema.column(leaf) for leaf in file.leaves[name]]
+        if any(one.physical_type == "BYTE_ARRAY" and one.logical_type.type == "NONE" for one in columns):
+            message = f"column {name!r} of {redact_url(url)} holds bytes, not urls, paths or times"
+            raise ConfigError(f"{message}: Videos.from_parquet reads videos out of a column")
+    return _without_numbers(await read_all(reader, file, file.columns, run=run_sync))
 
 
 def _read_csv(url: str, data: memoryview, delimiter: str, texts: Collection[str]) -> pa.Table:
@@ -247,9 +243,11 @@ def _read_csv(url: str, data: memoryview, delimiter: str, texts: Collection[str]
     with border(url, "csv"):
         table: pa.Table = csv.read_csv(
             arrow.BufferReader(data),
+            read_options=csv.ReadOptions(use_threads=False),  # each would keep memory of its own
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(column_types=dict.fromkeys(texts, arrow.string())),
         )
+    arrow.default_memory_pool().release_unused()  # as much as the file has; a thread releases its own
     return table
 
 
@@ -258,6 +256,7 @@ def _read_json(url: str, data: memoryview) -> pa.Table:
     with forks_wait():
         from pyarrow import json
     with border(url, "json lines"):
-        options = json.ReadOptions(block_size=BLOCK_BYTES)
+        options = json.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)
         table: pa.Table = json.read_json(arrow.BufferReader(data), read_options=options)
+    arrow.default_memory_pool().release_unused()
     return table

@@ -27,7 +27,7 @@ WRITE_INDEX_ANEW = "write the index anew, or remove it"
 
 def index_names(url: str) -> list[str]:
     """The urls at which a shard's index may be."""
-    return [f"{url}.idx", f"{url.removesuffix('.tar')}.idx"]
+    return [f"{url}.idx"] + [f"{url.removesuffix('.tar')}.idx"] * url.endswith(".tar")
 
 
 def parse_index(data: Buffer, *, url: str, size: int) -> array[int] | list[TarredFile]:

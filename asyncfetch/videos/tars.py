@@ -19,9 +19,11 @@ import numpy as np
 
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.batch import for_each
-from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_LOOK_BYTES, MAX_NAME_BYTES, walk_tar
+from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_GAP_BYTES, MAX_NAME_BYTES, walk_tar
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.parquet import require_pyarrow
+from asyncfetch.videos.entries import ENTRY_COLUMNS, RESERVED
 from asyncfetch.videos.patterns import find_files
 from asyncfetch.videos.tar_index import WRITE_INDEX_ANEW, index_names, parse_index, parse_wids
 
@@ -61,10 +63,7 @@ _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 """WebDataset's: the key is the path up to the first dot of its last part, the extension what follows that."""
 _META = re.compile(r"__[^/]*__($|/)")
 """Files that WebDataset passes over."""
-ENTRY_COLUMNS = ("video", "offset", "size", "start", "stop")
-"""Columns of every table of entries, in this order."""
-RESERVED_COLUMNS = frozenset({*ENTRY_COLUMNS, "__key__", "index", "clip_index", "seconds", "audio"})
-"""Names of an entry and of a sample with a meaning of their own, which no file of a sample can have."""
+_RESERVED = frozenset({*RESERVED, "__key__"})
 _VIDEO = "\0video"
 """Stands for the column of videos, where that of an extension can't be."""
 
@@ -77,6 +76,7 @@ async def tar_entries(
     fetcher: Fetcher,
     reader: RangeReader | None = None,
     video: str | None = None,
+    on_bad_shard: Callable[[str, FormatError], object] | None = None,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> pa.Table:
     """The samples of tar shards, in the order of the shards and in theirs.
@@ -94,6 +94,7 @@ async def tar_entries(
         reader: Reads ranges; the fetcher where it is None.
         video: Extension of the videos, such as "left.mp4". None for the one file of a sample whose extension ends in
             one of VIDEO_EXTENSIONS.
+        on_bad_shard: Called with each shard that a FormatError is about, which is left out as a whole; None raises it.
         on_progress: Called with the number of shards that were read, and of all, after each of them; None writes a line
             to the log for each tenth.
 
@@ -104,6 +105,7 @@ async def tar_entries(
         DatasetError: No sample has a video.
         FetchError: As for reading.
     """
+    await run_sync(require_pyarrow)
     reader = fetcher if reader is None else reader
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
     shards, counts, listed = await _find_shards(given, fetcher, reader)
@@ -113,14 +115,24 @@ async def tar_entries(
     indexes = await _find_indexes(unread, listed, reader)
     progress = on_progress or _LogTenths()
     read: dict[str, _Shard] = {}
+    done = 0
 
     async def read_one(url: str) -> None:
-        read[url] = await _read_shard(url, reader, indexes.get(url), video)
-        progress(len(read), len(unread))
+        nonlocal done
+        try:
+            read[url] = await _read_shard(url, reader, indexes.get(url), video)
+        except FormatError as error:
+            if on_bad_shard is None:
+                raise
+            on_bad_shard(url, error)
+        done += 1
+        progress(done, len(unread))
 
     await for_each(unread, read_one, workers=SHARDS_AT_ONCE)
     _report(read, counts)
-    return await run_sync(_joined, [read[url].entries for url in shards])
+    tables = [read[url].entries for url in shards if url in read]
+    read.clear()
+    return await run_sync(_joined, tables)
 
 
 class TarSample(NamedTuple):
@@ -199,7 +211,7 @@ async def _find_indexes(shards: Sequence[str], listed: frozenset[str], reader: R
         contents = await gather(*(partial(_read_if_there, reader, name) for name in names))
         kind = next((kind for kind, data in enumerate(contents) if data is not None), None)
         if kind is not None:
-            found |= {url: _FoundIndex(index_names(url)[kind]) for url in unlisted}
+            found |= {url: _FoundIndex(name) for url in unlisted for name in index_names(url)[kind : kind + 1]}
             found[unlisted[0]] = _FoundIndex(names[kind], contents[kind])
     return found
 
@@ -270,7 +282,7 @@ async def _read_by_index(
             raise contradiction
         return found
     count = len(found) - 1
-    if found[-1] - found[0] < count * MAX_LOOK_BYTES:
+    if found[-1] - found[0] < count * (LOOK_BYTES + MAX_GAP_BYTES):
         return None  # a walk brings several samples at a time
     parts: dict[int, list[TarredFile]] = {}
 
@@ -313,7 +325,7 @@ def _shard_of(url: str, files: Sequence[TarredFile], video: str | None, bad_inde
 def _video_of(sample: TarSample, url: str, video: str | None) -> str | None:
     """The extension of the sample's video; None where it has none."""
     if video is not None:
-        return video if video in sample.files else None
+        return video.lower() if video.lower() in sample.files else None
     found = [extension for extension in sample.files if extension.rpartition(".")[2] in VIDEO_EXTENSIONS]
     if len(found) > 1:
         raise FormatError(
@@ -339,7 +351,7 @@ def _entries_of(url: str, samples: Sequence[tuple[TarSample, str]]) -> pa.Table:
             column = _VIDEO if extension == video else extension
             rows.setdefault(column, []).append(row)
             places.setdefault(column, []).append(file)
-    bad = sorted(RESERVED_COLUMNS & places.keys())
+    bad = sorted(_RESERVED & places.keys())
     if bad:
         sample = samples[rows[bad[0]][0]][0]
         raise FormatError(
@@ -361,11 +373,11 @@ def _entries_of(url: str, samples: Sequence[tuple[TarSample, str]]) -> pa.Table:
     return pa.table(list(columns.values()), schema=pa.schema(list(columns)))
 
 
-def member_field(name: str) -> pa.Field[Any]:
-    """The field of a column of places of files beside the videos."""
+def member_field(name: str, more: Sequence[tuple[str, pa.DataType]] = ()) -> pa.Field[Any]:
+    """The field of a column of places of files beside the videos; ``more`` is there beside offset and size."""
     import pyarrow as pa
 
-    place = pa.struct([("offset", pa.int64()), ("size", pa.int64())])
+    place = pa.struct([("offset", pa.int64()), ("size", pa.int64()), *more])
     return pa.field(name, place, metadata={b"asyncfetch": b"member"})
 
 
@@ -381,13 +393,21 @@ def _member_column(rows: Sequence[int], files: Sequence[TarredFile], length: int
     return pa.StructArray.from_arrays([pa.array(each) for each in numbers], fields=fields, mask=pa.array(is_null))
 
 
-def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """The tables one after the other, in one piece; a column that one doesn't have is null there."""
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """The tables one after the other, in one piece; a column that one doesn't have is null there.
+
+    The list is emptied, so that a column's pieces go as soon as it is in one piece.
+    """
     import pyarrow as pa
 
-    joined = pa.concat_tables(tables, promote_options="default").combine_chunks()
-    own = joined.column_names[:6]
-    return joined.select([*own, *sorted(set(joined.column_names) - set(own))])
+    joined = pa.concat_tables(tables, promote_options="default")
+    tables.clear()
+    own = [*ENTRY_COLUMNS, "__key__"]
+    schema = pa.schema([joined.schema.field(name) for name in [*own, *sorted(set(joined.column_names) - set(own))]])
+    columns = dict(zip(joined.column_names, joined.columns, strict=True))
+    del joined
+    whole = [pa.table([columns.pop(field.name)], schema=pa.schema([field])).combine_chunks()[0] for field in schema]
+    return pa.table(whole, schema=schema)
 
 
 def _report(read: dict[str, _Shard], counts: dict[str, int]) -> None:
@@ -410,7 +430,7 @@ def _report(read: dict[str, _Shard], counts: dict[str, int]) -> None:
     if bad:
         message = "%d of %d shards have an index that isn't theirs, and are read without it: %s"
         _log.warning(message, len(bad), len(read), bad[0])
-    off = [url for url, count in counts.items() if read[url].samples != count]
+    off = [url for url, count in counts.items() if url in read and read[url].samples != count]
     if off:
         message = "%d of %d shards have other numbers of samples than their index says: %s has %d, not %d"
         _log.warning(message, len(off), len(counts), redact_url(off[0]), read[off[0]].samples, counts[off[0]])

@@ -227,14 +227,24 @@ def _nginx(root: Path, _: Path) -> AbstractContextManager[str]:
 
 def caching_proxy(origin: str, scratch: Path) -> AbstractContextManager[str]:
     """The url of an nginx that keeps slices of what it fetched of an origin, as the guide sets it up."""
-    executable = find_nginx()
-    if executable is None:
-        raise Absent("nginx isn't installed: apt-get install nginx-light")
     [block] = re.findall(r"^```nginx\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     here = {"8080": "127.0.0.1:PORT", "/scratch/nginx": f"{scratch}/slices", "https://data.example.org": origin}
     for shown, own in here.items():
         assert shown in block
         block = block.replace(shown, own)
+    return _nginx_with(block, scratch)
+
+
+def nginx_with_index_pages(root: Path, scratch: Path) -> AbstractContextManager[str]:
+    """The url of an nginx that lists a directory."""
+    return _nginx_with(f"server {{ listen 127.0.0.1:PORT; root {root}; autoindex on; }}", scratch)
+
+
+def _nginx_with(block: str, scratch: Path) -> AbstractContextManager[str]:
+    """The url of an nginx with this block in its configuration; PORT stands for the port."""
+    executable = find_nginx()
+    if executable is None:
+        raise Absent("nginx isn't installed: apt-get install nginx-light")
     user = "user root root;" if os.geteuid() == 0 else ""
     config = CACHING_NGINX.format(user=user, block=block)
     config = config.replace("{", "{{").replace("}", "}}").replace("PORT", "{port}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,8 +13,9 @@ import av
 import numpy as np
 import pytest
 
+from asyncfetch.errors import FormatError
 from asyncfetch.media import AudioIndex, locate_moov, parse_tracks
-from tests.media.conftest import picture
+from tests.media.conftest import picture, rewrite
 from tests.media.test_fragments import Drive
 
 if TYPE_CHECKING:
@@ -170,3 +172,44 @@ def test_tracks_have_the_audio_only_where_asked_for(make_audio: Callable[[str], 
     assert parse_tracks(moov, url="u", audio=False).audio is None
     tracks = parse_tracks(moov, url="u")
     assert (tracks.video.codec, repr(tracks.audio)) == ("avc1", "AudioIndex('u', 'mp4a', num_samples=142)")
+
+
+def of_an_hour(data: bytes) -> bytes:
+    """The moov of a file, its track of PCM an hour long, a chunk a second."""
+    hour = 3600 * RATE
+    tables = {
+        b"stsz": struct.pack(">III", 0, 4, hour),
+        b"stts": struct.pack(">IIII", 0, 1, hour, 1),
+        b"stsc": struct.pack(">IIIII", 0, 1, 1, RATE, 1),
+        b"stco": struct.pack(">II3600I", 0, 3600, *range(1000, 1000 + 3600 * 500_000, 500_000)),
+    }
+    start, stop = locate_moov(data, size=len(data), url="u")
+    audible = False
+
+    def change(kind: bytes, body: bytes) -> tuple[bytes, bytes] | None:
+        nonlocal audible
+        if kind == b"elst":
+            return None
+        audible = b"soun" in body[:16] if kind == b"hdlr" and body[4:8] == b"mhlr" else audible
+        return kind, tables.get(kind, body) if audible else body
+
+    return rewrite(data[start:stop], change)
+
+
+def test_an_hour_of_pcm_takes_little_memory(make_audio: Callable[[str], bytes]) -> None:
+    """A sample of it is one value a channel; as many as FFmpeg reads at once count as one."""
+    audio = parse_tracks(of_an_hour(make_audio("pcm")), url="u").audio
+    assert audio is not None
+    assert audio.nbytes < 20 * 3600 * RATE / 1024
+    clip = audio.clip(1800.5, 1801.25, max_gap_bytes=0)
+    first, second = clip.ranges.tolist()
+    assert first[1] == 1000 + 1800 * 500_000 + 4 * RATE
+    assert second[0] == 1000 + 1801 * 500_000
+    assert clip.start_seconds * RATE == 1800 * RATE + 23 * 1024
+    assert second[1] - second[0] == 12 * 1024 * 4
+
+
+def test_pcm_that_contradicts_itself_is_refused(make_audio: Callable[[str], bytes]) -> None:
+    moov = of_an_hour(make_audio("pcm"))
+    with pytest.raises(FormatError, match="box 'sowt': frames have 4 bytes, but 2 by stsz"):
+        parse_tracks(moov.replace(struct.pack(">III", 0, 4, 3600 * RATE), struct.pack(">III", 0, 2, 9)), url="u")

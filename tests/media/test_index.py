@@ -320,8 +320,33 @@ def test_tables_that_contradict_each_other_are_refused(
 
 def test_fragmented_files_are_refused_with_the_way_out(make_video: Callable[[str], Video]) -> None:
     data = make_video("fragmented").data
-    with pytest.raises(FormatError, match=r"fragmented MP4.*ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"):
+    with pytest.raises(
+        FormatError, match=r"fragmented MP4.*media.fragment_reads.*ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
+    ):
         parse_moov(moov_of(data), url=URL)
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_compact_sizes_are_sizes(make_video: Callable[[str], Video], bits: int) -> None:
+    """An odd number of them, which of 4 bits leaves half a byte."""
+    sizes = (np.arange(49) * 37 % (1 << bits)).astype(">u2")
+    packed = sizes.tobytes() if bits == 16 else sizes.astype(np.uint8).tobytes()
+    if bits == 4:
+        packed = bytes(high << 4 | low for high, low in zip(packed[::2], [*packed[1::2], 0], strict=True))
+    moov = moov_of(make_video("h264-g30").data)
+    for kind, body in {
+        b"stts": u32s(0, 1, 49, 512),
+        b"ctts": None,
+        b"stss": u32s(0, 1, 1),
+        b"stsc": u32s(0, 1, 1, 49, 1),
+        b"stco": u32s(0, 1, 1000),
+        b"stsz": b"\0STZ" + u32s(bits, 49) + packed,
+    }.items():
+        moov = altered(moov, kind, body)
+    moov = moov.replace(b"stsz\0STZ", b"stz2\0\0\0\0")
+    assert parse_moov(moov, url=URL).samples.sizes.tolist() == sizes.tolist()
+    with pytest.raises(FormatError, match="its sizes have 5 bits each"):
+        parse_moov(moov.replace(u32s(bits, 49), u32s(5, 49)), url=URL)
 
 
 def test_compressed_indexes_are_refused_with_the_way_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tracemalloc
 from dataclasses import replace
@@ -101,6 +102,32 @@ def test_a_consumer_goes_on_where_it_was_stopped(whole: Left, data: st.DataObjec
     assert [sample_of(step) for step in rest.steps()] == [sample_of(step) for step in steps[stop:]]
     assert len(rest) == rest.left == plan.left
     assert rest.is_resumed == (stop > 0)
+
+
+@given(whole=wholes(), data=st.data())
+def test_a_consumer_goes_on_with_what_waited(whole: Left, data: st.DataObject) -> None:
+    """In its order, without what was given before its turn; pieces of that are named only where they are used."""
+    leg = data.draw(legs(len(whole.members)))
+    plan = plan_of(whole, leg, data.draw(layouts(leg)))
+    steps = list(plan.steps())
+    stop = data.draw(st.integers(0, len(steps)))
+    numbers = list(itertools.accumulate((1 + step.empty for step in steps[:stop]), initial=0))
+    waiting = data.draw(st.sets(st.integers(0, stop - 1), max_size=4)) if stop else set()
+    plan.progress.deliver(numbers[-1], itertools.chain(*(range(*numbers[place : place + 2]) for place in waiting)))
+    progress = EpochProgress(IDENTITY, 0, whole.total, leg, plan.progress.placement).resumed(plan.progress.state())
+    left = [step for place, step in enumerate(steps) if place in waiting or place >= stop]
+    rest = PassPlan(whole, progress, 0)
+    found = list(rest.steps())
+    assert [sample_of(step) for step in found] == [sample_of(step) for step in left]
+    assert sum(1 + step.empty for step in found) == (len(rest) if found else 0)
+    used: set[Piece] = set()
+    for step in found:
+        used.add(step.piece)
+        assert used.issuperset(step.finished)
+    # It may be stopped once more.
+    rest.progress.deliver(rest.begun + sum(1 + step.empty for step in found[:1]), [])
+    again = EpochProgress(IDENTITY, 0, whole.total, leg, plan.progress.placement).resumed(rest.progress.state())
+    assert [sample_of(step) for step in PassPlan(whole, again, 0).steps()] == [sample_of(step) for step in left[1:]]
 
 
 def one_line(segments: int, frames: int = 30, *, group_frames: int = 1) -> Left:

@@ -87,7 +87,7 @@ def layouts(draw: st.DrawFn, leg: Leg) -> list[Placement]:
 def test_whoever_goes_on_from_states_gives_just_what_was_left(whole: Left, data: st.DataObject) -> None:
     """Any ranks, workers, batches and ends, each stopped anywhere, saved as JSON, in up to six moves.
 
-    Often the ranks are as before and only their workers are others.
+    Often the ranks are as before and only their workers are others. Some samples wait: those behind them were given.
     """
     state: State | None = None
     found: Counter[tuple[int, int, int, int]] = Counter()
@@ -102,8 +102,13 @@ def test_whoever_goes_on_from_states_gives_just_what_was_left(whole: Left, data:
             plan = plan_of(whole, leg, placement, state)
             steps = list(plan.steps())
             stop = len(steps) if leg is last else data.draw(st.integers(0, len(steps)))
-            found += samples_of(steps[:stop])
-            plan.progress.delivered += sum(1 + step.empty for step in steps[:stop])
+            numbers = list(itertools.accumulate((1 + step.empty for step in steps[:stop]), initial=plan.begun))
+            waiting: set[int] = set()
+            if leg is not last and stop:
+                waiting = data.draw(st.sets(st.integers(0, stop - 1), max_size=3))
+            found += samples_of([step for place, step in enumerate(steps[:stop]) if place not in waiting])
+            spans = [range(*numbers[place : place + 2]) for place in waiting]
+            plan.progress.deliver(numbers[-1], itertools.chain(*spans))
             states.append(saved(plan.progress.state()))
         state = merge_states(data.draw(st.permutations(states)))
     assert found == everything(whole)
@@ -240,6 +245,19 @@ def test_an_epoch_is_over_where_nobody_is_given_more(given: list[int], leg: Leg,
     assert not is_finished(beginning(3))
 
 
+def test_samples_that_wait_are_left_of_an_epoch() -> None:
+    progress = progress_of(WHOLE, Leg(1, (4,)), Placement())
+    plan = PassPlan(WHOLE, progress, 0)
+    plan.progress.deliver(45, [3, 4, 40])
+    state = saved(plan.progress.state())
+    assert state["legs"][-1]["given"] == [[0, 1, [], [0, 3, 45, 5, 40, 41, 45]]]
+    for least, is_over in ((1, False), (3, False), (4, True)):
+        assert has_given_all(state, least) is is_over
+        assert is_finished(state, least) is is_over
+    plan.progress.deliver(45, [])
+    assert plan.progress.state()["legs"][-1]["given"] == [[0, 1, [], [0, 45, 45]]]
+
+
 @pytest.mark.parametrize("version", [1, 2, 4, None])
 def test_a_state_of_another_version_is_refused_with_the_way_on(version: int | None) -> None:
     """0.1 wrote 1 and 2, of one order for all ranks, in which an epoch can't be gone on with."""
@@ -283,6 +301,10 @@ def test_a_state_of_another_dataset_or_order_is_refused() -> None:
         ({"leg": {"given": [[0, 10**12, [], [0, 1, 45]]]}}, "can't be read"),
         ({"leg": {"given": [[0, 1, [0, 10**12], [0, 1, 45]]]}}, f"rank 0 was given .*{10**12}.* of 45 samples"),
         ({"leg": {"given": [[0, 1, [5, 5], [0, 1, 45]]]}}, "can't be read"),
+        ({"leg": {"given": [[0, 1, [], [0, 5, 45, 7, 60]]]}}, "60 samples of rank 0, worker 0, which takes 45"),
+        ({"leg": {"given": [[0, 1, [], [0, 5, 45, 7]]]}}, "can't be read"),
+        ({"leg": {"given": [[0, 1, [], [0, 5, 45, 3, 9]]]}}, "can't be read"),
+        ({"leg": {"given": [[0, 1, [], [0, 5, 45, 9, 7]]]}}, "can't be read"),
     ],
     ids=str,
 )

@@ -4,10 +4,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError, DatasetError, FormatError
+from asyncfetch.fetch.urls import join_url
 from asyncfetch.videos.entries import absolute_urls, check_names, check_spans, is_index, to_seconds
 
 
@@ -79,6 +80,11 @@ def test_a_span_that_ends_before_it_begins_is_refused() -> None:
 # Urls.
 
 
+def is_plain(text: str) -> bool:
+    """Return whether it is a relative path without dots to resolve."""
+    return "://" not in text and not text.startswith("/") and not {".", ".."} & {*text.split("/")}
+
+
 def joined(base: str, *texts: str | None) -> list[str]:
     found: list[str] = absolute_urls(column(*texts, kind=pa.string()), base, "url", "a table").to_pylist()
     return found
@@ -106,6 +112,14 @@ def joined(base: str, *texts: str | None) -> list[str]:
 def test_urls_are_joined_to_the_table_s_own(base: str, text: str, url: str) -> None:
     assert joined(base, text) == [url]
     assert joined(base, "plain.mp4", text, text, "https://h/0.mp4")[1:3] == [url, url]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(is_plain), min_size=1))
+@example(["a b.mp4", "c.mp4"])
+def test_any_path_is_joined_as_one_url_is(texts: list[str]) -> None:
+    for root in ("/data", "s3://bucket/x", "https://h/x%20y?token=1", "file:///data"):
+        table = join_url(root, "t.csv")
+        assert joined(table, *texts) == [join_url(root, text) for text in texts]
 
 
 def test_urls_of_other_types_become_strings() -> None:

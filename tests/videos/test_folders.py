@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet as pq
 import pytest
 
@@ -31,19 +30,6 @@ SIDECARS = {"a/1.MP4": "a/1.txt", "c/sub dir/3%.mov": "c/sub dir/3%.txt"}
 MEMBER = pa.struct([("offset", pa.int64()), ("size", pa.int64()), ("url", pa.string())])
 
 
-class Reader:
-    """Reads tables by pyarrow."""
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
-
-    async def __call__(self, url: str) -> pa.Table:
-        source = pa.BufferReader(await self._fetcher.fetch(url))
-        read: Any = {"csv": pyarrow.csv.read_csv, "jsonl": pyarrow.json.read_json, "parquet": pq.read_table}
-        table: pa.Table = read[url.rpartition(".")[2]](source)
-        return table
-
-
 def laid(root: Path, content: Mapping[str, bytes]) -> Path:
     for name, data in content.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +39,7 @@ def laid(root: Path, content: Mapping[str, bytes]) -> Path:
 
 async def entries_of(root: str | Path, config: FetchConfig | None = None, **options: Any) -> pa.Table:  # noqa: ANN401
     async with Fetcher(config) as fetcher:
-        return await folder_entries(root, fetcher=fetcher, read_table=Reader(fetcher), **options)
+        return await folder_entries(root, fetcher=fetcher, **options)
 
 
 def check(table: pa.Table, base: str) -> None:
@@ -63,7 +49,10 @@ def check(table: pa.Table, base: str) -> None:
     assert table["file_name"].to_pylist() == NAMES
     rows = table.to_pylist()
     assert [row["txt"] for row in rows] == [
-        {"offset": None, "size": None, "url": f"{base}{SIDECARS[name]}"} if name in SIDECARS else None for name in NAMES
+        {"offset": None, "size": len(FILES[SIDECARS[name]]), "url": f"{base}{SIDECARS[name]}"}
+        if name in SIDECARS
+        else None
+        for name in NAMES
     ]
     assert [row["json"] and row["json"]["url"] for row in rows] == [None, f"{base}a/2.b.json", None, None]
     for name in ("json", "txt"):
@@ -165,7 +154,7 @@ async def test_metadata_is_read_from_a_web_server() -> None:
         config = FetchConfig(ca_file=server.ca_file)
         table = await entries_of(server.url, config)
         assert table["video"].to_pylist() == [f"{server.url}/c/sub%20dir/3%25.mov", f"{server.url}/b.mp4"]
-        with pytest.raises(ConfigError, match=r"web servers can't list .*needs one of metadata.csv, metadata.jsonl"):
+        with pytest.raises(ConfigError, match="a/' can't be listed: the web server has no index page"):
             await entries_of(f"{server.url}/a", config)
 
 
@@ -176,7 +165,7 @@ async def test_other_columns_of_paths_come_with_the_video(tmp_path: Path) -> Non
         await entries_of(root)
     with pytest.raises(ConfigError, match=r"video='right' is none of the columns of paths"):
         await entries_of(root, video="right")
-    with pytest.raises(DatasetError, match=r"row 1 of .* has '' as its 'right_file_name': no path"):
+    with pytest.raises(DatasetError, match=r"row 1 of .* has '' as its 'right_file_name', which must be"):
         await entries_of(root, video="right_file_name")
     table = await entries_of(
         laid(tmp_path, {"metadata.csv": rows.replace(b"MP4,", b"MP4,b.mp4")}), video="left_file_name"
@@ -194,9 +183,13 @@ async def test_absolute_paths_of_metadata_stay(tmp_path: Path) -> None:
     ("rows", "kind", "message"),
     [
         (b"name\nb.mp4\n", FormatError, "no column 'file_name' or .* among its columns name"),
-        (b"file_name,size\nb.mp4,1\n", FormatError, "the column 'size' has a name with a meaning of its own"),
-        (b"file_name\nz.mp4\n", DatasetError, "row 0 of .*has 'z.mp4' as its 'file_name', which isn't there"),
-        (b"file_name\n3\n", DatasetError, "row 0 of .*has 3 as its 'file_name': no path"),
+        (b"file_name,size\nb.mp4,1\n", ConfigError, "has a column 'size', a name that asyncfetch uses itself"),
+        (
+            b"file_name\nz.mp4\n",
+            DatasetError,
+            "the column 'file_name' of .*metadata.csv names 'z.mp4', which isn't there: no /.*/z.mp4",
+        ),
+        (b"file_name,n\n,3\n", DatasetError, "row 0 of .*has '' as its 'file_name', which must be the url or path"),
         (b"file_name\n", DatasetError, "no video among"),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, NotFound
 from asyncfetch.fetch import Fetcher
-from asyncfetch.testing import HubServer, RangeServer, S3Server
+from asyncfetch.testing import HubServer, S3Server
 from asyncfetch.videos.patterns import MAX_URLS, expand_braces, find_files, split_wildcards
 from tests.merge.on_s3 import config as s3_config
 from tests.merge.on_s3 import set_keys
@@ -144,9 +144,3 @@ async def test_a_url_without_wildcards_is_not_looked_for(tmp_path: Path, monkeyp
             await find_files(f"{tmp_path}/nowhere/*.tar", fetcher)
         with pytest.raises(ConfigError, match="must be a string, not of type int"):
             await find_files([3], fetcher)  # type: ignore[list-item]
-
-
-async def test_web_servers_have_no_wildcards() -> None:
-    async with RangeServer({"a.tar": b""}) as server, Fetcher(FetchConfig(ca_file=server.ca_file)) as fetcher:
-        with pytest.raises(ConfigError, match=r"web servers can't list .* write the files out by braces"):
-            await find_files(f"{server.url}/*.tar", fetcher)

@@ -16,8 +16,8 @@ from pyarrow import csv
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound
 from asyncfetch.fetch import Fetcher
+from asyncfetch.tables import whole
 from asyncfetch.testing import RangeServer
-from asyncfetch.videos import tables
 from asyncfetch.videos.tables import read_table, table_entries
 
 if TYPE_CHECKING:
@@ -136,18 +136,42 @@ async def test_long_parquet_is_read_in_parts(
         "kind": pa.array([f"k{row % 7}" for row in range(20_000)]).dictionary_encode(),
     })
     pq.write_table(table, path := tmp_path / "t.parquet", row_group_size=group_rows)
-    monkeypatch.setattr(tables, "PART_BYTES", 20_000)
+    monkeypatch.setattr(whole, "PART_BYTES", 20_000)
     found = await read_table(fetcher, fetcher, path)
     assert found.equals(table)
     entries = await table_entries(fetcher, fetcher, path)
     assert entries["kind"].to_pylist() == table["kind"].to_pylist()
 
 
+@pytest.mark.parametrize("names", [["a.parquet", "b/c.parquet"], ["b.csv", "a.csv"]], ids=["directory", "pattern"])
+async def test_files_of_a_directory_or_a_pattern(fetcher: Fetcher, tmp_path: Path, names: list[str]) -> None:
+    tables = [pa.table({"video": ["x.mp4"], "n": [1]}), pa.table({"video": ["y.mp4", "/z.mp4"], "s": ["s", "t"]})]
+    for name, table in zip(names, tables, strict=True):
+        (path := tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(table, path) if path.suffix == ".parquet" else csv.write_csv(table, path)
+    source = tmp_path if names[0] == "a.parquet" else f"{tmp_path}/*.csv"
+    entries = await table_entries(fetcher, fetcher, source)
+    first, second = [(f"{tmp_path}/x.mp4", 1, None)], [("y.mp4", None, "s"), ("/z.mp4", None, "t")]
+    second[0] = (f"{(tmp_path / names[1]).parent}/y.mp4", None, "s")
+    found = list(zip(*(entries[name].to_pylist() for name in ("video", "n", "s")), strict=True))
+    assert found == (first + second if source == tmp_path else second + first)
+    assert (await read_table(fetcher, fetcher, source)).num_rows == 3
+
+
+async def test_tables_that_contradict_each_other(fetcher: Fetcher, tmp_path: Path) -> None:
+    for name, value in (("a", "text"), ("b", [1])):
+        pq.write_table(pa.table({"video": ["x.mp4"], "n": [value]}), tmp_path / f"{name}.parquet")
+    with pytest.raises(FormatError, match=r"tables from .*a.parquet to .*b.parquet can't be joined: .*n"):
+        await table_entries(fetcher, fetcher, tmp_path)
+
+
 async def test_an_index_is_taken_as_it_is(fetcher: Fetcher, tmp_path: Path) -> None:
     rows = [{"video": "s3://b/x.tar", "offset": 512, "size": 99, "start": None, "stop": None, "frames": 30}]
     index = pa.Table.from_pylist(rows).replace_schema_metadata({b"asyncfetch.index": b"1"})
     pq.write_table(index, path := tmp_path / "videos.parquet")
-    assert (await table_entries(fetcher, fetcher, path)).to_pylist() == rows
+    for source in (path, index):
+        entries = await table_entries(fetcher, fetcher, source)
+        assert (entries.to_pylist(), entries.schema.metadata) == (rows, {b"asyncfetch.index": b"1"})
     with pytest.raises(ConfigError, match=r"videos.parquet is an index, which has its own columns: leave out video="):
         await table_entries(fetcher, fetcher, path, start="t0")
 
@@ -181,6 +205,17 @@ async def test_sources_that_are_no_table(fetcher: Fetcher, tmp_path: Path) -> No
         await table_entries(fetcher, fetcher, [{"video": "a.mp4"}, "b.mp4"])
     with pytest.raises(ConfigError, match="the list can't be made an Arrow table"):
         await table_entries(fetcher, fetcher, [{"video": "a.mp4"}, {"video": 7}])
+
+
+async def test_bytes_are_refused_before_they_are_read(fetcher: Fetcher, tmp_path: Path) -> None:
+    data = np.random.default_rng(0).bytes(3_000_000)
+    for name, column in (("struct", [{"bytes": data, "path": "a.mp4"}]), ("bytes", [data])):
+        pq.write_table(pa.table({"video": column}), path := tmp_path / f"{name}.parquet")
+        with pytest.raises(
+            ConfigError, match=rf"'video' of .*{name}.parquet holds bytes, .*: Videos.from_parquet reads"
+        ):
+            await table_entries(fetcher, fetcher, path)
+    assert fetcher.statistics().bytes < 1_000_000
 
 
 async def test_a_wrong_row_is_named(fetcher: Fetcher, tmp_path: Path) -> None:

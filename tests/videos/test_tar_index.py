@@ -19,6 +19,7 @@ DATA = shard(samples(3, video_bytes=1000), mtime=0)
 
 def test_an_index_is_called_after_its_shard() -> None:
     assert index_names("s3://b/00.tar") == ["s3://b/00.tar.idx", "s3://b/00.idx"]
+    assert index_names("s3://b/00") == ["s3://b/00.idx"]
 
 
 def test_energon_says_where_samples_are() -> None:

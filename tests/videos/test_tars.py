@@ -5,21 +5,24 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 import webdataset
 from anyio import run_process
+from hypothesis import given
+from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from asyncfetch.cache import ByteCache
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound
 from asyncfetch.fetch import Fetcher
-from asyncfetch.media.tar import LOOK_BYTES, MAX_LOOK_BYTES
+from asyncfetch.media.tar import LOOK_BYTES, TarredFile
 from asyncfetch.testing import HubServer, RangeServer
-from asyncfetch.videos.tars import SHARDS_AT_ONCE, tar_entries
+from asyncfetch.videos.tars import SHARDS_AT_ONCE, group_samples, tar_entries
 from tests.media.test_tar import write
 from tests.videos.shards import Sample, dali_index, energon_index, samples, shard
 
@@ -104,6 +107,24 @@ async def test_keys_and_extensions_are_those_of_webdataset() -> None:
         assert mine == {("mp4" if name in videos else name): value for name, value in theirs.items()}
 
 
+@given(st.lists(st.text("aB._/é", min_size=1, max_size=8), max_size=8))
+def test_any_names_are_grouped_as_webdataset_does(names: list[str]) -> None:
+    files = [TarredFile(name, 512 * place, place) for place, name in enumerate(names)]
+    read = [
+        {"fname": file.name, "data": file, "__url__": "a"}
+        for file in files
+        if not re.match("__[^/]*__($|/)", file.name)
+    ]
+    try:
+        expected = list(group_by_keys(read))
+    except ValueError:
+        with pytest.raises(FormatError, match="two files with the extension"):
+            group_samples(files, url="a")
+        return
+    grouped = group_samples(files, url="a")
+    assert [{"__key__": sample.key, "__url__": "a"} | sample.files for sample in grouped] == expected
+
+
 async def test_a_shard_without_an_extension_has_nulls_there() -> None:
     with_text, without = samples(2), [{"__key__": "z", "mp4": b"z"}]
     content = {"a.tar": shard(without), "b.tar": shard(with_text)}
@@ -170,8 +191,25 @@ async def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compress", [True, False])
 async def test_a_bad_shard_among_good_ones_is_named(compress: bool) -> None:
     bad = shard(samples(2), compress=True) if compress else shard(samples(2))[:-11_000]
-    with pytest.raises(FormatError, match=r"b\.tar: (compressed by gzip|truncated tar archive)"):
-        await entries_of({"a.tar": shard(samples(2)), "b.tar": bad}, ["a.tar", "b.tar"])
+    content = {"a.tar": shard(samples(2)), "b.tar": bad, "c.tar": shard(samples(2, first=2))}
+    message = r"b\.tar: (compressed by gzip|truncated tar archive)"
+    with pytest.raises(FormatError, match=message):
+        await entries_of(content, "{a,b,c}.tar")
+    left_out: dict[str, FormatError] = {}
+    progress: list[tuple[int, int]] = []
+    table = await entries_of(
+        content,
+        "{a,b,c}.tar",
+        on_bad_shard=left_out.__setitem__,
+        on_progress=lambda done, total: progress.append((done, total)),
+    )
+    assert table["__key__"].to_pylist() == [sample["__key__"] for sample in samples(4)]
+    [(url, error)] = left_out.items()
+    assert url.endswith("/b.tar")
+    assert re.search(message, str(error))
+    assert progress == [(1, 3), (2, 3), (3, 3)]
+    with pytest.raises(DatasetError, match="0 shards have no sample"):
+        await entries_of({"b.tar": bad}, "b.tar", on_bad_shard=left_out.__setitem__)
 
 
 async def test_a_shard_that_is_not_there_is_named() -> None:
@@ -261,7 +299,7 @@ async def test_progress_is_reported(caplog: pytest.LogCaptureFixture) -> None:
 
 # Indexes.
 
-LONG = samples(5, video_bytes=MAX_LOOK_BYTES + 1000)
+LONG = samples(5, video_bytes=100_000)
 MOVED = LONG[1:] + LONG[:1]
 RENAMED = [sample | {"__key__": f"other/{sample['__key__']}"} for sample in LONG]
 
@@ -315,6 +353,17 @@ async def test_an_index_that_contradicts_is_left_aside(
     assert table.drop_columns("video") == expected.drop_columns("video")
     (record,) = caplog.records
     assert "1 of 1 shards have an index that isn't theirs, and are read without it: https://" in record.getMessage()
+
+
+async def test_wds2idx_is_off_where_a_shard_has_pax_headers(caplog: pytest.LogCaptureFixture) -> None:
+    """It takes the place of the next header for the end of a file, though a PAX extension lies between."""
+    content = {"a.tar": shard(LONG)}
+    expected = await entries_of(content)
+    first, *lines = dali_index(content["a.tar"]).decode().splitlines()
+    off = [re.sub(r"(\S+) (\d+) (\d+)", lambda one: f"{one[1]} {int(one[2]) + 1024} {one[3]}", line) for line in lines]
+    table = await entries_of(content | {"a.idx": "\n".join([first, *off, ""]).encode()})
+    assert table.drop_columns("video") == expected.drop_columns("video")
+    assert "1 of 1 shards have an index that isn't theirs" in caplog.text
 
 
 async def test_a_damaged_shard_with_an_index_is_an_error() -> None:

@@ -17,7 +17,7 @@ from torchcodec import samplers as torchcodec_samplers
 from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 from asyncfetch.errors import ConfigError, FrameMissing
-from asyncfetch.videos import ClipSampler, draw, frames_within
+from asyncfetch.videos.windows import ClipSampler, draw, frames_within
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

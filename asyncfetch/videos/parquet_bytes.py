@@ -1,0 +1,136 @@
+"""Videos in a column of Parquet files: as bytes, of which each is read by its range, as paths, or as both.
+
+``datasets`` writes its Video() as a struct of bytes and path, the bytes plain and uncompressed, in row groups of ten
+rows. The places of the bytes are read from their lengths, a small request a video: see ``tables.values``.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncfetch.errors import ConfigError, FormatError, redact_url
+from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.columns import is_text, plain
+from asyncfetch.tables.parquet import border, open_table, read_columns, require_pyarrow
+from asyncfetch.tables.values import find_values, why_no_places
+from asyncfetch.tables.whole import read_all
+from asyncfetch.videos.entries import absolute_urls, check_names, entry_table, plain_column
+from asyncfetch.videos.tables import each_file, table_urls
+
+if TYPE_CHECKING:
+    import os
+
+    import pyarrow as pa
+
+    from asyncfetch.fetch import Fetcher
+    from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.tables.parquet import TableFile
+    from asyncfetch.tables.values import ValuePlaces
+
+
+LONG_ROWS = 1000
+"""Rows of a group that are a warning: their videos are found one after the other, in a minute at 60 ms a request."""
+
+_log = logging.getLogger(__name__)
+
+
+async def parquet_entries(
+    reader: RangeReader, fetcher: Fetcher, url: str | os.PathLike[str], *, video: str = "video"
+) -> pa.Table:
+    """The rows of Parquet files as entries; their other columns are the user's.
+
+    Args:
+        reader: Reads the files.
+        fetcher: Lists directories.
+        url: A file, a directory or a repository, whose Parquet files are read by name, or a pattern.
+        video: Column of videos: bytes, text (urls and paths, relative to the file), or a struct of ``bytes`` and
+            ``path``, of which a row has one.
+
+    Raises:
+        FetchError: A file could not be read.
+        FormatError: It is no Parquet file, is damaged, or holds bytes that can't be read by range.
+        ConfigError: The column isn't there, or another one has a name that is reserved.
+        DatasetError: A row has no video; the message has its number.
+    """
+    return await each_file(await table_urls(fetcher, url), lambda one: _file_entries(reader, one, video))
+
+
+async def _file_entries(reader: RangeReader, url: str, video: str) -> pa.Table:
+    file = await open_table(reader, url, run=run_sync)
+    shown = redact_url(url)
+    check_names(file.columns, {"video": video}, shown)
+    plan = await run_sync(_plan, file, video)
+    users = [name for name in file.columns if name != video]
+    if plan.bytes is None:
+        table = await read_all(reader, file, file.columns, run=run_sync)
+        return await run_sync(_text_entries, table, video, url)
+    places = await find_values(reader, file, plan.groups, plan.bytes, run=run_sync)
+    paths = None
+    if plan.path is not None and (places.sizes < 0).any():
+        name = file.path(plan.path)
+        paths = await read_columns(reader, file.with_leaf(plan.path), plan.groups, [name], run=run_sync)
+    table = await read_all(reader, file, users, run=run_sync)
+    return await run_sync(partial(_entries, table, places, paths, video, url))
+
+
+class _Plan(NamedTuple):
+    groups: list[int]
+    """Row groups that have rows."""
+    bytes: int | None
+    """The physical column of the videos; None where the column is text."""
+    path: int | None
+    """The physical column of their paths."""
+
+
+def _plan(file: TableFile, video: str) -> _Plan:
+    arrow, shown = require_pyarrow(), redact_url(file.url)
+    with border(file.url):
+        kind: Any = plain(arrow.array([], file.metadata.schema.to_arrow_schema().field(video).type)).type
+        groups = [group for group in range(file.metadata.num_row_groups) if file.metadata.row_group(group).num_rows]
+        leaves = {file.path(leaf): leaf for leaf in file.leaves[video]}
+    if is_text(kind):
+        return _Plan(groups, None, None)
+    data = f"{video}.bytes" if arrow.types.is_struct(kind) else video
+    if data not in leaves or file.metadata.schema.column(leaves[data]).physical_type != "BYTE_ARRAY":
+        what = "bytes, texts, or a struct of bytes and path"
+        raise ConfigError(f"video={video!r}: the column of {shown} must hold {what}, not {kind}: name another one")
+    reason = why_no_places(file, groups, leaves[data])
+    if reason is not None:
+        message = f"column {data!r} of {shown} {reason}, so no video in it can be read by its range"
+        options = f"use_dictionary=False, compression={{{data!r}: 'none'}}, row_group_size=10"
+        remedy = f"write it anew, plain and uncompressed: with pyarrow's write_table(..., {options})"
+        raise FormatError(message, remedy=f"{remedy}, or with a datasets of 2026, which does so by itself")
+    rows = max((file.metadata.row_group(group).num_rows for group in groups), default=0)
+    if rows > LONG_ROWS:
+        advice = "they are found one after the other; row groups of ten rows are gone through side by side"
+        _log.warning("%s has up to %d videos in a row group: %s", shown, rows, advice)
+    return _Plan(groups, leaves[data], leaves.get(f"{video}.path"))
+
+
+def _text_entries(table: pa.Table, video: str, url: str) -> pa.Table:
+    urls = absolute_urls(table.column(video), url, video, redact_url(url))
+    return entry_table(urls, {}, _users(table.drop_columns([video])))
+
+
+def _entries(table: pa.Table, places: ValuePlaces, paths: pa.Table | None, video: str, url: str) -> pa.Table:
+    arrow = require_pyarrow()
+    is_missing = places.sizes < 0
+    urls = arrow.repeat(arrow.scalar(url, arrow.string()), len(is_missing))
+    if is_missing.any():
+        others: Any = arrow.nulls(len(is_missing), arrow.string())
+        if paths is not None:
+            (path,) = plain_column(paths.column(0)).combine_chunks().flatten()
+            others = path.cast(arrow.string())
+        urls = arrow.compute.if_else(arrow.array(is_missing), others, urls)
+    found = {
+        "offset": arrow.array(places.starts, mask=is_missing),
+        "size": arrow.array(places.sizes, mask=is_missing),
+    }
+    absolute = absolute_urls(arrow.chunked_array([urls]), url, video, redact_url(url))
+    return entry_table(absolute, found, _users(table))
+
+
+def _users(table: pa.Table) -> dict[str, Any]:
+    return {name: plain_column(column) for name, column in zip(table.column_names, table.columns, strict=True)}
