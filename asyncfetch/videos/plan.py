@@ -11,11 +11,12 @@ import numpy as np
 from asyncfetch.formats.clips import PlannedClip, PlannedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from asyncfetch.media import AudioIndex, Mp4Index
+    from asyncfetch.media.samples import SampleTable
     from asyncfetch.videos.entry_table import Place
 
 MAX_GAP_BYTES = 64 * 1024
@@ -50,19 +51,31 @@ def plan_clips(
 def _cuts(index: Mp4Index, wanted: NDArray[np.int64]) -> list[int]:
     """Places among the samples wanted, ascending, at which it pays to begin another clip."""
     table = index.samples
-    if len(wanted) < 2 or (table.sync is None and int(wanted[-1] - wanted[0]) < len(wanted)):
-        return []
-    groups = wanted if table.sync is None else np.searchsorted(table.sync, wanted, "right") - 1
-    # A picture may lean on the group before its own, so that one counts as needed.
-    jumps = np.flatnonzero(np.diff(groups) > (1 if table.sync is None else 2)) + 1
+    first, last = _groups(table, wanted)
+    jumps = np.flatnonzero(first[1:] - last[:-1] > (table.sync is None)) + 1
     cuts = []
     for jump in jumps.tolist():
-        begin = int(wanted[jump]) if table.sync is None else int(table.sync[groups[jump] - 1])
-        last = table.byte_runs(int(wanted[jump - 1]), int(wanted[jump - 1]) + 1)
-        gap = int(table.byte_runs(begin, begin + 1).offset[0]) - int(last.offset[0] + last.num_bytes[0])
+        begin = int(first[jump]) if table.sync is None else int(table.sync[first[jump]])
+        before = table.byte_runs(int(wanted[jump - 1]), int(wanted[jump - 1]) + 1)
+        gap = int(table.byte_runs(begin, begin + 1).offset[0]) - int(before.offset[0] + before.num_bytes[0])
         if gap > MAX_GAP_BYTES:
             cuts.append(jump)
     return cuts
+
+
+def _groups(table: SampleTable, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first group of pictures that each of these samples or a later one needs, and its own; (N,) each.
+
+    Each is a group by itself where all are key frames.
+    """
+    if table.sync is None:
+        return wanted, wanted
+    groups = np.searchsorted(table.sync, wanted, "right") - 1
+    keys = table.sync[np.maximum(groups, 0)]
+    low = min(int(wanted[0]), int(keys[0]))
+    times = table.presentation_times(low, int(wanted[-1]) + 1)
+    leans = times[wanted - low] < times[keys - low]  # on the group before, for it is shown before its key frame
+    return np.minimum.accumulate((groups - leans)[::-1])[::-1], groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +105,36 @@ def plan_audio(
     audio: AudioIndex, spans: Sequence[tuple[float, float]], clips: dict[str, WindowClip], place: Place
 ) -> tuple[list[AudioPlan], dict[str, PlannedRange]]:
     """Return the audio of each span of seconds, and the ranges that it needs beside the clips' bytes."""
-    plans, ranges = [], dict[str, PlannedRange]()
-    for start, stop in spans:
-        clip = audio.clip(start, stop)
+    sounds = [audio.clip(start, stop, max_gap_bytes=0) for start, stop in spans]
+    pieces = [tuple(piece) for sound in sounds for piece in (sound.ranges + place.offset).tolist()]
+    outside = [piece for piece in pieces if _holder(clips, piece) is None]
+    ranges = {f"audio {n}": PlannedRange(place.url, *joined) for n, joined in enumerate(_joined(outside))}
+    plans = []
+    for sound, (start, stop) in zip(sounds, spans, strict=True):
         parts = []
-        for first, last in (clip.ranges + place.offset).tolist():
-            held = next((name for name, each in clips.items() if each.start <= first and last <= each.stop), None)
-            if held is None:
-                held = next((name for name, each in ranges.items() if (each.start, each.stop) == (first, last)), None)
-            if held is None:
-                held = f"audio {len(ranges)}"
-                ranges[held] = PlannedRange(place.url, first, last)
-            begin = (clips.get(held) or ranges[held]).start
-            parts.append(AudioPart(held, first - begin, last - begin))
-        plans.append(AudioPlan(clip.header, tuple(parts), clip.start_seconds, start, stop))
+        for first, last in (sound.ranges + place.offset).tolist():
+            name = _holder(clips, (first, last)) or _holder(ranges, (first, last))
+            assert name is not None
+            begin = (clips.get(name) or ranges[name]).start
+            parts.append(AudioPart(name, first - begin, last - begin))
+        plans.append(AudioPlan(sound.header, tuple(parts), sound.start_seconds, start, stop))
     return plans, ranges
+
+
+def _holder(planned: Mapping[str, PlannedRange | WindowClip], piece: tuple[int, int]) -> str | None:
+    """The name of what holds these bytes [start, stop)."""
+    return next((name for name, each in planned.items() if each.start <= piece[0] and piece[1] <= each.stop), None)
+
+
+def _joined(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges that hold these, ascending."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(pieces):
+        if found and start - found[-1][1] <= MAX_GAP_BYTES:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        else:
+            found.append((start, stop))
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

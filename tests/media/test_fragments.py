@@ -129,7 +129,7 @@ def test_listed_fragments_are_read_side_by_side(
     make_fragmented: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch, name: str, rounds: int
 ) -> None:
     """By a list in front, or one that the end of the file leads to; most heads are longer than first thought."""
-    monkeypatch.setattr("asyncfetch.media.fragments.HEAD_BYTES", 100)
+    monkeypatch.setattr("asyncfetch.media.boxes.HEAD_BYTES", 100)
     data = make_fragmented(name)
     drive = Drive(data, head_bytes=behind(data, b"sidx" if name == "listed" else b"moov"))
     assert len(drive.rounds) <= rounds
@@ -139,7 +139,7 @@ def test_listed_fragments_are_read_side_by_side(
 def test_unlisted_fragments_take_a_request_each(
     make_fragmented: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncfetch.media.fragments.HEAD_BYTES", 400)
+    monkeypatch.setattr("asyncfetch.media.boxes.HEAD_BYTES", 400)
     data = make_fragmented("unlisted")
     drive = Drive(data, head_bytes=behind(data, b"moov"))
     assert len(drive.rounds) == data.count(b"moof")
@@ -357,7 +357,7 @@ def test_a_list_that_begins_behind_the_file_is_refused(make_fragmented: Callable
     data = bytearray(make_fragmented("listed"))
     first = data.index(b"sidx") + 4 + 12 + 8
     data[first : first + 8] = b"\xff" * 8
-    with pytest.raises(FormatError, match="box 'sidx': begins its list at byte 1844"):
+    with pytest.raises(FormatError, match="box 'sidx' begins its list at byte 1844"):
         Drive(bytes(data))
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from torchcodec.decoders import AudioDecoder, VideoDecoder
+from torchcodec.decoders import AudioDecoder, VideoDecoder  # type: ignore[attr-defined]
 
-from tests.videos.corpus import make_corpus
+from tests.videos.corpus import make_corpus, make_heavy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -24,6 +25,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("corpus")
     make_corpus(root)
     return root
+
+
+@pytest.fixture(scope="session")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Two large files, by name: with short and with long groups of pictures."""
+    root = tmp_path_factory.mktemp("heavy")
+    make_heavy(root)
+    return {path.name: path.read_bytes() for path in root.iterdir()}
 
 
 @dataclass(frozen=True)

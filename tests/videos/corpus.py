@@ -28,11 +28,13 @@ MAKERS: dict[str, str] = {
     "variable.mp4": f"{_source()} {_SOUND} -t 6 -vf select=not(eq(mod(n\\,7)\\,3)+between(n\\,40\\,61)) "
     f"-vsync vfr {_X264} -g 20 {_AAC}",
     "ntsc.mp4": f"{_source(rate='30000/1001')} {_SOUND} -t 4 {_X264} -g 15 {_AAC} -ar 22050",
-    "open.mp4": f"{_source()} -t 4 {_X264} -x264-params open-gop=1:keyint=10:min-keyint=5:bframes=3:b-adapt=0:scenecut=0",
+    "open.mp4": f"{_source()} -t 4 {_X264} "
+    "-x264-params open-gop=1:keyint=10:min-keyint=5:bframes=3:b-adapt=0:scenecut=0",
     "hevc-open.mp4": f"{_source()} -t 4 {_X265}:open-gop=1:keyint=12:bframes=3:b-adapt=0:scenecut=0",
     "rotated.mp4": f"{_source()} -t 3 {_X264} -g 15",
     "large.mp4": f"{_source('208x112')} {_SOUND} -t 4 {_X264} -g 15 {_AAC}",
-    "fragments.mp4": f"{_source()} {_SOUND} -t 5 {_X264} -g 30 {_AAC} -movflags +frag_keyframe+empty_moov+default_base_moof",
+    "fragments.mp4": f"{_source()} {_SOUND} -t 5 {_X264} -g 30 {_AAC} "
+    "-movflags +frag_keyframe+empty_moov+default_base_moof",
     "av1.mp4": f"{_source()} -t 3 -c:v libsvtav1 -preset 8 -g 20 -svtav1-params lp=1",
     "vp9.mp4": f"{_source()} -t 3 -c:v libvpx-vp9 -deadline realtime -cpu-used 8 -g 20",
     "one-frame.mp4": f"{_source()} -frames:v 1 {_X264}",
@@ -57,7 +59,7 @@ BROKEN = frozenset({"truncated.mp4", "garbage.mp4"})
 
 
 def _ffmpeg(arguments: str, path: Path) -> None:
-    command = ["ffmpeg", "-nostdin", "-v", "error", "-y", *arguments.split(), path]
+    command = ["ffmpeg", "-nostdin", "-v", "error", "-y", *arguments.split(), str(path)]
     subprocess.run(command, check=True, env=os.environ | {"SVT_LOG": "1"})
 
 
@@ -73,3 +75,15 @@ def make_corpus(root: Path) -> None:
     whole = (root / "front.mp4").read_bytes()
     (root / "truncated.mp4").write_bytes(whole[: len(whole) * 2 // 3])
     (root / "garbage.mp4").write_bytes(bytes(range(256)) * 100)
+
+
+HEAVY = (
+    f"{_source()} {_SOUND} -t 10 -vf noise=alls=60:allf=t -c:v libx264 -preset ultrafast -qp 20 -sc_threshold 0 {_AAC}"
+)
+"""Arguments that make a file of 20 kB a frame, so that what lies between its clips is worth leaving out."""
+
+
+def make_heavy(root: Path) -> None:
+    """Write ``heavy-30.mp4`` and ``heavy-250.mp4``, by the most frames from key frame to key frame."""
+    for group in (30, 250):
+        _ffmpeg(f"{HEAVY} -g {group}", root / f"heavy-{group}.mp4")

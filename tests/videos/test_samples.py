@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from torchcodec.transforms import Resize
+from torchcodec.transforms import Resize  # type: ignore[attr-defined]
 
 import asyncfetch as af
 from asyncfetch.videos.windows import draw
@@ -44,7 +44,8 @@ def samples_of(root: Path, names: list[str], clips: af.ClipSampler, **options: A
 def expected_frames(file: Reference, clips: af.ClipSampler, entry: int, number: int) -> list[int]:
     """The frames of a window, by torchcodec's times."""
     drawn = draw(0, 0, entry, number)
-    return clips.window(file.seconds, file.end_seconds, number, draw=drawn).tolist()
+    found: list[int] = clips.window(file.seconds, file.end_seconds, number, draw=drawn).tolist()
+    return found
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
