@@ -60,7 +60,9 @@ def open_whole(data: memoryview, *, name: str, reason: str) -> OpenVideo:
             codec, width, height = stream.codec_context.name, stream.codec_context.width, stream.codec_context.height
             has_audio = bool(container.streams.audio)
     except av.FFmpegError as error:
-        raise DecodeError(f"{name}: it can't be cut ({reason}), and PyAV can't open all of it: {error}; {REMEDY}") from error
+        raise DecodeError(
+            f"{name}: it can't be cut ({reason}), and PyAV can't open all of it: {error}; {REMEDY}"
+        ) from error
     if not shown:
         raise DecodeError(f"{name}: it shows no frame, and can't be cut: {reason}; {REMEDY}")
     ticks = np.array([pts for pts, _ in shown], np.int64)
