@@ -7,9 +7,12 @@
     fetch           the range engine: Fetcher
     cache           bytes kept in memory and on disk: ByteCache, DiskTier; staged files: CachePool
     decode          bytes to tensors: DecoderCache
-    lerobot         LeRobot v3 datasets: open_dataset
+    formats         what all formats share, and one of your own: RangeFormat
+    lerobot         LeRobot datasets: open_dataset
+    videos          any collection of videos, in clips: Videos, ClipSampler
     prometheus      statistics for Prometheus: Collector
-    stream          the order of an epoch, look-ahead: Stream; of several: Mixture; in another process: serve_samples
+    streams         samples of any format: Stream
+    stream          the order of an epoch, look-ahead; of several streams: Mixture; in another process: serve_samples
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
     merge           LeRobot datasets joined to one, and parts of them: merge_datasets, select_episodes, split_dataset,
                     convert_dataset
@@ -83,6 +86,7 @@ if TYPE_CHECKING:
         WrongLoop,
     )
     from asyncfetch.fetch import Fetcher, FetchStatistics, RangeReader
+    from asyncfetch.formats import RangeFormat
     from asyncfetch.lerobot import DatasetSummary, LeRobotDataset, dataset_info, frames, open_dataset
     from asyncfetch.merge import (
         MergeProgress,
@@ -158,6 +162,7 @@ _HOMES = {
         "WrongLoop",
     ],
     "fetch": ["FetchStatistics", "Fetcher", "RangeReader"],
+    "formats": ["RangeFormat"],
     "lerobot": ["DatasetSummary", "LeRobotDataset", "dataset_info", "frames", "open_dataset"],
     "merge": [
         "MergeProgress",
@@ -221,6 +226,7 @@ __all__ = [
     "ObjectChanged",
     "ObjectInfo",
     "PlannedFile",
+    "RangeFormat",
     "RangeNotSatisfiable",
     "RangeReader",
     "RetryConfig",

@@ -14,7 +14,7 @@ from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.config.checks import explains_keywords, index_of
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, UsageError
-from asyncfetch.formats import Format, chosen_features
+from asyncfetch.formats import Format, OwnFormat, RangeFormat, chosen_features
 from asyncfetch.lerobot import LeRobotDataset, check_windows, summarise
 from asyncfetch.lerobot.format import LeRobotFormat, OpenLeRobot
 from asyncfetch.runtime import iterate
@@ -49,7 +49,7 @@ class Stream(EpochStream):
 
     Args:
         source: URL or path of a LeRobot v3 dataset; or an open ``LeRobotDataset``, which is then read on its own loop,
-            with its own features, image_dtype and config; or ``Videos``; or a ``Format`` of your own.
+            with its own features, image_dtype and config; or ``Videos``; or a ``RangeFormat`` of your own.
         shuffle: Whether frames are drawn from a pool of segments, or come in the dataset's order: of several ranks,
             each has an equal part of it.
         seed: Any whole number.
@@ -75,7 +75,7 @@ class Stream(EpochStream):
     @explains_keywords
     def __init__(
         self,
-        source: str | os.PathLike[str] | LeRobotDataset | Videos | Format,
+        source: str | os.PathLike[str] | LeRobotDataset | Videos | RangeFormat | Format,
         *,
         shuffle: bool = True,
         seed: int = 0,
@@ -129,12 +129,12 @@ class Stream(EpochStream):
                 depth_unit=depth_unit or "mm",
                 size=picture_size(size, fit),
             )
-        elif isinstance(source, Format):
+        elif isinstance(source, RangeFormat | Format):
             _refuse(of_lerobot | of_videos | {"features": features, "size": size, "fit": fit}, "other formats", source)
-            reading = source
+            reading = OwnFormat(source) if isinstance(source, RangeFormat) else source
         else:
             raise ConfigError(
-                f"a stream reads the url or path of a LeRobot dataset, Videos, or a Format, not {source!r}"
+                f"a stream reads the url or path of a LeRobot dataset, Videos, or a RangeFormat, not {source!r}"
             )
         member = Member(
             format=reading,

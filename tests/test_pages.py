@@ -16,12 +16,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
+from PIL import Image
 
 from asyncfetch import errors
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
 from asyncfetch.testing import HubServer, Keys, RangeServer, S3Server, write_dataset
+from asyncfetch.testing.clips import ENCODINGS, encode_clip
 from tests.reference import attributes, members, modules, render
 
 if TYPE_CHECKING:
@@ -93,13 +98,49 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_dataset(root / "pick-place", episodes=(20, 31, 17))
     write_dataset(root / "pour", episodes=(11, 14), cameras=["observation.images.front"])
     (root / "records.bin").write_bytes(bytes(65536))
-    (root / "shards").mkdir()
-    with tarfile.open(root / "shards" / "000.tar", "w") as tar:
-        for name, data in {"a.txt": b"one", "b.txt": b"the other"}.items():
+    write_tar(root / "shards" / "000.tar", {"a.txt": b"one", "b.txt": b"the other"})
+    write_videos(root)
+    (root / "images").mkdir()
+    for number in range(20):
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(root / "images" / f"{number:02d}.png")
+    return root
+
+
+def write_tar(path: Path, files: dict[str, bytes]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    return root
+
+
+def write_videos(root: Path) -> None:
+    """Six videos of three seconds, 96 x 64: in tar shards, below a directory with a table, and in Parquet."""
+    clips = [
+        encode_clip(
+            (np.full((64, 96, 3), 8 * number + frame, np.uint8) for frame in range(30)),
+            encoding=ENCODINGS["h264"],
+            fps=10,
+            gop=10,
+        )
+        for number in range(6)
+    ]
+    for shard in range(2):
+        files = {}
+        for number in range(3 * shard, 3 * shard + 3):
+            files |= {f"{number:06d}.mp4": clips[number], f"{number:06d}.txt": f"pours cup {number}".encode()}
+            files[f"{number:06d}.json"] = json.dumps({"factory": shard}).encode()
+        write_tar(root / "ego" / f"{shard:06d}.tar", files)
+    (root / "talks").mkdir()
+    for number in range(2):
+        (root / "talks" / f"{number}.mp4").write_bytes(clips[number])
+        (root / "talks" / f"{number}.txt").write_text(f"talk {number}")
+    rows = ["video,t0,t1,caption", "0.mp4,0,00:00:01.5,opens", "0.mp4,1.5,,goes on", "1.mp4,0.5,2,another"]
+    (root / "talks" / "spans.csv").write_text("\n".join(rows))
+    column = pa.array([{"bytes": clip, "path": f"{number}.mp4"} for number, clip in enumerate(clips)])
+    table = pa.table({"video": column, "label": [*range(6)]})
+    pq.write_table(table, root / "talks.parquet", use_dictionary=False, compression="none")
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +159,8 @@ def stores(root: Path) -> Iterator[dict[str, str]]:
         hub.push("datasets/lerobot/pusht", {path.removeprefix("pick-place/"): data for path, data in files.items()})
         yield {
             "S3": s3.url,
+            "AWS_ENDPOINT_URL_S3": s3.url,
+            "AWS_REGION": "eu-west-1",
             "HF_ENDPOINT": hub.url,
             "HF_TOKEN": "t",
             "AWS_ACCESS_KEY_ID": Keys().access_key,

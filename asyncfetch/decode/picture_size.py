@@ -56,7 +56,7 @@ class PictureSize:
         return max(1, _rounded(*by_width)), self.width
 
     def resize(self, picture: torch.Tensor) -> torch.Tensor:
-        """The picture, (C, H, W) of uint8, uint16 or float32, in this size; in memory of its own, channels last.
+        """The picture, (C, H, W) of uint8, uint16 or float32, in this size, channels last; itself where it has it.
 
         Raises:
             MissingDependency: PyAV isn't there, which scales it.

@@ -8,6 +8,7 @@ clips           the bytes that a stretch needs: ranges, and clips cut out of vid
 held            a stretch while it is read: its bytes, clips and decoders
 stretch_cache   stretches in memory, each byte fetched once
 reader          an open dataset's reader: fetched ahead, held while it is read
+ranges          formats of a user's own, of which each sample is made of some byte ranges
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from asyncfetch.formats.choice import check_keys, chosen_features
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.protocol import Format, OpenFormat, SampleMaker
+from asyncfetch.formats.ranges import OwnFormat, RangeFormat
 from asyncfetch.formats.reader import DatasetStatistics, StretchReader
 from asyncfetch.formats.samples import Asked, DoesNotFit, Field, ImageDtype, Row, Sample
 from asyncfetch.formats.stretch import Reach, Stretch, reach_of
@@ -30,7 +32,9 @@ __all__ = [
     "HeldStretch",
     "ImageDtype",
     "OpenFormat",
+    "OwnFormat",
     "PlanChange",
+    "RangeFormat",
     "Reach",
     "Row",
     "Sample",

@@ -44,8 +44,11 @@ class SampleMaker(Protocol):
         """The keys of pictures, which lie channels-last in batches."""
         ...
 
-    def layout(self) -> Mapping[str, Field]:
-        """Every value of a sample, by key. Where a shape varies, samples are made before they are stacked."""
+    def layout(self) -> Mapping[str, Field] | None:
+        """Every value of a sample, by key; None where only samples show it.
+
+        Where a shape varies, or isn't known, samples are made before they are stacked.
+        """
         ...
 
     def build(self, asked: Sequence[Any]) -> Sequence[Sample]:
@@ -53,7 +56,7 @@ class SampleMaker(Protocol):
         ...
 
     def write(self, asked: Sequence[Any], rows: Sequence[Row]) -> None:
-        """The samples that are asked for, each into its row. Only called where no shape varies.
+        """The samples that are asked for, each into its row. Only called where all shapes are known.
 
         Raises:
             DoesNotFit: One can't be written there, and is to be built. Rows may have been written to.

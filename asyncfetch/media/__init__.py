@@ -1,6 +1,6 @@
 """Video files as they describe themselves: where each frame lies, and a file header for a stretch of them. Pure.
 
-boxes       the box structure of MP4, and where the index (moov) lies in a file
+boxes       the box structure of MP4, and where its index (moov) and fragments (moof) lie in a file
 samples     the sample tables as columns: size, duration, composition offset, key frames, byte runs
 index       moov -> Mp4Index; times -> samples; samples -> ClipPlan
 audio       moov -> AudioIndex, beside the video's; times -> AudioClip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from asyncfetch.errors import COPY_ANEW, FormatError, redact_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -27,6 +28,15 @@ TAIL_BYTES = 8 * 1024 * 1024
 """Longest tail taken for an index without a look: that of 350,000 frames at 24 bytes a frame."""
 MAX_MOOV_BYTES = 256 * 1024 * 1024
 """Longest index that is read: four days of video at 30 frames/s and 24 bytes a frame."""
+
+HEAD_BYTES = 4096
+"""Bytes read where a fragment begins, until a longer ``moof`` was seen: that of 10 s of video with audio has fewer."""
+MAX_HEAD_BYTES = 1 << 16
+"""Most bytes read there at once, however long the last one was."""
+BEHIND_BYTES = 16
+"""Bytes read behind a moof: the header of its media data, which says where the next one begins."""
+MAX_BOXES = 1 << 17
+"""Most boxes that are looked at: 36 hours of fragments of a second with one box of media data each."""
 
 MAX_CHILDREN = 1024
 """Boxes in one box. Writers have some ten; the millions that an index has room for would be walked for minutes."""
@@ -230,3 +240,128 @@ def _check_moov_length(moov: Extent, where: str) -> None:
             f"{where}: box 'moov' at byte {moov.start} is {length} bytes long, more than the {MAX_MOOV_BYTES} that an "
             "index may have: split the video, or copy it again if it is damaged"
         )
+
+
+@dataclass(slots=True)
+class Walk:
+    """A walk from box to box of bytes [position, stop) of the file."""
+
+    position: int
+    stop: int
+    held: memoryview
+    """Bytes of the file from ``held_from`` on."""
+    held_from: int
+    read: tuple[int, int] = (0, 0)
+    """The bytes of the file that it waits for."""
+
+    def view(self) -> memoryview:
+        """The bytes held from the position on."""
+        place = self.position - self.held_from
+        return self.held[place:] if 0 <= place <= len(self.held) else self.held[:0]
+
+    def take(self, piece: Buffer) -> None:
+        """Hold the bytes that it waited for."""
+        self.held, self.held_from = memoryview(piece).cast("B"), self.read[0]
+
+    def cut(self, begin: int, positions: Iterable[int]) -> list[Walk]:
+        """Walks of what lies between these positions from ``begin`` on, up to the end of this one."""
+        inside = {position for position in positions if begin < position < self.stop}
+        edges = [begin, *sorted(inside), self.stop]
+        return [Walk(first, last, self.held, self.held_from) for first, last in pairwise(edges) if first < last]
+
+
+class FragmentFinder:
+    """The moof boxes of a file as they are found."""
+
+    def __init__(self, size: int, where: str) -> None:
+        self.size = size
+        self.where = where
+        self.moofs: dict[int, bytes] = {}
+        self.head_bytes = HEAD_BYTES
+        self.bytes_left = MAX_MOOV_BYTES
+        self.boxes_left = MAX_BOXES
+
+    def advance(self, walks: list[Walk]) -> list[Walk]:
+        """Let each walk go on as far as bytes are there. Return those that wait for more, and those they became."""
+        waiting, ahead = [], walks[::-1]
+        while ahead:
+            walk = ahead.pop()
+            parts = self._step(walk)
+            waiting += [walk] if parts is None else []
+            ahead.extend((parts or [])[::-1])
+        return waiting
+
+    def _step(self, walk: Walk) -> list[Walk] | None:
+        """Go on to the end of the walk, or to a list that divides it. Return its parts; None if it waits for bytes."""
+        while walk.position < walk.stop:
+            view = walk.view()
+            box = read_extent(view, 0, self.size - walk.position)
+            if box is None:
+                if walk.position + len(view) >= self.size:
+                    break  # cut off in a header
+                length = max(BEHIND_BYTES, min(self.head_bytes, walk.stop - walk.position))
+                walk.read = walk.position, min(self.size, walk.position + length)
+                return None
+            if box.stop < box.body:
+                check_extent(box.moved(walk.position), self.size, self.where)
+            is_list = box.kind in {b"moof", b"sidx"}
+            self._count(box.stop if is_list else 0, walk.position)
+            if is_list and walk.position + box.stop > self.size:
+                break  # cut off in the head of the last fragment
+            if is_list and len(view) < box.stop:
+                walk.read = walk.position, min(self.size, walk.position + box.stop + BEHIND_BYTES)
+                return None
+            if box.kind == b"sidx":
+                begin, sizes = _segments(Box("sidx", view[box.body : box.stop], self.where))
+                begin += walk.position + box.stop
+                if begin > walk.stop:
+                    raise FormatError(
+                        f"{self.where}: box 'sidx' begins its list at byte {begin}, behind byte {walk.stop}, up to "
+                        "which it may list fragments",
+                        remedy=COPY_ANEW,
+                    )
+                return walk.cut(begin, accumulate(sizes, initial=begin))
+            if box.kind == b"moof":
+                self.moofs[walk.position] = bytes(view[: box.stop])
+                self.head_bytes = min(max(HEAD_BYTES, box.stop + BEHIND_BYTES), MAX_HEAD_BYTES)
+            walk.position += box.stop
+        if walk.position > walk.stop < self.size:
+            raise FormatError(
+                f"{self.where}: a box runs to byte {walk.position}, but the file's list of fragments (sidx, mfra) has "
+                f"one begin at byte {walk.stop}",
+                remedy=COPY_ANEW,
+            )
+        return []
+
+    def _count(self, nbytes: int, position: int) -> None:
+        self.boxes_left -= 1
+        self.bytes_left -= nbytes
+        if self.boxes_left < 0 or self.bytes_left < 0:
+            raise FormatError(
+                f"{self.where}: up to byte {position} there are more than {MAX_BOXES} boxes, or {MAX_MOOV_BYTES} bytes "
+                "of them list samples: remux with: ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
+            )
+
+
+def _segments(sidx: Box) -> tuple[int, list[int]]:
+    """The segments that a segment index lists: where the first one begins, from the end of the box; their lengths."""
+    wide = sidx.version > 0
+    (first,) = sidx.unpack("Q" if wide else "I", 20 if wide else 16)
+    place = 28 if wide else 20
+    (count,) = sidx.unpack("H", place + 2)
+    rows = sidx.table(">u4", 3 * count, place + 4).reshape(-1, 3)
+    return int(first), (rows[:, 0] & 0x7FFFFFFF).tolist()  # the first bit: a list of segments itself
+
+
+def listed_fragments(data: Buffer, where: str) -> list[int]:
+    """Positions of fragments in the list of them (mfra) that a file ends with; none where ``data`` isn't one."""
+    mfra = next(Box("file", memoryview(data).cast("B"), where).children(), None)
+    positions: list[int] = []
+    for tfra in mfra.children() if mfra is not None and mfra.kind == "mfra" else ():
+        if tfra.kind == "tfra":
+            lengths, count = tfra.unpack("II", 8)
+            wide = ">u8" if tfra.version else ">u4"
+            numbers = [(name, f"V{1 + (lengths >> shift & 3)}") for name, shift in (("a", 4), ("b", 2), ("c", 0))]
+            entry = np.dtype([("time", wide), ("moof", wide), *numbers])
+            positions += tfra.table(entry, count, 16)["moof"].tolist()
+    return positions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,8 @@ AUDIO_ENTRY_BYTES = 28
 """Length of the fixed part of an audio sample entry."""
 LENGTH_SIZES = {"hvcC": 21, "avcC": 4}
 """Position at which a decoder's configuration says how long the lengths of NAL units are, less 1, in 2 bits."""
+MAX_EDITS = 256
+"""Most entries of an edit list that are looked at; those of cameras have up to three."""
 MATRIX_SHIFTS = np.array([16, 16, 30]).reshape(1, 3, 1)
 """Digits behind the point in the rows of a movie's matrix."""
 
@@ -261,8 +264,8 @@ class Mp4Index:
             low, high = np.searchsorted(times, (self.edit.start, self.edit.stop))
             order, times = order[low:high], times[low:high]
             end = int(times[-1]) + int(self.samples.durations[order[-1]]) if len(order) else self.edit.shift
-            new = np.concatenate(([True], times[1:] != times[:-1], [True]))
-            order[~(new[:-1] & new[1:])] = -1
+            same = times[1:] == times[:-1]
+            order[:-1][same] = order[1:][same] = -1
             seconds = (times - self.edit.shift) / self.timescale
             order.flags.writeable = seconds.flags.writeable = False
             self._shown.append((order, seconds, (end - self.edit.shift) / self.timescale))
@@ -455,36 +458,58 @@ def _length_bytes(entry: Box) -> int:
     return 0
 
 
-def read_edit(moov: Box, trak: Box, timescale: int) -> tuple[int, int, int] | None:
+def read_edit(moov: Box, trak: Box, timescale: int, samples: SampleTable | None = None) -> tuple[int, int, int] | None:
     """The one stretch of the track that its edit list shows: (start, stop, delay) in ticks; None for all of it.
 
-    Empty edits in front of it delay it.
+    Empty edits in front of it delay it. Several edits are one stretch where FFmpeg shows the same for them, for which
+    it takes ``samples``: see ``_are_one``.
     """
     elst = trak.child("edts", "elst")
     if elst is None:
         return None
     wide = elst.version == 1
     dtype = np.dtype([("duration", ">u8" if wide else ">u4"), ("time", ">i8" if wide else ">i4"), ("rate", ">i4")])
-    table = elst.table(dtype, elst.u32(4), 8)
-    if not len(table):
+    count = elst.u32(4)
+    if count > MAX_EDITS:
+        raise elst.error(f"holds {count} edits, more than {MAX_EDITS}; remux with: ffmpeg -i IN.mp4 -c copy OUT.mp4")
+    durations, starts, rates = (elst.table(dtype, count, 8)[name].tolist() for name in ("duration", "time", "rate"))
+    if not count:
         return None
-    _, start, rate = table[-1].item()
-    if (table["time"][:-1] != -1).any() or start < 0 or rate != 0x10000:
+    movie = read_timescale(moov.require("mvhd"))
+    # Durations are in the movie's ticks, often milliseconds. FFmpeg rounds each to the nearest of the track's.
+    lengths = [(2 * duration * timescale + movie) // (2 * movie) for duration in durations]
+    empty = next((number for number, start in enumerate(starts) if start != -1), count - 1)
+    delay, start, stop = sum(lengths[:empty]), starts[empty], starts[empty] + sum(lengths[empty:])
+    edges = [starts[empty] + length for length in accumulate(lengths[empty:-1])]
+    if start < 0 or rates[empty:] != [0x10000] * (count - empty) or edges != starts[empty + 1 :]:
+        edges = [-1]
+    if max(start, delay) >= MAX_POSITION:
+        raise elst.error(f"starts at tick {start} after a delay of {delay} ticks, which can't be meant")
+    if edges and not (samples is not None and _are_one(edges, samples)):
         raise elst.error(
             "shows other than one stretch of the track at normal speed; remux with: ffmpeg -i IN.mp4 -c copy OUT.mp4"
         )
-    movie = read_timescale(moov.require("mvhd"))
-    # Durations are in the movie's ticks, often milliseconds. FFmpeg rounds each to the nearest of the track's.
-    *delays, length = ((2 * duration * timescale + movie) // (2 * movie) for duration in table["duration"].tolist())
-    delay = sum(delays)
-    if max(start, delay) >= MAX_POSITION:
-        raise elst.error(f"starts at tick {start} after a delay of {delay} ticks, which can't be meant")
-    stop = min(start + length, MAX_POSITION) if table["duration"][-1] else MAX_POSITION
-    return start, stop, delay
+    return start, min(stop, MAX_POSITION) if durations[-1] else MAX_POSITION, delay
+
+
+def _are_one(edges: Sequence[int], samples: SampleTable) -> bool:
+    """Return whether FFmpeg shows edits that follow each other at these ticks as one.
+
+    It does where a frame is shown at each, and frames are shown in the order they are decoded in: else it moves and
+    drops some around each edge.
+    """
+    least, greatest = samples.composition_limits
+    if least != greatest:
+        return False
+    numbers = [samples.count_before(edge - least) for edge in edges]
+    return all(
+        number < samples.num_samples and int(samples.presentation_times(number, number + 1)[0]) == edge
+        for number, edge in zip(numbers, edges, strict=True)
+    )
 
 
 def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, fragments: Sequence[Columns]) -> Edit:
-    start, stop, delay = edit = read_edit(moov, trak, timescale) or (-MAX_POSITION, MAX_POSITION, 0)
+    start, stop, delay = edit = read_edit(moov, trak, timescale, samples) or (-MAX_POSITION, MAX_POSITION, 0)
     shift = _first_shown(samples, *edit[:2]) - delay if start >= 0 else 0
     if not fragments:
         return Edit(start, stop, shift)

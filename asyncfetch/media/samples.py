@@ -266,6 +266,10 @@ def sample_table(columns: Columns, box: Box) -> SampleTable:
     Raises:
         FormatError: They contradict each other, or hold numbers that can't be meant.
     """
+    if (longest := int(columns.durations.max())) >= MAX_DURATION:
+        raise box.error(f"a sample lasts {longest} ticks, which is {MAX_DURATION} or more and can't be meant")
+    if (greatest := int(np.abs(columns.composition).max())) >= MAX_OFFSET:
+        raise box.error(f"a composition offset is {greatest} ticks, which is {MAX_OFFSET} or more and can't be meant")
     sizes, sync = _compact(columns.sizes), columns.sync
     durations, composition = _compact(columns.durations), _compact(columns.composition)
     times = np.concatenate(([0], np.cumsum(durations[:-1], dtype=np.int64))) + columns.start
@@ -355,8 +359,6 @@ def _run_length(box: Box, dtype: str, total: int) -> tuple[NDArray[np.int64], ND
 def _durations(stbl: Box, total: int) -> NDArray[Any]:
     stts = stbl.require("stts")
     counts, durations = _run_length(stts, ">u4", total)
-    if (greatest := int(durations.max())) >= MAX_DURATION:
-        raise stts.error(f"a sample lasts {greatest} ticks, which is {MAX_DURATION} or more and can't be meant")
     return _repeated(durations, counts, total)
 
 
@@ -366,8 +368,6 @@ def _composition(stbl: Box, total: int) -> NDArray[Any]:
         return np.broadcast_to(np.int64(0), (total,))
     # Version 0 has unsigned offsets by the book; QuickTime writes signed ones there, and FFmpeg reads them so.
     counts, offsets = _run_length(ctts, ">i4", total)
-    if (greatest := int(np.abs(offsets).max())) >= MAX_OFFSET:
-        raise ctts.error(f"a composition offset is {greatest} ticks, which is {MAX_OFFSET} or more and can't be meant")
     return _repeated(offsets, counts, total)
 
 

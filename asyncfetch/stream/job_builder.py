@@ -105,11 +105,12 @@ class JobBuilder:
 
     def _laid_out(self, member: int) -> Layout | None:
         samples, transform, shape = self._readings[member]
-        if transform is not None or self._transform is not None:
+        given = self._given[member]
+        if given is None or transform is not None or self._transform is not None:
             return None
-        if any(like.varies for like in self._given[member].values()):
+        if any(like.varies for like in given.values()):
             return None
-        fields, pictures = dict(self._given[member]), set(samples.pictures)
+        fields, pictures = dict(given), set(samples.pictures)
         if shape is not None:
             fields = shape.fields(fields)
             pictures = {shape.rename.get(key, key) for key in pictures} | (shape.fill.keys() & self._pictures)
@@ -148,7 +149,7 @@ class JobBuilder:
             samples, _, shape = self._readings[member]
             into = [] if rows is None else [rows[place] for place in those]
             if shape is not None:
-                into = [shape.row(row, self._given[member]) for row in into]
+                into = [shape.row(row, self._given[member] or {}) for row in into]
             made = self._read(samples, [*those.values()], into)
             for place, each in zip(those, made, strict=True):
                 read[place] = each

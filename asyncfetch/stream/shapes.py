@@ -83,13 +83,25 @@ def _nothing(like: Field) -> Any:  # noqa: ANN401
 
 
 def shapes(
-    layouts: Sequence[Mapping[str, Field]], renames: Sequence[Mapping[str, str]], missing: Missing
+    given: Sequence[Mapping[str, Field] | None], renames: Sequence[Mapping[str, str]], missing: Missing
 ) -> tuple[list[Shape], bool]:
     """Return the changes to each member's samples, and whether they are then alike in keys, dtypes and shapes. Pure.
+
+    Args:
+        given: The layout of each member's samples; None where only samples show it.
+        renames: New names of each member's keys.
+        missing: What becomes of keys that only some have.
 
     Raises:
         ConfigError: Two keys of a member get one name, a key isn't there, or ``missing`` can't be done.
     """
+    if None in given and (missing != "keep" or any(renames)):
+        raise ConfigError(
+            f"keys= and missing={missing!r} need to know the keys of all members, and only its samples show those of "
+            f"member {given.index(None)}: write layout() in its format; or leave keys= out, take missing='keep', and "
+            "rename in that stream's transform"
+        )
+    layouts = [layout or {} for layout in given]
     complete = [
         _with_masks(layout, rename, member)
         for member, (layout, rename) in enumerate(zip(layouts, renames, strict=True))
@@ -136,7 +148,7 @@ def shapes(
         for layout, shape in zip(renamed, found, strict=True)
     ]
     are_fixed = not any(like.varies for layout in final for like in layout.values())
-    return found, are_fixed and all(layout == final[0] for layout in final)
+    return found, None not in given and are_fixed and all(layout == final[0] for layout in final)
 
 
 def _with_masks(layout: Mapping[str, Field], rename: Mapping[str, str], member: int) -> dict[str, str]:

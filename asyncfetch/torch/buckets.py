@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BucketBy = Literal["frames", "shape"]
 
 WAITING_BATCHES = 16
-"""As many samples wait at most, of all shapes together, as these have."""
+"""The samples of so many batches wait at most, of all shapes together."""
 
 _END = object()
 
@@ -51,7 +51,7 @@ class _Buckets:
         self._buckets: dict[Hashable, dict[range, Any]] = {}
         self._bytes: dict[range, int] = {}
         self.nbytes = 0
-        """Of all samples."""
+        """Memory of all samples."""
 
     def __len__(self) -> int:
         """Return how many samples wait."""
@@ -91,6 +91,7 @@ def bucketed(
     size: int,
     least: int,
     max_bytes: int,
+    keep: Callable[[StreamIterator | None], None],
 ) -> Iterator[Any]:
     """Give batches of samples that are alike.
 
@@ -101,6 +102,8 @@ def bucketed(
         size: Samples of a full batch.
         least: Samples that make a batch; smaller ones are left out.
         max_bytes: Of samples that wait, where they are of several shapes.
+        keep: Takes the pass where it has ended, because its last samples were left out, while others wait: only it
+            has the state then. Takes None when no more of them wait than make one batch.
     """
     buckets = _Buckets()
     has_more = True
@@ -109,6 +112,7 @@ def bucketed(
         try:
             came = next(samples, _END)
             if came is _END:
+                keep(samples if len(buckets) else None)
                 break
             has_more = samples.__length_hint__() > 0  # as long as all that came counts as given
             key = bucket_of(came, by)
@@ -120,8 +124,10 @@ def bucketed(
         # Until there is room: so the samples that wait in a state find as much of it when they come again.
         while len(buckets.keys) > 1 and (len(buckets) >= WAITING_BATCHES * size or buckets.nbytes > max_bytes):
             yield from _given(samples, buckets, buckets.keys[0], together, least)
-    for key in buckets.keys:
-        yield from _given(samples, buckets, key, together, least)
+    while keys := buckets.keys:
+        if len(keys) == 1:
+            keep(None)
+        yield from _given(samples, buckets, keys[0], together, least)
     next(samples, None)  # the pass ends
 
 

@@ -178,6 +178,8 @@ class StreamDataset(IterableDataset[Any]):
         """A process's id and its memory for batches, from pass to pass. A forked child gets memory of its own."""
         self._sent_rank: tuple[int, Placement] | None = None
         """The process's id and its rank, in a spawned worker, which knows nothing of torch.distributed."""
+        self._ended: StreamIterator | None = None
+        """A pass that has ended, while samples of it wait in buckets."""
 
     @property
     def _source(self) -> SampleSource:
@@ -185,12 +187,14 @@ class StreamDataset(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, in persistent workers too; see ``Stream.set_epoch``."""
+        self._ended = None
         self.stream.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         memory = self._memory_of_batches()
         rows = None if self.bucket_by is not None else memory
+        self._ended = None
         if worker is None:
             samples = self._source.iterate(self._in_batches(found_placement()), memory=rows)
         else:
@@ -219,6 +223,7 @@ class StreamDataset(IterableDataset[Any]):
             size=self.batch_size,
             least=self.batch_size if self.drop_last else 1,
             max_bytes=(self._workers_stream or self._source).config.decoded_max_bytes,
+            keep=partial(setattr, self, "_ended"),
         )
 
     def _readers_name(self, worker: WorkerInfo) -> str | None:
@@ -281,11 +286,13 @@ class StreamDataset(IterableDataset[Any]):
                 "a loader's workers read this dataset, and only they know how far they are: use "
                 "StreamDataset.state_after(batches, batch_size=..., num_workers=...), or torchdata's StatefulDataLoader"
             )
+        if self._ended is not None:
+            return self._ended.state_dict()
         return (self._workers_stream or self._source).latest_state()
 
     def load_state_dict(self, state: State) -> None:
         """Go on where ``state`` was taken: see ``Stream.load_state_dict``. Before the loader makes its workers."""
-        self._workers_stream = None
+        self._workers_stream = self._ended = None
         if get_worker_info() is None:
             self._source.load(state, self._in_batches(Placement()).least_samples)
         else:  # a StatefulDataLoader's, which goes on to the next epoch by itself
@@ -394,7 +401,12 @@ class StreamDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._memory.keep_apart()
-        return self.__dict__ | {"_workers_stream": None, "_batches_memory": None, "_sent_rank": self._rank()}
+        return self.__dict__ | {
+            "_workers_stream": None,
+            "_batches_memory": None,
+            "_ended": None,
+            "_sent_rank": self._rank(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _sent_rank=(os.getpid(), state["_sent_rank"]))

@@ -155,6 +155,11 @@ def with_co64(data: bytes) -> bytes:
     return rewrite(data, widen)
 
 
+def as_quicktime(data: bytes) -> bytes:
+    """The same file, moov at the tail, as old cameras write it: an empty box in the place of ftyp."""
+    return data[:4] + b"wide" + data[8:]
+
+
 def decode(data: bytes | bytearray) -> dict[int, NDArray[np.uint8]]:
     """Presentation tick -> RGB pixels of every frame that PyAV shows."""
     container: Any
@@ -189,6 +194,9 @@ MAKERS: dict[str, Callable[[], bytes]] = {
     "episodes-h264": lambda: remux(
         [encode("libx264", numbers=range(n), first_picture=100 * n, gop=5) for n in (20, 3, 13)], movflags="faststart"
     ),
+    "h264-variable-rate": lambda: encode("libx264", numbers=[n + n * n // 40 for n in range(50)], gop=20),
+    "h264-quicktime": lambda: as_quicktime(encode("libx264", gop=10)),
+    "vp9": lambda: encode("libvpx-vp9", gop=20, deadline="realtime", cpu_used="8"),
     "one-frame": lambda: encode("libx264", numbers=[0]),
     "dropped-frames": lambda: encode("libx264", numbers=[n for n in range(50) if n not in (7, 8, 30)], gop=5),
     "starts-late": lambda: remux([encode("libx264", gop=10)], shift_frames=10),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from asyncfetch.errors import FormatError
 from tests.media.conftest import MAKERS, TICKS, Video, decode, rewrite
 from tests.media.test_fragments import FRAGMENTED, Drive
 
@@ -65,12 +67,48 @@ def test_an_edit_list_moves_and_hides_as_in_ffmpeg(
     check(Video(data, {}).index(), data, by_torchcodec=False)
 
 
+@pytest.mark.parametrize("name", ["h264-g2", "av1-g30"])
+@pytest.mark.parametrize("edges", [[30], [15], [12, 30], [1, 2, 3]], ids=str)
+def test_edits_that_follow_each_other_are_one(make_video: Callable[[str], Video], name: str, edges: list[int]) -> None:
+    whole = make_video(name).index()
+    ends = [TICKS * frame for frame in (0, *edges, 50)]
+    lag = int(whole.samples.composition[0])
+    edits = [(stop - start, start + lag, 0x10000) for start, stop in pairwise(ends)]
+    body = struct.pack(">II", 0, len(edits)) + b"".join(struct.pack(">IiI", *edit) for edit in edits)
+    ticks = struct.pack(">I", whole.timescale)
+
+    def change(kind: bytes, old: bytes) -> tuple[bytes, bytes]:
+        return kind, {b"elst": body, b"mvhd": old[:12] + ticks + old[16:]}.get(kind, old)
+
+    data = rewrite(make_video(name).data, change)
+    # torchcodec 0.13 mistakes frames near an edge, which FFmpeg has twice in its list.
+    check(Video(data, {}).index(), data, by_torchcodec=False)
+
+
+@pytest.mark.parametrize("name", ["h264-g30", "hevc-g2", "av1-g30"])
+def test_edits_that_ffmpeg_shows_otherwise_are_refused(make_video: Callable[[str], Video], name: str) -> None:
+    """Frames shown in another order than decoded, or an edge between two frames."""
+    first = 7 if name == "av1-g30" else 1000
+    edits = [(first, 0), (500, first * 15360 // 1000)]
+    body = struct.pack(">II", 0, len(edits)) + b"".join(struct.pack(">IiI", *edit, 0x10000) for edit in edits)
+    data = rewrite(make_video(name).data, lambda kind, old: (kind, body if kind == b"elst" else old))
+    with pytest.raises(FormatError, match="shows other than one stretch"):
+        Video(data, {}).index()
+
+
 def test_frames_of_equal_time_have_no_sample(make_video: Callable[[str], Video]) -> None:
     durations = struct.pack(">8I", 0, 3, 18, TICKS, 2, 0, 30, TICKS)  # samples 18, 19 and 20 at one tick
     data = rewrite(make_video("av1-g2").data, lambda kind, body: (kind, durations if kind == b"stts" else body))
     samples, seconds, _ = Video(data, {}).index().shown()
     assert np.flatnonzero(samples < 0).tolist() == [18, 19, 20]
     assert np.diff(seconds[17:22]).round(6).tolist() == [0.033333, 0, 0, 0.033333]
+
+
+def test_an_edit_list_may_hide_all(make_video: Callable[[str], Video]) -> None:
+    body = struct.pack(">IIIiI", 0, 1, 500, 90 * TICKS, 0x10000)
+    data = rewrite(make_video("h264-g30").data, lambda kind, old: (kind, body if kind == b"elst" else old))
+    samples, seconds, end = Video(data, {}).index().shown()
+    assert (len(samples), len(seconds), end) == (0, 0, 0.0)
 
 
 def test_what_is_shown_is_made_once(make_video: Callable[[str], Video]) -> None:

@@ -15,16 +15,19 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, DecodeError, UsageError
+from asyncfetch.testing import write_dataset
 from asyncfetch.torch import StreamDataset, merge_states
 from asyncfetch.torch.buckets import WAITING_BATCHES, bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from asyncfetch.order.state import State
     from asyncfetch.testing import DatasetTruth
 
 Key = tuple[int, int]
+TOP = "observation.images.top"
 TOTAL = 30
 """Frames of the dataset."""
 pytestmark = pytest.mark.filterwarnings(
@@ -220,6 +223,34 @@ def test_a_batch_that_cannot_be_made_comes_again(truth: DatasetTruth) -> None:
     resumed.load_state_dict(saved(dataset.state_dict()))
     following = [len(samples) for samples in resumed]
     assert [3, 3, *following] == [len(batch["video"]) for batch in dataset_of(truth)]
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_what_waits_behind_bad_data_comes_too(tmp_path: Path, broken: int) -> None:
+    """Also where the pass has ended before the last batches are made, because its last samples were left out."""
+    write_dataset(tmp_path, episodes=(9, 9, 9), width=64, height=64, cameras=[TOP], episodes_per_video_file=1)
+    next((tmp_path / f"videos/{TOP}").glob(f"*/file-00{broken}.mp4")).unlink()
+
+    def dataset() -> StreamDataset:
+        config = af.StreamConfig(on_error="skip")
+        stream = af.Stream(str(tmp_path), features=[TOP], shuffle=False, transform=of_shapes, config=config)
+        return StreamDataset(stream, 4, bucket_by="shape")
+
+    whole = dataset()
+    batches, states = [], []
+    for batch in whole:
+        batches.append(keys_of(batch))
+        states.append(saved(whole.state_dict()))
+    assert sorted(key for batch in batches for key in batch) == [
+        (episode, frame) for episode in range(3) if episode != broken for frame in range(9)
+    ]
+    assert [len(batch) for batch in batches].count(4) < len(batches) - 1
+    assert [state["epoch"] for state in states] == [*[0] * (len(states) - 1), int(broken == 2)]
+    for number, state in enumerate(states[:-1], 1):
+        resumed = dataset()
+        resumed.load_state_dict(state)
+        assert [keys_of(batch) for batch in resumed] == batches[number:]
+    assert whole.state_dict()["epoch"] == 1
 
 
 @pytest.mark.parametrize("stop", [1, 4, 9])
