@@ -14,7 +14,8 @@ from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import KeptPart, StretchCache, kept_plan
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.videos.index import VideoIndexes
-from asyncfetch.videos.plan import Plan, WholeVideo, WindowClip, Windows, plan_audio, plan_clips
+from asyncfetch.videos.plan import Plan, WindowClip, Windows, plan_audio, plan_clips
+from asyncfetch.videos.whole import WholeVideo
 from asyncfetch.videos.windows import draw, frames_within
 
 if TYPE_CHECKING:
@@ -103,24 +104,24 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
         file = await self._watch(self._indexes.get(self._entries.place(entry)))
         if file.tracks is not None:
             index = file.tracks.video
-            self.largest_picture = max(self.largest_picture, (index.height, index.width), key=np.prod)
+            self.note_picture(index.height, index.width)
         return file
 
     async def _make_plan(self, stretch: Stretch) -> KeptPart[Mapping[str, Planned]]:
         place = self._entries.place(stretch.episode)
         file = await self.video(stretch.episode)
-        if file.tracks is None:
-            plan = self._plan_whole(place, file)
+        if file.whole is not None:
+            plan = self._plan_whole(place, file.size_bytes, file.whole)
         else:
             plan = await self._run(partial(self._plan_windows, stretch, place, file))
         await gather(*(partial(self._add_member, plan, stretch.episode, name) for name in self._members))
         return kept_plan(plan)
 
-    def _plan_whole(self, place: Place, file: VideoFile) -> Plan:
-        plan = Plan(WholeVideo(file.reason))
-        plan[WHOLE] = PlannedRange(place.url, place.offset, place.offset + file.size_bytes)
+    def _plan_whole(self, place: Place, size_bytes: int, whole: WholeVideo) -> Plan:
+        plan = Plan(whole)
+        plan[WHOLE] = PlannedRange(place.url, place.offset, place.offset + size_bytes)
         self._whole += 1
-        self._whole_bytes += file.size_bytes
+        self._whole_bytes += size_bytes
         if place in self._named:
             return plan
         if len(self._named) < MAX_NAMED:
@@ -128,8 +129,8 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
             _log.warning(
                 "%s is read whole, all of its %d bytes for each clip, because it can't be cut: %s",
                 redact_url(place.url),
-                file.size_bytes,
-                file.reason,
+                size_bytes,
+                whole.reason,
             )
         return plan
 
@@ -154,6 +155,10 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
         plan.update(clips)
         plan.update(ranges)
         return plan
+
+    def note_picture(self, height: int, width: int) -> None:
+        """Note the size of a video's pictures."""
+        self.largest_picture = max(self.largest_picture, (height, width), key=np.prod)
 
     def _frames(self, stretch: Stretch, index: Mp4Index) -> tuple[NDArray[np.int64], list[float]]:
         """Return the places among the frames shown of each window's frames, and when its latest one ends."""

@@ -167,7 +167,8 @@ class Entries:
         import pyarrow.compute as pc
 
         lengths, urls = (hashlib.blake2b(digest_size=16) for _ in range(2))  # apart, whatever chunks a column has
-        first, last = pc.min_max(self._columns["video"]).as_py().values()
+        edges: Any = pc.min_max(self._columns["video"]).as_py()
+        first, last = edges["min"], edges["max"]
         common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
         begin = first.rfind("/", 0, common) + 1
         for part in self._parts("video"):

@@ -19,9 +19,8 @@ from asyncfetch.formats.stretch import Stretch
 from asyncfetch.runtime.fork import LoopGuard
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos.cache import WHOLE, HeldWindows, VideoCache
-from asyncfetch.videos.plan import WholeVideo
 from asyncfetch.videos.samples import WindowSamples
-from asyncfetch.videos.whole import open_whole
+from asyncfetch.videos.whole import WholeVideo
 from asyncfetch.videos.windows import frames_within
 
 if TYPE_CHECKING:
@@ -166,8 +165,8 @@ class OpenVideos:
     async def _measured_whole(self, stretch: Stretch) -> tuple[NDArray[np.float64], float]:
         with await self.reader.hold(stretch) as held:
             assert isinstance(held.beside, WholeVideo)
-            data, name, reason = held.data(WHOLE), held.entry.name, held.beside.reason
-            whole = await self._run(partial(open_whole, data, name=name, reason=reason))
+            whole = await self._run(partial(held.beside.frames, held.data(WHOLE), held.entry.name))
+        self._cache.note_picture(whole.height, whole.width)
         return whole.seconds, whole.end_seconds
 
     @property

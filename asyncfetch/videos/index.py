@@ -14,6 +14,7 @@ from asyncfetch.media.boxes import find
 from asyncfetch.media.index import first_track
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.videos.whole import WholeVideo
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 FRAME_NBYTES = 16
 """Bytes of a frame's sample number and time, in the order of presentation."""
+WHOLE_NBYTES = 64 * 1024
+"""About what the times of the frames of a video that is read whole take, which are known later: of two minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,8 @@ class VideoFile:
     size_bytes: int
     tracks: Tracks | None
     """None where it can't be cut by ranges, and is read whole."""
-    reason: str = ""
-    """Why."""
+    whole: WholeVideo | None = None
+    """It then."""
     moov: tuple[int, int] | None = None
     """Bytes [start, stop) of the video that are its index."""
     has_audio: bool = False
@@ -47,7 +50,7 @@ class VideoFile:
     def nbytes(self) -> int:
         """Memory that it takes."""
         if self.tracks is None:
-            return len(self.reason)
+            return WHOLE_NBYTES
         video, audio = self.tracks
         return video.nbytes + video.num_samples * FRAME_NBYTES + (0 if audio is None else audio.nbytes)
 
@@ -133,7 +136,7 @@ async def read_video(reader: RangeReader, place: Place, run: RunSync, *, audio: 
     except FormatError as error:
         size = place.as_found().size
         size = (await reader.stat(place.url)).size if size is None else size
-        return VideoFile(size, None, _bare(error, place.url))
+        return VideoFile(size, None, WholeVideo(_bare(error, place.url)))
     return VideoFile(info.size, tracks, moov=(first, first + len(moov)), has_audio=has_audio)
 
 

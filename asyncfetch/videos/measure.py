@@ -21,7 +21,6 @@ from asyncfetch.errors import (
 from asyncfetch.formats.clips import PARSED_ON_THE_LOOP_BYTES
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos.index import read_video
-from asyncfetch.videos.whole import open_whole
 from asyncfetch.videos.windows import frames_within
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import RangeReader
     from asyncfetch.videos.entry_table import Entries, Place
     from asyncfetch.videos.index import VideoFile
+    from asyncfetch.videos.whole import WholeVideo
 
 BROKEN = (DatasetError, DecodeError, AccessDenied, NotFound, RangeNotSatisfiable, MissingDependency)
 """Errors that say that one video can't be read. A host that is down or slow is no fault of the video."""
@@ -91,9 +91,10 @@ class Measuring:
         if file.tracks is not None:
             work = partial(_of_index, file, place.url, spans)
             return work() if file.nbytes <= PARSED_ON_THE_LOOP_BYTES else await run_sync(work)
+        assert file.whole is not None
         async with self._whole:
             data = await self._reader.fetch(place.url, place.offset, place.offset + file.size_bytes)
-            return await run_sync(_of_whole, data, place.url, file.reason, spans)
+            return await run_sync(_of_whole, data, place.url, file.whole, spans)
 
 
 def videos_of(entries: Entries) -> list[list[int]]:
@@ -136,17 +137,17 @@ def _of_index(file: VideoFile, url: str, spans: Sequence[Span]) -> Measured:
     )
 
 
-def _of_whole(data: memoryview, url: str, reason: str, spans: Sequence[Span]) -> Measured:
-    video = open_whole(data, name=redact_url(url), reason=reason)
+def _of_whole(data: memoryview, url: str, whole: WholeVideo, spans: Sequence[Span]) -> Measured:
+    video = whole.frames(data, redact_url(url))
     seconds = video.end_seconds - float(video.seconds[0])
     return Measured(
         size=len(data),
         frames=len(video.seconds),
         seconds=seconds,
         fps=_rate(len(video.seconds), seconds),
-        width=video.clip.width,
-        height=video.clip.height,
-        codec=video.clip.codec,
+        width=video.width,
+        height=video.height,
+        codec=video.codec,
         groups=None,
         has_audio=video.has_audio,
         moov_start=None,

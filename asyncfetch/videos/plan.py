@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asyncfetch.media import AudioIndex, Mp4Index
     from asyncfetch.media.samples import SampleTable
     from asyncfetch.videos.entry_table import Place
+    from asyncfetch.videos.whole import WholeVideo
 
 MAX_GAP_BYTES = 64 * 1024
 """Bytes between two clips that are fetched along rather than asking twice: FetchConfig's ``max_gap_bytes``."""
@@ -145,13 +146,6 @@ class Windows:
     """Shape (W, T): when each frame is shown."""
     audio: tuple[AudioPlan, ...] | None
     """Of each window; None where none is asked for, or the video has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class WholeVideo:
-    """A stretch of a video that can't be cut: its windows are found once all of it is in memory."""
-
-    reason: str
 
 
 class Plan(dict[str, "PlannedRange | WindowClip"]):

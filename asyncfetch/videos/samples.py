@@ -16,8 +16,8 @@ from asyncfetch.formats.samples import DoesNotFit, Field, by_reader, write_pictu
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.videos.audio import audio_of, decode_audio, no_audio
 from asyncfetch.videos.cache import WHOLE
-from asyncfetch.videos.plan import WholeVideo, WindowClip, Windows
-from asyncfetch.videos.whole import open_whole
+from asyncfetch.videos.plan import WindowClip, Windows
+from asyncfetch.videos.whole import WholeVideo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -178,10 +178,11 @@ class WindowSamples:
         beside = held.beside
         assert isinstance(beside, WholeVideo)
         data, name = held.data(WHOLE), held.entry.name
-        whole = open_whole(data, name=name, reason=beside.reason)
+        whole = beside.frames(data, name)
+        self._cache.note_picture(whole.height, whole.width)
         frames, end_seconds = self._cache.window_of(held.stretch, number, whole.seconds, whole.end_seconds)
-        video = open_decoder(whole.clip, backend=self._cache.backend, size=self._cache.size).frames(frames.tolist())
-        seconds = whole.seconds[frames]
+        decoder = open_decoder(whole.clip(data, name), backend=self._cache.backend, size=self._cache.size)
+        video, seconds = decoder.frames(frames.tolist()), whole.seconds[frames]
         sample: Sample = {"video": video, "seconds": import_torch().from_numpy(seconds)}
         if self._audio_rate is not None:
             begin = float(seconds.min())

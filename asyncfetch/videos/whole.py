@@ -5,8 +5,7 @@ FFmpeg's demuxer says when each of its frames is shown. Runs in decode threads.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -24,20 +23,53 @@ REMEDY = f"{COPY_ANEW}, or leave it out"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpenVideo:
-    """A whole video in memory."""
+class WholeFrames:
+    """The frames of a whole video, by its packets. Immutable, and without its bytes."""
 
-    clip: Clip
-    """All of it: frame i of it is the i-th that is shown."""
-    seconds: NDArray[np.float64]
-    """Shape (N,): when each is shown."""
-    end_seconds: float
+    ticks: NDArray[np.int64]
+    """Shape (N,): when each is shown, ascending, in parts of a second."""
+    timescale: int
+    """Parts of a second."""
+    end_ticks: int
     """When the last one ends."""
+    codec: str
+    width: int
+    height: int
     has_audio: bool
 
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """Shape (N,): when each is shown."""
+        return self.ticks / self.timescale
 
-def open_whole(data: memoryview, *, name: str, reason: str) -> OpenVideo:
-    """Return the frames of a video, by its own packets.
+    @property
+    def end_seconds(self) -> float:
+        """When the last one ends."""
+        return self.end_ticks / self.timescale
+
+    def clip(self, data: memoryview, name: str) -> Clip:
+        """Return all of the video, whose bytes these are, as a clip: frame i of it is the i-th that is shown."""
+        ranks = np.arange(len(self.ticks), dtype=np.int32)
+        return Clip(data, ranks, self.ticks, self.timescale, self.codec, self.width, self.height, name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeVideo:
+    """A video that can't be cut: its windows are found once all of it is in memory."""
+
+    reason: str
+    """Why it can't be."""
+    _found: list[WholeFrames] = field(default_factory=list)
+
+    def frames(self, data: memoryview, name: str) -> WholeFrames:
+        """Return its frames, by its bytes, once looked for. See ``frames_of_whole``."""
+        if not self._found:
+            self._found.append(frames_of_whole(data, name=name, reason=self.reason))
+        return self._found[0]
+
+
+def frames_of_whole(data: memoryview, *, name: str, reason: str) -> WholeFrames:
+    """Return the frames of a video that can't be cut for a reason, by its own packets.
 
     Raises:
         DecodeError: FFmpeg can't open it either.
@@ -66,17 +98,13 @@ def open_whole(data: memoryview, *, name: str, reason: str) -> OpenVideo:
     if not shown:
         raise DecodeError(f"{name}: it shows no frame, and can't be cut: {reason}; {REMEDY}")
     ticks = np.array([pts for pts, _ in shown], np.int64)
-    seconds = np.asarray(ticks * base.numerator / base.denominator, np.float64)
     last_ticks = max(shown[-1][1], int(np.median(np.diff(ticks))) if len(ticks) > 1 else 1)
-    clip = Clip(
-        data=data,
-        frame_index=np.arange(len(ticks), dtype=np.int32),
-        pts=ticks * base.numerator,
+    return WholeFrames(
+        ticks=ticks * base.numerator,
         timescale=base.denominator,
+        end_ticks=(int(ticks[-1]) + last_ticks) * base.numerator,
         codec=codec,
         width=width,
         height=height,
-        name=name,
+        has_audio=has_audio,
     )
-    end_seconds = float((int(ticks[-1]) + last_ticks) * base)
-    return OpenVideo(clip, seconds, end_seconds if math.isfinite(end_seconds) else float(seconds[-1]), has_audio)
