@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.decode import open_decoder, stack_frames
+from asyncfetch.decode import stack_frames
 from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.formats.samples import DoesNotFit, Field, by_reader, write_picture
@@ -181,8 +181,8 @@ class WindowSamples:
         whole = beside.frames(data, name)
         self._cache.note_picture(whole.height, whole.width)
         frames, end_seconds = self._cache.window_of(held.stretch, number, whole.seconds, whole.end_seconds)
-        decoder = open_decoder(whole.clip(data, name), backend=self._cache.backend, size=self._cache.size)
-        video, seconds = decoder.frames(frames.tolist()), whole.seconds[frames]
+        backend, size, seconds = self._cache.backend, self._cache.size, whole.seconds[frames]
+        video = whole.pictures(data, frames.tolist(), backend=backend, size=size, name=name)
         sample: Sample = {"video": video, "seconds": import_torch().from_numpy(seconds)}
         if self._audio_rate is not None:
             begin = float(seconds.min())
