@@ -122,14 +122,14 @@ def test_each_window_comes_once_over_any_workers(corpus: Path, kind: str, world_
     assert {window: times for part in found for window, times in part.items()} == whole
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
 @pytest.mark.usefixtures("programs_are_warm")
-def test_batches_of_loader_workers_are_those_of_none(corpus: Path, context: str) -> None:
+def test_batches_of_loader_workers_are_those_of_none(corpus: Path, context: str, workers: int) -> None:
     with closing(make_stream(corpus, "random", names=NAMES[:2])) as stream:
         dataset = af.torch.StreamDataset(stream, batch_size=3)
         alone = list(DataLoader(dataset, batch_size=None))
         stream.set_epoch(0)
-        together = list(DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=context))
+        together = list(DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context))
     for batches in (alone, together):
         assert all(batch["video"].shape == (3, 2, 3, 8, 8) for batch in batches)
         assert all(batch["seconds"].dtype == torch.float64 for batch in batches)
@@ -143,6 +143,17 @@ def test_batches_of_loader_workers_are_those_of_none(corpus: Path, context: str)
     ]
     assert rows[0].keys() == rows[1].keys()
     assert all(torch.equal(rows[1][window], video) for window, video in rows[0].items())
+
+
+@pytest.mark.usefixtures("programs_are_warm")
+def test_batches_of_a_served_stream_are_its_own(corpus: Path) -> None:
+    with closing(make_stream(corpus, "all")) as stream:
+        with af.serve_samples(stream, 4) as batches:
+            served = [batch["video"].clone() for batch in batches]
+        stream.set_epoch(0)
+        here = [batch["video"] for batch in af.torch.StreamDataset(stream, batch_size=4)]
+    assert len(served) == len(here)
+    assert all(map(torch.equal, served, here))
 
 
 @pytest.mark.parametrize("changed", [{"kind": "every"}, {"names": NAMES[:3]}, {"names": NAMES[::-1]}])
