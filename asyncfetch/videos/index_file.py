@@ -59,7 +59,7 @@ class IndexReport:
     resumed: int
     """Videos that an earlier run had measured."""
     bytes: int
-    """Of all videos."""
+    """Bytes of all videos."""
     seconds: float
     """Length of all videos together."""
     broken: tuple[tuple[int, str, str], ...]

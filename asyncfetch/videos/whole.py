@@ -32,7 +32,7 @@ class OpenVideo:
     seconds: NDArray[np.float64]
     """Shape (N,): when each is shown."""
     end_seconds: float
-    """When the last one ends."""
+    """Time at which the last one ends."""
     has_audio: bool
 
 
