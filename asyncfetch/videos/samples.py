@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,11 @@ class WindowSamples:
         self._num_frames = num_frames
         self._size = size
         self._audio_rate = audio_rate
-        self._columns = columns
+        self._columns = {name: Field(entries.dtype(name)) for name in columns}
+        self._lacking = frozenset(
+            name for name, like in self._columns.items() if like.dtype in {"bool", "int64"} and entries.has_nulls(name)
+        )
+        """Columns of numbers of which no number stands for none: their batches are lists."""
         self._members = members
 
     @property
@@ -89,8 +94,8 @@ class WindowSamples:
         }
         if self._audio_rate is not None:
             fields["audio"] = Field("float32", (1, 0), varies=True)
-        for name in self._columns:
-            fields[name] = Field(self._entries.dtype(name))
+        for name, like in self._columns.items():
+            fields[name] = Field("object") if name in self._lacking else like
         return fields | dict.fromkeys(self._members, Field("object"))
 
     def build(self, asked: Sequence[Asked]) -> list[Sample]:
@@ -127,10 +132,13 @@ class WindowSamples:
             sample = {"video": video, "seconds": torch.from_numpy(seconds)}
             if self._audio_rate is not None:
                 sample["audio"] = self._audio(held, number, self._audio_rate)
-        return sample | {
-            key: torch.tensor(value) if isinstance(value, int | float) else value
-            for key, value in self._beside(held, number).items()
-        }
+        sample |= self._beside(held, number)
+        for key in ("index", "clip_index"):
+            sample[key] = torch.tensor(sample[key])
+        for key, like in self._columns.items():
+            if like.is_tensor and isinstance(sample[key], int | float):
+                sample[key] = torch.tensor(sample[key], dtype=getattr(torch, like.dtype))
+        return sample
 
     def _seconds(self, held: HeldWindows, number: int) -> NDArray[np.float64]:
         windows = held.beside
@@ -198,11 +206,17 @@ class WindowSamples:
         """The rest of a sample: what its entry's row says, and the files beside its video."""
         entry = held.stretch.episode
         found: dict[str, Any] = {"index": entry, "clip_index": number}
-        found |= {name: self._entries.value(entry, name) for name in self._columns}
+        found |= {name: self._column(entry, name) for name in self._columns}
         for name in self._members:
             where = self._entries.member(entry, name)
             found[name] = None if where is None else self._member(held, name, where)
         return found
+
+    def _column(self, entry: int, name: str) -> Any:  # noqa: ANN401
+        value, like = self._entries.value(entry, name), self._columns[name]
+        if value is None:
+            return math.nan if like.dtype.startswith("float") else None
+        return import_torch().tensor(value) if name in self._lacking else value
 
     def _member(self, held: HeldWindows, name: str, place: Place) -> Any:  # noqa: ANN401
         data = bytes(held.data(name)) if name in held.entry.planned else b""  # a file without bytes needs none fetched

@@ -115,9 +115,11 @@ def test_a_span_behind_the_end_is_no_clip(corpus: Path) -> None:
 def test_a_clip_beyond_the_bound_says_what_it_takes(heavy: dict[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(heavy["heavy-250.mp4"])
     clips, config = af.ClipSampler(250), {"max_bytes": 4_000_000}
-    with closing(make_stream([str(tmp_path / "a.mp4")], clips, config=config)) as stream:
-        with pytest.raises(CacheError, match=r"max_bytes=4000000 leaves .* StreamConfig\(max_bytes=\d+\)"):
-            next(iter(stream))
+    with (
+        closing(make_stream([str(tmp_path / "a.mp4")], clips, config=config)) as stream,
+        pytest.raises(CacheError, match=r"max_bytes=4000000 leaves .* StreamConfig\(max_bytes=\d+\)"),
+    ):
+        next(iter(stream))
 
 
 # Servers.
@@ -151,8 +153,15 @@ def test_a_file_replaced_behind_its_index_is_noticed(corpus: Path) -> None:
 
 
 async def test_a_pass_that_is_left_leaves_nothing(corpus: Path) -> None:
-    files = {"a.mp4": (corpus / "front.mp4").read_bytes()}
-    async with RangeServer(files, fault=lambda request: Fault.stall() if request.start else None) as server:
+    is_reading = asyncio.Event()
+
+    def stall(request: ServedRequest) -> Fault | None:
+        if not request.start:
+            return None
+        is_reading.set()
+        return Fault.stall()
+
+    async with RangeServer({"a.mp4": (corpus / "front.mp4").read_bytes()}, fault=stall) as server:
         config = {"fetch": af.FetchConfig(ca_file=server.ca_file)}
         stream = make_stream([f"{server.url}/a.mp4"], config=config)
 
@@ -160,13 +169,14 @@ async def test_a_pass_that_is_left_leaves_nothing(corpus: Path) -> None:
             async with stream.samples() as samples:
                 await anext(samples)
 
+        tasks = asyncio.all_tasks()
         reading = asyncio.ensure_future(read())
-        while not any(request.start for request in server.requests):
-            await asyncio.sleep(0)
+        await is_reading.wait()
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        assert [task for task in asyncio.all_tasks() if "prefetch" in task.get_name()] == []
+        left = asyncio.all_tasks() - tasks
+        assert [task for task in left if "aiohttp" not in repr(task)] == []
 
 
 @pytest.mark.usefixtures("failed_loaders_end_soon")

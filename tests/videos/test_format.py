@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
@@ -179,17 +179,18 @@ def test_what_only_lerobot_has_is_refused(corpus: Path) -> None:
     with pytest.raises(ConfigError, match="clips is for Videos"):
         af.Stream(str(corpus), clips=SAMPLERS["all"])
     with pytest.raises((ConfigError, TypeError)):
-        af.torch.FrameDataset(af.Videos.from_folder(corpus))
+        af.torch.FrameDataset(af.Videos.from_folder(corpus))  # type: ignore[arg-type]
 
 
 def test_a_mixture_has_videos_beside_a_lerobot_dataset(corpus: Path, tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "set", episodes=(6, 4), width=64, height=64)
     robot = af.Stream(str(truth.root))
     videos = make_stream(corpus, "random")
-    for options in ({}, {"missing": "drop"}):
-        with closing(af.Mixture([robot, videos], [1, 1], **options)) as mixture:
+    missing: Literal["keep", "drop"]
+    for missing in ("keep", "drop"):
+        with closing(af.Mixture([robot, videos], [1, 1], missing=missing)) as mixture:
             found = list(itertools.islice(mixture, 12))
         members = [int(sample["dataset"]) for sample in found]
         assert {0, 1} == set(members)
         for member, sample in zip(members, found, strict=True):
-            assert ("video" in sample) == (member == 1 and not options)
+            assert ("video" in sample) == (member == 1 and missing == "keep")
