@@ -18,8 +18,10 @@ try:
     from asyncfetch.cli.bench import bench
     from asyncfetch.cli.cache import commands as cache_commands
     from asyncfetch.cli.dataset import check, frames, info
-    from asyncfetch.cli.files import cp, ls
+    from asyncfetch.cli.files import cp
+    from asyncfetch.cli.listing import ls
     from asyncfetch.cli.merge import convert, merge, select, split
+    from asyncfetch.cli.videos import index
 except ModuleNotFoundError as missing:
     raise MissingDependency(f"the command asyncfetch needs typer and rich: {install_command('cli')}") from missing
 
@@ -95,7 +97,7 @@ def run(
 
 app = typer.Typer(
     name="asyncfetch",
-    help="Inspect, check, measure, copy and merge LeRobot datasets, at any URL.",
+    help="Inspect, check, measure, copy and merge LeRobot datasets and videos, at any URL.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -105,6 +107,7 @@ app = typer.Typer(
 app.command(short_help="Show what is in a dataset.")(info)
 app.command(short_help="Find what is wrong with a dataset.")(check)
 app.command(short_help="Draw an episode's pictures.")(frames)
+app.command(short_help="Write the index of a collection of videos.")(index)
 app.command(short_help="Measure how fast a dataset streams.")(bench)
 app.command(short_help="List a directory.")(ls)
 app.command(short_help="Copy files.")(cp)

@@ -20,12 +20,15 @@ import typer
 from rich.console import Console
 
 from asyncfetch.cli.files import CaFile, fetch_config
+from asyncfetch.cli.source import KindOption, Source, StartOption, StopOption, VideoOption, find_source
 from asyncfetch.errors import AsyncFetchError, ConfigError, MissingDependency, redact_url
+from asyncfetch.videos import ClipSampler, Videos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from asyncfetch.config import StreamConfig
+    from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.observe.report import Report
     from asyncfetch.ranges import ByteRange
@@ -45,6 +48,8 @@ AGAIN_SECONDS = 5.0
 """Seconds until the exception is raised again: one that is raised within a finalizer is lost."""
 DAY_SECONDS = 24 * 3600.0
 """The longest stream, since a timer has a limit."""
+CLIP_FRAMES = 16
+"""Frames of a clip of videos, unless the user says otherwise."""
 BATCH_SIZE = 32
 """Samples in a batch of a loader worker."""
 
@@ -69,6 +74,8 @@ class Alone:
     links: list[Link] = field(default_factory=list)
     frames_per_second: float | None = None
     """Frames decoded from memory; None without cameras."""
+    no_frames: str = "the dataset has no cameras"
+    """Why that is None."""
     trouble: str | None = None
     """The reason why the rest isn't measured."""
 
@@ -106,19 +113,40 @@ async def time_samples(
 
 
 def bench(
-    source: Annotated[str, typer.Argument(metavar="URL", help="The dataset: a directory or a URL.")],
+    source: Source,
     seconds: Annotated[
         float, typer.Option(min=1.0, max=DAY_SECONDS, help="How long to stream, including the start.")
     ] = 20.0,
     num_workers: Annotated[int, typer.Option(min=0, help="Loader workers; 0 streams in this process.")] = 0,
+    num_frames: Annotated[
+        int | None, typer.Option(min=1, help="Frames of a clip of videos. [default: 16]", show_default=False)
+    ] = None,
+    fps: Annotated[float | None, typer.Option(help="Frames a second of a clip.", show_default=False)] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Every so many frames one.", show_default=False)] = None,
+    pick: Annotated[
+        str | None, typer.Option(help="Where clips start: random, uniform or all.", show_default=False)
+    ] = None,
+    per_video: Annotated[int | None, typer.Option(min=1, help="Clips of each video.", show_default=False)] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Height and width of pictures, as 480x832.", show_default=False)
+    ] = None,
+    kind: KindOption = None,
+    video: VideoOption = None,
+    start: StartOption = None,
+    stop: StopOption = None,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw samples over time.")] = None,
 ) -> None:
-    """Stream a dataset for a while. Shows how fast it is, the bottleneck, and what to set."""
+    """Stream a dataset, or clips of videos, for a while. Shows how fast it is, the bottleneck, and what to set."""
     from asyncfetch.config import StreamConfig
 
     config = StreamConfig(fetch=fetch_config(ca_file))
+    options: dict[str, Any] = {"fps": fps, "step": step, "pick": pick, "per_video": per_video}
+    clips = None
+    if num_frames is not None or any(value is not None for value in options.values()):
+        clips = ClipSampler(num_frames or CLIP_FRAMES, **options)
+    picture_size = None if size is None else _height_and_width(size)
     if plot is not None:
         _require_plot(plot)
     console = Console(stderr=True)
@@ -127,14 +155,19 @@ def bench(
         def progress(samples: int, passed: float) -> None:
             status.update(f"{samples:,} samples in {passed:.0f} of {seconds:.0f} s: {samples / passed:.1f} samples/s")
 
-        report, times, is_interrupted = _stream(source, config, seconds, num_workers, progress)
+        began = time.perf_counter()
+        found: str | Videos = source  # of a host that never answers, which the report then says
+        with _ends_after(seconds / 2):
+            found = find_source(source, config.fetch, kind, video=video, start=start, stop=stop)
+        left_seconds = seconds + began - time.perf_counter()
+        report, times, is_interrupted = _stream(found, config, left_seconds, num_workers, progress, clips, picture_size)
         alone = Alone()
         if is_interrupted:
             alone.trouble = INTERRUPTED
         elif times:
             status.update("measuring the link and the decoders")
             try:
-                anyio.run(partial(_measure_alone, source, config, alone))
+                anyio.run(partial(_measure_alone, found, config, alone))
             except KeyboardInterrupt:
                 alone.trouble, is_interrupted = INTERRUPTED, True
         else:
@@ -170,7 +203,7 @@ def _show(report: Report, alone: Alone, *, has_samples: bool) -> None:
     if alone.frames_per_second is not None:
         typer.echo(f"decoding from memory: {alone.frames_per_second:.0f} frames/s")
     elif alone.trouble is None:
-        typer.echo("decoding from memory: the dataset has no cameras")
+        typer.echo(f"decoding from memory: {alone.no_frames}")
     if alone.trouble is not None:
         typer.echo(f"the rest isn't measured: {alone.trouble}")
     if has_samples:
@@ -201,8 +234,21 @@ def _ends_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def _height_and_width(text: str) -> tuple[int, int]:
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal()):
+        raise ConfigError(f"--size={text!r} must be height and width, such as 480x832")
+    return int(height), int(width)
+
+
 def _stream(
-    source: str, config: StreamConfig, seconds: float, num_workers: int, progress: Callable[[int, float], None]
+    source: str | Videos,
+    config: StreamConfig,
+    seconds: float,
+    num_workers: int,
+    progress: Callable[[int, float], None],
+    clips: ClipSampler | None = None,
+    size: tuple[int, int] | None = None,
 ) -> tuple[Report, list[float], bool]:
     """Stream for so long, epoch after epoch: the report, the seconds to each sample, and whether it was interrupted."""
     from asyncfetch.decode.backends import choose_backend
@@ -210,7 +256,9 @@ def _stream(
     from asyncfetch.streams import Stream
 
     choose_backend(config.decoder)  # loading torch and the decoder takes seconds that aren't the stream's
-    stream = Stream(source, config=config)
+    if clips is None and isinstance(source, Videos):
+        clips = ClipSampler(CLIP_FRAMES)
+    stream = Stream(source, clips=clips, size=size, config=config)
     given: Iterable[Any] = stream
     report: Callable[[], Report] = stream.report
     if num_workers:
@@ -252,11 +300,14 @@ def _stream(
         stream.close()
 
 
-async def _measure_alone(source: str, config: StreamConfig, alone: Alone) -> None:
+async def _measure_alone(source: str | Videos, config: StreamConfig, alone: Alone) -> None:
     """Measure the link alone, and decoding of clips in memory."""
     try:
         with anyio.fail_after(ALONE_SECONDS):
-            await _measure(source, config, alone)
+            if isinstance(source, Videos):
+                await _measure_videos(source, config, alone)
+            else:
+                await _measure(source, config, alone)
     except TimeoutError:
         alone.trouble = f"it took longer than {ALONE_SECONDS:.0f} s"
     except (AsyncFetchError, OSError) as error:
@@ -266,26 +317,47 @@ async def _measure_alone(source: str, config: StreamConfig, alone: Alone) -> Non
 async def _measure(source: str, config: StreamConfig, alone: Alone) -> None:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot import open_dataset
-    from asyncfetch.ranges import ByteRange
 
     async with open_dataset(source, config=config) as dataset:
         episodes = [index for index in dataset.episodes.indices[:RESIDENT_EPISODES] if dataset.episodes[index].length]
         urls = {span.url for index in episodes for span in dataset.episodes[index].videos.values()}
         urls = urls or {dataset.episodes[index].data_url for index in episodes}
         async with Fetcher(config.fetch) as fetcher:
-            sizes = {url: (await fetcher.stat(url)).size for url in sorted(urls)}
-        ranges = [
-            ByteRange(url, start, min(start + RANGE_BYTES, size))
-            for url, size in sizes.items()
-            for start in range(0, size, RANGE_BYTES)
-        ][:MAX_RANGES]
-        for streams in sorted({min(streams, len(ranges)) for streams in STREAMS if ranges}):
-            alone.links.append(await _measure_link(config, ranges, streams))
+            ranges = await _ranges(sorted(urls), fetcher)
+        await _measure_links(config, ranges, alone)
         if dataset.cameras:
             await preload(dataset, set(episodes))
             await time_samples(dataset, 1, episodes=episodes)  # opens the libraries
             times = await time_samples(dataset, seconds=RESIDENT_SECONDS, episodes=episodes)
             alone.frames_per_second = len(times) * len(dataset.cameras) / times[-1]
+
+
+async def _measure_videos(videos: Videos, config: StreamConfig, alone: Alone) -> None:
+    from asyncfetch.fetch import Fetcher
+
+    alone.no_frames = "not measured of videos"
+    async with Fetcher(config.fetch) as fetcher:
+        entries = await videos.read(fetcher)
+        urls = dict.fromkeys(entries.place(entry).url for entry in range(min(len(entries), RESIDENT_EPISODES)))
+        ranges = await _ranges(urls, fetcher)
+    await _measure_links(config, ranges, alone)
+
+
+async def _ranges(urls: Iterable[str], fetcher: Fetcher) -> list[ByteRange]:
+    """Ranges of files by which the link is measured."""
+    from asyncfetch.ranges import ByteRange
+
+    sizes = {url: (await fetcher.stat(url)).size for url in urls}
+    return [
+        ByteRange(url, start, min(start + RANGE_BYTES, size))
+        for url, size in sizes.items()
+        for start in range(0, min(size, MAX_RANGES * RANGE_BYTES), RANGE_BYTES)
+    ][:MAX_RANGES]
+
+
+async def _measure_links(config: StreamConfig, ranges: Sequence[ByteRange], alone: Alone) -> None:
+    for streams in sorted({min(streams, len(ranges)) for streams in STREAMS if ranges}):
+        alone.links.append(await _measure_link(config, ranges, streams))
 
 
 async def _measure_link(config: StreamConfig, ranges: Sequence[ByteRange], streams: int) -> Link:

@@ -21,13 +21,16 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncfetch.cli.files import CaFile, fetch_config
+from asyncfetch.cli.source import KindOption, Source, StartOption, StopOption, VideoOption, find_source
 from asyncfetch.cli.terminal import format_bytes, progress
+from asyncfetch.cli.videos import entry_pictures, show_defects, show_info
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import AccessDenied, DatasetError, NotFound, RangeNotSatisfiable
 from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.tables.columns import to_floats
+from asyncfetch.videos import Videos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -50,20 +53,27 @@ hung."""
 THUMBNAIL_PX = 160
 """Width of a picture on a sheet, at most."""
 
-Source = Annotated[str, typer.Argument(metavar="URL", help="The dataset: a directory or a URL.")]
-
 
 def info(
     source: Source,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a rank's batch.")] = 32,
     num_workers: Annotated[int, typer.Option(min=0, help="Loader workers per rank.")] = 0,
+    kind: KindOption = None,
+    video: VideoOption = None,
+    start: StartOption = None,
+    stop: StopOption = None,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")] = False,
 ) -> None:
-    """Show what is in a dataset, and what a shuffled epoch fetches on 1, 8 and 64 ranks."""
+    """Show what is in a dataset, and what a shuffled epoch of a LeRobot dataset fetches on 1, 8 and 64 ranks."""
     from asyncfetch.streams import Stream  # slow to load
 
-    stream = Stream(source, config=StreamConfig(fetch=fetch_config(ca_file)))
+    config = fetch_config(ca_file)
+    found = find_source(source, config, kind, video=video, start=start, stop=stop)
+    if isinstance(found, Videos):
+        show_info(found, config, as_json=as_json)
+        return
+    stream = Stream(found, config=StreamConfig(fetch=config))
     try:
         plans = [
             stream.traffic_plan(world_size=ranks, num_workers=num_workers, batch_size=batch_size)
@@ -82,8 +92,8 @@ def info(
     typer.echo(f"{format_bytes(summary.bytes)}: rows {_sizes(summary.rows)}")
     for camera in summary.cameras:
         size = f"{camera.width or '?'}x{camera.height or '?'}"
-        kind = " depth" if camera.is_depth else ""
-        typer.echo(f"  {camera.key}: {size}{kind} {camera.codec or 'video'}, {_sizes(camera.videos)}")
+        depth = " depth" if camera.is_depth else ""
+        typer.echo(f"  {camera.key}: {size}{depth} {camera.codec or 'video'}, {_sizes(camera.videos)}")
     videos = {camera.key for camera in summary.cameras}
     for key, feature in summary.features.items():
         if key not in videos:
@@ -149,12 +159,23 @@ class Finding:
 
 def check(
     source: Source,
-    deep: Annotated[bool, typer.Option("--deep", help="Also fetch and decode every frame.")] = False,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", "--decode", help="Also fetch and decode every frame, or of videos a clip of each."),
+    ] = False,
+    kind: KindOption = None,
+    video: VideoOption = None,
+    start: StartOption = None,
+    stop: StopOption = None,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Find what is broken or odd in a dataset before you spend GPU hours. Exits with 1 if it finds something."""
     config = StreamConfig(on_error="skip", fetch=fetch_config(ca_file))
+    found = find_source(source, config.fetch, kind, video=video, start=start, stop=stop)
+    if isinstance(found, Videos):
+        show_defects(found, config, deep=deep, as_json=as_json)
+        return
     findings = anyio.run(partial(_check, source, config, deep=deep))
     off = sum(finding.rows or 0 for finding in findings if finding.what == OFF_THE_GRID)
     if as_json:
@@ -331,12 +352,21 @@ async def _sample_findings(dataset: LeRobotDataset, show: Callable[..., None]) -
 def frames(
     source: Source,
     out: Annotated[Path, typer.Option(help="The PNG file to write.")],
-    episode: Annotated[int, typer.Option(min=0, help="Which episode.")] = 0,
+    episode: Annotated[int, typer.Option(min=0, help="Which episode, or entry.")] = 0,
     count: Annotated[int, typer.Option(min=1, help="Pictures of each camera, from its first frame to its last.")] = 8,
+    kind: KindOption = None,
+    video: VideoOption = None,
+    start: StartOption = None,
+    stop: StopOption = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Draw a contact sheet of an episode: a row of pictures for each camera."""
-    sheet = anyio.run(_sheet, source, StreamConfig(fetch=fetch_config(ca_file)), episode, count)
+    """Draw a contact sheet of an episode or a video: a row of pictures for each camera."""
+    config = StreamConfig(fetch=fetch_config(ca_file))
+    found = find_source(source, config.fetch, kind, video=video, start=start, stop=stop)
+    if isinstance(found, Videos):
+        sheet = np.concatenate([_thumbnail(each) for each in entry_pictures(found, config, episode, count)], axis=1)
+    else:
+        sheet = anyio.run(_sheet, found, config, episode, count)
     out.write_bytes(_png(sheet))
     typer.echo(f"{out}: {sheet.shape[1]}x{sheet.shape[0]}")
 

@@ -1,9 +1,8 @@
-"""``asyncfetch ls`` and ``cp``: files of any url that the engine reads."""
+"""``asyncfetch cp``: files of any url that the engine reads."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -37,27 +36,6 @@ Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Include subd
 def fetch_config(ca_file: str | None) -> FetchConfig:
     """The configuration of a command's fetcher."""
     return FetchConfig(ca_file=ca_file)
-
-
-def ls(
-    url: Annotated[str, typer.Argument(help="A directory: local, s3://, hf:// or one of fsspec's.")],
-    recursive: Recursive = False,
-    ca_file: CaFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")] = False,
-) -> None:
-    """List a directory: the size and the URL of each entry."""
-    entries = anyio.run(_list, url, fetch_config(ca_file), recursive)
-    if as_json:
-        typer.echo(json.dumps({"entries": [{"url": entry.url, "bytes": entry.size} for entry in entries]}))
-        return
-    for entry in entries:
-        size = "" if entry.url.endswith("/") else format_bytes(entry.size)
-        typer.echo(f"{size:>10}  {entry.url}")
-
-
-async def _list(url: str, config: FetchConfig, recursive: bool) -> list[ObjectInfo]:
-    async with Fetcher(config) as fetcher:
-        return await fetcher.listdir(url, recursive=recursive)
 
 
 def cp(

@@ -13,9 +13,13 @@ from asyncfetch.videos.entries import ENTRY_COLUMNS
 from asyncfetch.videos.windows import PRECISION_SECONDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
     from numpy.typing import NDArray
 
+PART_ROWS = 64 * 1024
+"""Rows of a column that are gone through at once."""
 MEMBER = b"member"
 """Metadata, under ``asyncfetch``, of a column that says where a file beside a video lies."""
 MEASURE = b"measure "
@@ -141,9 +145,12 @@ class Entries:
 
     @cached_property
     def files(self) -> NDArray[np.int64]:
-        """The number of the file that each entry's video lies in."""
-        codes: Any = self._columns["video"].combine_chunks().dictionary_encode()
-        found: NDArray[np.int64] = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        """The number of the file that each entry's video lies in, by the first entry in it."""
+        hashes = [np.fromiter(map(hash, chunk.to_pylist()), np.int64) for chunk in self._parts("video")]
+        _, firsts, files = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
+        ranks = np.empty(len(firsts), np.int64)
+        ranks[np.argsort(firsts)] = np.arange(len(firsts))
+        found: NDArray[np.int64] = ranks[files.reshape(-1)]
         return found
 
     @cached_property
@@ -152,20 +159,26 @@ class Entries:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        digest = hashlib.blake2b(digest_size=16)
-        videos = self._columns["video"].cast(pa.large_string())
-        if len(self):
-            first, last = pc.min(videos).as_py(), pc.max(videos).as_py()
-            common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-            videos = pc.utf8_slice_codeunits(videos, first.rfind("/", 0, common) + 1)
-        for chunk in videos.chunks:
-            _, offsets, data = chunk.buffers()
-            ends = np.frombuffer(memoryview(offsets or b""), np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
-            digest.update(np.diff(ends).tobytes())
-            digest.update(memoryview(data or b"")[ends[0] : ends[-1]])
+        lengths, urls = (hashlib.blake2b(digest_size=16) for _ in range(2))  # apart, whatever chunks a column has
+        first, last = pc.min_max(self._columns["video"]).as_py().values()
+        common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        begin = first.rfind("/", 0, common) + 1
+        for part in self._parts("video"):
+            below = pc.utf8_slice_codeunits(part.cast(pa.large_string()), begin)
+            _, offsets, data = below.buffers()
+            ends = np.frombuffer(memoryview(offsets), np.int64)[below.offset : below.offset + len(below) + 1]
+            lengths.update(np.diff(ends).tobytes())
+            urls.update(memoryview(data or b"")[ends[0] : ends[-1]])
+        digest = hashlib.blake2b(lengths.digest() + urls.digest(), digest_size=16)
         for name in ("offset", "start", "stop"):
             digest.update(self.numbers(name).tobytes())
         return digest.hexdigest()
+
+    def _parts(self, name: str) -> Iterator[Any]:
+        """Arrays of a column, one after the other, of so many rows at most: it bounds what is made beside it."""
+        for chunk in self._columns[name].chunks:
+            for row in range(0, len(chunk), PART_ROWS):
+                yield chunk.slice(row, PART_ROWS)
 
 
 def check_entries(table: pa.Table, url: str) -> None:

@@ -271,17 +271,17 @@ def _index_table(
 ) -> pa.Table:
     """The entries with a column for each measure."""
     arrow = require_pyarrow()
-    kinds: dict[str, Any] = {
-        "frames": arrow.int64(),
+    kinds: dict[str, Any] = {  # as small as they may be: an index is held in memory
+        "frames": arrow.int32(),
         "seconds": arrow.float64(),
-        "fps": arrow.float64(),
+        "fps": arrow.float32(),
         "width": arrow.int32(),
         "height": arrow.int32(),
-        "codec": arrow.string(),
-        "groups": arrow.int64(),
+        "codec": arrow.dictionary(arrow.int8(), arrow.string()),
+        "groups": arrow.int32(),
         "has_audio": arrow.bool_(),
         "moov_start": arrow.int64(),
-        "moov_bytes": arrow.int64(),
+        "moov_bytes": arrow.int32(),
     }
     count = len(entries)
     number_of: list[int] = [0] * count
@@ -309,7 +309,7 @@ def _index_table(
         fields.append(entries.table.schema.field(name))
     measures = {name: column(name, kind) for name, kind in kinds.items()}
     if any(frames is not None for frames in span_frames):
-        measures["span_frames"] = arrow.array(span_frames, arrow.int64())
+        measures["span_frames"] = arrow.array(span_frames, arrow.int32())
         measures["span_seconds"] = arrow.array(span_seconds, arrow.float64())
     measures["error"] = arrow.array((broken.get(number) for number in videos), arrow.string()).take(rows)
     for measure, values in measures.items():

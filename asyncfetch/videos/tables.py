@@ -149,7 +149,9 @@ def _entries(held: list[pa.Table], asked: dict[str, str | None], base: str, show
     if is_index(table, shown):
         if asked != {"video": "video", "start": None, "stop": None}:
             raise ConfigError(f"{shown} is an index, which has its own columns: leave out video=, start= and stop=")
-        return absolute_index(table, base)
+        table = absolute_index(table, base)
+        require_pyarrow().default_memory_pool().release_unused()
+        return table
     check_names(table.column_names, asked, shown)
     columns = dict(zip(table.column_names, table.columns, strict=True))
     del table

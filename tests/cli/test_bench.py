@@ -18,6 +18,7 @@ from asyncfetch.cli.app import app
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError, NotFound
 from asyncfetch.testing import Fault, RangeServer, write_dataset
+from tests.videos.movies import movie
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -189,3 +190,24 @@ def test_a_dataset_that_is_not_there_is_an_error_of_one_line(tmp_path: Path, wor
     assert isinstance(done.exception, NotFound)
     assert "\n" not in str(done.exception)
     assert "nowhere" in str(done.exception)
+
+
+def test_clips_of_videos(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.mp4").write_bytes(movie(12))
+    options = ["--num-frames", "4", "--step", "2", "--pick", "uniform", "--per-video", "2", "--size", "32x40"]
+    done = CliRunner().invoke(app, ["bench", str(tmp_path), "--seconds", "2", *options, "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["report"]["samples"] >= 1
+    assert [link["streams"] for link in told["link"]] == [1, 2]
+    assert (told["resident_frames_per_second"], told["trouble"]) == (None, None)
+
+
+def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path / "one", episodes=(4,), codec="h264", width=96, height=64)
+    refused = CliRunner().invoke(app, ["bench", str(truth.root), "--num-frames", "4"])
+    assert "clips is for Videos" in str(refused.exception)
+    refused = CliRunner().invoke(app, ["bench", str(truth.root), "--size", "32"])
+    assert isinstance(refused.exception, ConfigError)
+    assert "480x832" in str(refused.exception)

@@ -233,7 +233,7 @@ def test_a_failing_host_ends_it_and_the_next_run_goes_on(tmp_path: Path) -> None
             )
         kept = (tmp_path / "videos.parquet.part").read_bytes().splitlines()
         measured = {json.loads(line)[0] for line in kept[1:]}
-        assert len(measured) == max(seen)[0]
+        assert len(measured) >= max(seen)[0]
         with open(tmp_path / "videos.parquet.part", "ab") as file:
             file.write(b'[9, 100, "cut o')
         is_down = False
