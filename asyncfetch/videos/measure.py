@@ -1,4 +1,4 @@
-"""What a video is like: its length, its size, its codec, where its index lies. Read from the index, without a frame."""
+"""Measures of videos: length, size, codec, where the index lies. Read from the index, without a frame."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import RangeReader
     from asyncfetch.videos.entry_table import Entries, Place
-    from asyncfetch.videos.index import VideoFile
+    from asyncfetch.videos.index import IndexedVideo
     from asyncfetch.videos.whole import WholeVideo
 
 BROKEN = (DatasetError, DecodeError, AccessDenied, NotFound, RangeNotSatisfiable, MissingDependency)
@@ -49,11 +49,11 @@ class Measured(NamedTuple):
     """The measures of a video."""
 
     size: int
-    """In bytes."""
+    """Bytes that it takes."""
     frames: int
     """Frames that are shown."""
     seconds: float
-    """From the time of the first frame to the end of the last one."""
+    """Time from its first frame to the end of its last one."""
     fps: float
     """Frames a second, in the mean."""
     width: int
@@ -106,7 +106,7 @@ def videos_of(entries: Entries) -> list[list[int]]:
     return list(videos.values())
 
 
-def _of_index(file: VideoFile, url: str, spans: Sequence[Span]) -> Measured:
+def _of_index(file: IndexedVideo, url: str, spans: Sequence[Span]) -> Measured:
     assert file.tracks is not None
     assert file.moov is not None
     index = file.tracks.video

@@ -39,7 +39,7 @@ class WholeFrames:
     timescale: int
     """Parts of a second."""
     end_ticks: int
-    """When the last one ends."""
+    """The end of the last one."""
     codec: str
     width: int
     height: int
@@ -54,7 +54,7 @@ class WholeFrames:
 
     @property
     def end_seconds(self) -> float:
-        """When the last one ends."""
+        """The end of the last one."""
         return self.end_ticks / self.timescale
 
     def pictures(
@@ -104,7 +104,7 @@ class WholeVideo:
     """A video that can't be cut: its windows are found once all of it is in memory."""
 
     reason: str
-    """Why it can't be."""
+    """The reason for that."""
     _found: list[WholeFrames] = field(default_factory=list)
 
     def frames(self, data: memoryview, name: str) -> WholeFrames:
