@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.media import locate_moov, parse_moov
@@ -80,3 +81,19 @@ def test_no_more_is_fetched_than_the_groups_needed(
     if audio_rate is not None and kind.startswith("sparse"):
         needed = len(windows) * len(heavy[name])  # sound lies between the pictures, all the way
     assert server.statistics().bytes_sent - HEAD_BYTES - index_bytes <= 1.1 * needed
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
+def test_each_byte_comes_once_for_two_workers_together(heavy: dict[str, bytes], server: RangeServer) -> None:
+    names = sorted(heavy)
+    with closing(stream_of(server, names, SAMPLERS["all"], size=(8, 8))) as stream:
+        loader = DataLoader(af.torch.StreamDataset(stream, 4), None, num_workers=2, multiprocessing_context="fork")
+        windows = [
+            (int(entry), int(number))
+            for batch in loader
+            for entry, number in zip(batch["index"], batch["clip_index"], strict=True)
+        ]
+    assert len(set(windows)) == len(windows) == 2 * -(-300 // 16)
+    index_bytes = sum(index_of(data)[1] for data in heavy.values())
+    most_bytes = sum(map(len, heavy.values())) + 2 * index_bytes + 4 * HEAD_BYTES  # each worker reads the indexes
+    assert server.statistics().bytes_sent <= most_bytes

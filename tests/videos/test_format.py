@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Window = tuple[int, int]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
-any_moment = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8, deadline=None)
+any_moment = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=6, deadline=None)
 NAMES = ["av1.mp4", "open.mp4", "one-frame.mp4", "large.mp4"]
 SAMPLERS = {
     "random": af.ClipSampler(2, fps=3, per_video=3),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.media import Tracks
 
-any_frames = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+any_frames = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
 OFFSET = 1000
 """Position of the video in its file."""
 

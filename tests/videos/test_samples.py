@@ -85,7 +85,7 @@ def differs_by(found: torch.Tensor, expected: torch.Tensor) -> float:
     return min(float((inner - expected[:, shift : shift + length]).abs().max()) for shift in range(3))
 
 
-@pytest.mark.parametrize(("kind", "rate"), [("random fps", 44_100), ("sparse", 22_050), ("all", 16_000)])
+@pytest.mark.parametrize(("kind", "rate"), [("random fps", 44_100), ("sparse", 22_050), ("all fps", 16_000)])
 def test_audio_is_that_of_torchcodec(corpus: Path, kind: str, rate: int) -> None:
     """Where samples are made anew, the first one lies up to one of them off if frames of audio are cut otherwise.
 
