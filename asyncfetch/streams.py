@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import PrivateUrl, stream_config
-from asyncfetch.config.checks import explains_keywords, index_of
+from asyncfetch.config.checks import explains_keywords, index_of, whole_number
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, UsageError
 from asyncfetch.formats import Format, OwnFormat, RangeFormat, chosen_features
@@ -21,7 +21,7 @@ from asyncfetch.runtime import iterate
 from asyncfetch.stream.datasets import Member
 from asyncfetch.stream.epoch_stream import EpochStream
 from asyncfetch.stream.source import SampleSource, checked_transform, whole_seed
-from asyncfetch.videos import Videos
+from asyncfetch.videos import ClipSampler, Videos
 from asyncfetch.videos.format import VideosFormat
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetSummary, DepthUnit, Windows
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.stream.job_builder import Transform
-    from asyncfetch.videos import ClipSampler
 
 __all__ = ["Stream"]
 
@@ -103,6 +102,10 @@ class Stream(EpochStream):
                 raise ConfigError(
                     f"Stream({source!r}) needs clips=ClipSampler(...), which says which frames a clip has"
                 )
+            if not isinstance(clips, ClipSampler):
+                raise ConfigError(f"clips must be a ClipSampler, not {clips!r:.80}")
+            if audio_rate is not None:
+                audio_rate = whole_number("audio_rate", audio_rate, least=1)
             reading = VideosFormat(
                 videos=source,
                 clips=clips,

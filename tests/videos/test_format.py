@@ -193,6 +193,23 @@ def test_what_only_lerobot_has_is_refused(corpus: Path) -> None:
         af.torch.FrameDataset(af.Videos.from_folder(corpus))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"audio_rate": 0}, "audio_rate must be .*at least 1"),
+        ({"audio_rate": 16_000.5}, "audio_rate must be"),
+        ({"audio_rate": "16000"}, "audio_rate must be"),
+        ({"clips": 8}, "clips must be a ClipSampler, not 8"),
+        ({"fit": "crop"}, "give size="),
+        ({"size": (0, 8)}, "height must be at least 1"),
+    ],
+)
+def test_what_no_stream_of_videos_can_be_is_refused(corpus: Path, wrong: dict[str, Any], why: str) -> None:
+    given: dict[str, Any] = {"clips": SAMPLERS["all"]} | wrong
+    with pytest.raises(ConfigError, match=why):
+        af.Stream(af.Videos.from_folder(corpus), **given)
+
+
 def test_a_mixture_has_videos_beside_a_lerobot_dataset(corpus: Path, tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "set", episodes=(6, 4), width=64, height=64)
     robot = af.Stream(str(truth.root))
