@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import RangeReader
     from asyncfetch.videos.entry_table import Entries, Place
-    from asyncfetch.videos.index import VideoFile
+    from asyncfetch.videos.index import IndexedVideo
     from asyncfetch.videos.whole import WholeVideo
 
 BROKEN = (DatasetError, DecodeError, AccessDenied, NotFound, RangeNotSatisfiable, MissingDependency)
@@ -106,7 +106,7 @@ def videos_of(entries: Entries) -> list[list[int]]:
     return list(videos.values())
 
 
-def _of_index(file: VideoFile, url: str, spans: Sequence[Span]) -> Measured:
+def _of_index(file: IndexedVideo, url: str, spans: Sequence[Span]) -> Measured:
     assert file.tracks is not None
     assert file.moov is not None
     index = file.tracks.video

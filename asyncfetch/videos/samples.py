@@ -16,7 +16,7 @@ from asyncfetch.formats.samples import DoesNotFit, Field, by_reader, write_pictu
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.videos.audio import audio_of, decode_audio, no_audio
 from asyncfetch.videos.cache import WHOLE
-from asyncfetch.videos.plan import WindowClip, Windows
+from asyncfetch.videos.plan import WindowClip, WindowTimes
 from asyncfetch.videos.whole import WholeVideo
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class WindowSamples:
 
     def _sample(self, held: HeldWindows, number: int, reader: int) -> Sample:
         torch = import_torch()
-        if not isinstance(held.beside, Windows):
+        if not isinstance(held.beside, WindowTimes):
             sample = self._of_whole(held, number)
         else:
             one = self._one_clip(held, number)
@@ -142,7 +142,7 @@ class WindowSamples:
 
     def _seconds(self, held: HeldWindows, number: int) -> NDArray[np.float64]:
         windows = held.beside
-        assert isinstance(windows, Windows)
+        assert isinstance(windows, WindowTimes)
         seconds: NDArray[np.float64] = windows.seconds[number - held.stretch.start].copy()
         return seconds
 
@@ -167,7 +167,7 @@ class WindowSamples:
         self, held: HeldWindows, number: int, reader: int, take: Callable[[int, torch.Tensor], None]
     ) -> NDArray[np.float64]:
         """Give each picture of a window with its place there; return when each is shown."""
-        if not isinstance(held.beside, Windows):
+        if not isinstance(held.beside, WindowTimes):
             raise DoesNotFit  # its pictures are known when it is open
         for name, places, frames in self._parts(held, number):
             held.give(name, frames, partial(_take, take, places), reader=reader)
@@ -193,7 +193,7 @@ class WindowSamples:
 
     def _audio(self, held: HeldWindows, number: int, rate: int) -> torch.Tensor:
         windows = held.beside
-        assert isinstance(windows, Windows)
+        assert isinstance(windows, WindowTimes)
         if windows.audio is None:
             return no_audio()
         plan = windows.audio[number - held.stretch.start]
