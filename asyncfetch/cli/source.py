@@ -15,7 +15,8 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos import Videos
 from asyncfetch.videos.folders import METADATA_NAMES
-from asyncfetch.videos.patterns import find_files
+from asyncfetch.videos.listing import list_files
+from asyncfetch.videos.patterns import absolute_url, find_files
 from asyncfetch.videos.tables import SUFFIXES
 from asyncfetch.videos.tars import VIDEO_EXTENSIONS
 
@@ -131,13 +132,13 @@ async def _kind_of_directory(url: str, fetcher: Fetcher) -> Kind:
         pass
     else:
         return Kind.LEROBOT
-    looked = "it has no meta/info.json"
+    directory, looked = await run_sync(absolute_url, url), "it has no meta/info.json"
     for is_recursive in (False, True):
         try:
-            files = [file.url for file in await fetcher.listdir(url, recursive=is_recursive)]
+            files = [file.url for file in await list_files(fetcher, directory, recursive=is_recursive)]
         except NotFound as error:
             raise NotFound(f"{_neither(url)}: there is nothing", url=url) from error
-        except ConfigError:  # a web server, which can't be listed
+        except ConfigError:  # a web server without index pages
             looked = f"{looked}, nor {' or '.join(METADATA_NAMES)}, and can't be listed"
             if await _any_is_there([join_url(url, name) for name in METADATA_NAMES], fetcher):
                 return Kind.FOLDER

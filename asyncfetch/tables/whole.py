@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,15 @@ async def read_all(reader: RangeReader, file: TableFile, columns: Sequence[str],
 
 def _decode(held: list[FetchedGroups]) -> list[pa.RecordBatch]:
     """The batches of the one part that is held, which goes; the memory that decoding took beside them goes, too."""
-    batches = held.pop().decode()
-    require_pyarrow().default_memory_pool().release_unused()
+    arrow, fetched = require_pyarrow(), held.pop()
+    batches: list[pa.RecordBatch] = []
+    for group in fetched.groups:
+        of_group = replace(fetched, groups=[group]).decode()
+        if of_group:
+            # Copied: what grew while it was decoded has up to as much room beside it.
+            batches += arrow.Table.from_batches(of_group).combine_chunks().to_batches()
+        del of_group
+        arrow.default_memory_pool().release_unused()
     return batches
 
 

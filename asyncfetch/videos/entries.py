@@ -135,7 +135,18 @@ def absolute_index(table: pa.Table, base: str) -> pa.Table:
         table: As it lies in its file.
         base: The url or absolute path of the file.
     """
-    return _with_urls(table, _Root(base).join_all)
+    return _with_nulls_once(_with_urls(table, _Root(base).join_all))
+
+
+def _with_nulls_once(table: pa.Table) -> pa.Table:
+    """The table, with little memory for columns that are null in each of very many rows."""
+    pa = require_pyarrow()
+    for place, field in enumerate(table.schema):
+        if table.num_rows > _CHUNK_ROWS and table.column(place).null_count == table.num_rows:
+            nulls = pa.nulls(_CHUNK_ROWS, field.type)
+            chunks = [nulls] * (table.num_rows // _CHUNK_ROWS) + [nulls[: table.num_rows % _CHUNK_ROWS]]
+            table = table.set_column(place, field, pa.chunked_array(chunks, field.type))
+    return table
 
 
 def relative_index(table: pa.Table, path: str) -> pa.Table:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-PART_ROWS = 64 * 1024
+PART_ROWS = 16 * 1024
 """Rows of a column that are gone through at once."""
 MEMBER = b"member"
 """Metadata, under ``asyncfetch``, of a column that says where a file beside a video lies."""
@@ -95,13 +95,25 @@ class Entries:
         return bool(self._columns[name].null_count)
 
     def numbers(self, name: str) -> NDArray[np.float64]:
-        """Return a column of numbers, NaN where it has none."""
+        """Return a column of numbers, NaN where it has none. A copy."""
+        found = np.full(len(self), np.nan)
         column = self._columns.get(name)
-        if column is None:
-            return np.full(len(self), np.nan)
+        if column is None or column.null_count == len(column):
+            return found
         import pyarrow as pa
 
-        found: NDArray[np.float64] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        row = 0
+        for part in self._parts(name):
+            found[row : row + len(part)] = part.cast(pa.float64()).to_numpy(zero_copy_only=False)
+            row += len(part)
+        return found
+
+    def _has(self, name: str) -> NDArray[np.bool_]:
+        """Return which entries have something in a column."""
+        column = self._columns.get(name)
+        if column is None or column.null_count == len(column):
+            return np.zeros(len(self), bool)
+        found: NDArray[np.bool_] = column.is_valid().to_numpy()
         return found
 
     def place(self, entry: int) -> Place:
@@ -116,19 +128,26 @@ class Entries:
         """Return what an index has measured of an entry's video; None where it has nothing."""
         return self.value(entry, self.measures[name]) if name in self.measures else None
 
+    def largest_picture(self) -> tuple[int, int] | None:
+        """Return the greatest height and width of all videos, by the index; None where that isn't known."""
+        import pyarrow.compute as pc
+
+        found = [pc.max(self._columns[self.measures[name]]).as_py() for name in ("height", "width") if self.measures]
+        return None if not found or None in found else (found[0], found[1])
+
     def lengths(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the seconds and frames of what each entry means, by the index; NaN where that isn't known.
 
         Those of a video that could not be read are the least there are: it gives a clip, which then says why.
         """
         columns = self.measures
-        seconds, frames = (self.numbers(columns.get(name, "")).copy() for name in ("seconds", "frames"))
-        spans = ~np.isnan(self.numbers("start")) | ~np.isnan(self.numbers("stop"))
-        for lengths, name in ((seconds, "span_seconds"), (frames, "span_frames")):
-            lengths[spans] = self.numbers(columns.get(name, ""))[spans]
-        if "error" in columns:
-            broken = self._columns[columns["error"]].is_valid().to_numpy()
-            seconds[broken], frames[broken] = PRECISION_SECONDS, 1
+        seconds, frames = (self.numbers(columns.get(name, "")) for name in ("seconds", "frames"))
+        spans = self._has("start") | self._has("stop")
+        if spans.any():
+            for lengths, name in ((seconds, "span_seconds"), (frames, "span_frames")):
+                lengths[spans] = self.numbers(columns.get(name, ""))[spans]
+        broken = self._has(columns.get("error", ""))
+        seconds[broken], frames[broken] = PRECISION_SECONDS, 1
         return seconds, frames
 
     def span(self, entry: int) -> tuple[float | None, float | None]:
@@ -167,16 +186,17 @@ class Entries:
         import pyarrow.compute as pc
 
         lengths, urls = (hashlib.blake2b(digest_size=16) for _ in range(2))  # apart, whatever chunks a column has
-        edges: Any = pc.min_max(self._columns["video"]).as_py()
-        first, last = edges["min"], edges["max"]
+        least: Any = pc.min_max(self._columns["video"]).as_py()
+        first, last = least["min"].encode(), least["max"].encode()
         common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-        begin = first.rfind("/", 0, common) + 1
+        front = np.arange(first.rfind(b"/", 0, common) + 1)
         for part in self._parts("video"):
-            below = pc.utf8_slice_codeunits(part.cast(pa.large_string()), begin)
-            _, offsets, data = below.buffers()
-            ends = np.frombuffer(memoryview(offsets), np.int64)[below.offset : below.offset + len(below) + 1]
-            lengths.update(np.diff(ends).tobytes())
-            urls.update(memoryview(data or b"")[ends[0] : ends[-1]])
+            _, offsets, data = part.cast(pa.string()).buffers()
+            ends = np.frombuffer(offsets, np.int32)[part.offset : part.offset + len(part) + 1].astype(np.int64)
+            below = np.ones(ends[-1] - ends[0], bool)
+            below[(ends[:-1, None] - ends[0] + front)] = False
+            urls.update(np.frombuffer(data, np.uint8)[ends[0] : ends[-1]][below].tobytes())
+            lengths.update((np.diff(ends) - len(front)).tobytes())
         digest = hashlib.blake2b(lengths.digest() + urls.digest(), digest_size=16)
         for name in ("offset", "start", "stop"):
             digest.update(self.numbers(name).tobytes())

@@ -123,9 +123,9 @@ class OpenVideos:
 
         And how large pictures are, about, for bounds on memory: by the first video.
         """
-        sizes = [self.entries.numbers(self.entries.measures.get(name, "")) for name in ("height", "width")]
-        if not np.isnan(sizes).all():
-            self._cache.largest_picture = int(np.nanmax(sizes[0])), int(np.nanmax(sizes[1]))
+        largest = self.entries.largest_picture()
+        if largest is not None:
+            self._cache.largest_picture = largest
         else:
             with suppress(AsyncFetchError):  # it comes again, at its place in the order
                 await self._cache.video(0)

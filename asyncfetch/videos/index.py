@@ -44,7 +44,7 @@ class IndexedVideo:
     moov: tuple[int, int] | None = None
     """Bytes [start, stop) of the video that are its index."""
     has_audio: bool = False
-    """Whether its index has an audio track."""
+    """True if its index has an audio track."""
 
     @property
     def nbytes(self) -> int:

@@ -25,6 +25,7 @@ from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.columns import is_text
 from asyncfetch.tables.parquet import require_pyarrow
 from asyncfetch.videos.entries import ENTRY_COLUMNS, INDEX_KEY, INDEX_VERSION, relative_index
 from asyncfetch.videos.entry_table import MEASURE
@@ -59,7 +60,7 @@ class IndexReport:
     resumed: int
     """Videos that an earlier run had measured."""
     bytes: int
-    """Of all videos."""
+    """Bytes of all videos."""
     seconds: float
     """Length of all videos together."""
     broken: tuple[tuple[int, str, str], ...]
@@ -252,7 +253,9 @@ def _write(
     made = f"{path}.{os.getpid()}"
     try:
         with open(made, "wb") as file:
-            pq.write_table(table, file, compression="zstd", row_group_size=ROWS_IN_A_GROUP)
+            # Numbers of very many videos all differ: as a dictionary they take more room.
+            texts: Any = [field.name for field in table.schema if _is_text(field.type)]
+            pq.write_table(table, file, compression="zstd", use_dictionary=texts, row_group_size=ROWS_IN_A_GROUP)
             file.flush()
             os.fsync(file.fileno())
         os.replace(made, path)
@@ -264,6 +267,11 @@ def _write(
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _is_text(kind: Any) -> bool:  # noqa: ANN401
+    types = require_pyarrow().types
+    return is_text(kind) or bool(types.is_dictionary(kind))
 
 
 def _index_table(

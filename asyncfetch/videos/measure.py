@@ -1,4 +1,4 @@
-"""What a video is like: its length, its size, its codec, where its index lies. Read from the index, without a frame."""
+"""Measures of videos: length, size, codec, where the index lies. Read from the index, without a frame."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Measured(NamedTuple):
     """The measures of a video."""
 
     size: int
-    """In bytes."""
+    """Bytes that it takes."""
     frames: int
     """Frames that are shown."""
     seconds: float
-    """From the time of the first frame to the end of the last one."""
+    """Time from its first frame to the end of its last one."""
     fps: float
     """Frames a second, in the mean."""
     width: int

@@ -145,7 +145,7 @@ class WindowTimes:
     seconds: NDArray[np.float64]
     """Shape (W, T): when each frame is shown."""
     audio: tuple[AudioPlan, ...] | None
-    """Of each window; None where none is asked for, or the video has none."""
+    """Plans of the audio of each window; None where none is asked for, or the video has none."""
 
 
 class WindowPlan(dict[str, "PlannedRange | WindowClip"]):

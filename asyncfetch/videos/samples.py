@@ -155,7 +155,7 @@ class WindowSamples:
         return name, frames
 
     def _parts(self, held: HeldWindows, number: int) -> Iterator[tuple[str, list[int], list[int]]]:
-        """Of each clip that has some of a window: its name, their places in the window, and their numbers in it."""
+        """Yield each clip that has frames of a window: its name, and their places in the window and in the clip."""
         first = (number - held.stretch.start) * self._num_frames
         for name, planned in held.entry.planned.items():
             if isinstance(planned, WindowClip) and planned.places is not None:

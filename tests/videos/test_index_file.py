@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -129,6 +130,16 @@ def test_samples_of_an_index_are_those_of_the_collection(folder: Path, tmp_path:
             assert (value == other[key]).all() if hasattr(value, "all") else value == other[key], key
     state = Stream(videos, clips=clips).state_dict()
     Stream(index, clips=clips).load_state_dict(state)
+
+
+def test_rows_of_an_index_are_an_index(folder: Path) -> None:
+    written(Videos.from_folder(folder), folder / "videos.parquet")
+    table = pq.read_table(folder / "videos.parquet")
+    pq.write_table(table.filter(pc.field("height") >= 64), folder / "high.parquet")
+    found = samples(Videos.from_table(folder / "high.parquet"))
+    assert {each["file_name"] for each in found} == {"b.mp4"}
+    assert len(found) == 4
+    assert "height" not in found[0]
 
 
 def test_an_index_says_how_many_clips_and_where_moov_lies(tmp_path: Path) -> None:
