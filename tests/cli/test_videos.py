@@ -221,6 +221,16 @@ def test_an_index_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["urls.parquet", "videos.parquet"]
 
 
-def test_a_parquet_of_urls_is_a_table(folder: Path) -> None:
-    pq.write_table(pa.table({"video": ["folder/a.mp4"]}), folder.parent / "t.parquet")
-    assert told("info", folder.parent / "t.parquet")["videos"] == 1
+def test_parquet_is_a_table_of_urls_or_has_videos_in_it(folder: Path, tmp_path: Path, movies: dict[str, bytes]) -> None:
+    pq.write_table(pa.table({"video": ["folder/a.mp4"]}), tmp_path / "t.parquet")
+    assert told("info", tmp_path / "t.parquet")["bytes"] == len(movies["a.mp4"])
+    (tmp_path / "data").mkdir()
+    table = pa.table({"clip": list(movies.values()), "label": [1, 2]})
+    pq.write_table(table, tmp_path / "data" / "0.parquet", use_dictionary=False, compression="none")
+    for source in (tmp_path / "data", tmp_path / "data" / "0.parquet", tmp_path / "data" / "*.parquet"):
+        found = told("info", source, "--video", "clip")
+        assert (found["videos"], found["files"], found["columns"]) == (2, 1, {"label": "int64"})
+        assert found["bytes"] == sum(map(len, movies.values()))
+    done = run("info", tmp_path / "data")
+    assert isinstance(done.exception, ConfigError)
+    assert "clip" in str(done.exception)
