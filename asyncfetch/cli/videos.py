@@ -63,8 +63,8 @@ def index(
     try:
         with progress("videos") as show:
 
-            def report(done: int, total: int) -> None:
-                show("videos", done / total, f"{done:,}/{total:,}")
+            def report(what: str, done: int, total: int) -> None:
+                show(what, done / total, f"{done:,}/{total:,}")
 
             made = anyio.run(partial(write_index, videos, output, config=config, on_progress=report))
     except BaseException:
@@ -79,12 +79,16 @@ def index(
         f"{output}: {_count(made.entries, 'entry', 'entries')} of {_count(made.videos, 'video')}, "
         f"{format_bytes(made.bytes)}, {_hours(made.seconds)}{went_on}"
     )
-    if made.broken:
-        typer.echo(f"{_count(len(made.broken), 'video')} can't be read:")
-    for entry, _, reason in made.broken[:NAMED]:
-        typer.echo(f"entry {entry}: {reason}")
-    if len(made.broken) > NAMED:
-        typer.echo(f"and {len(made.broken) - NAMED:,} more: see the index's column error")
+    videos_broken = [(entry, reason) for entry, _, reason in made.broken if entry is not None]
+    for entry, _, reason in made.broken:
+        if entry is None:
+            typer.echo(f"a shard is left out: {reason}")
+    if videos_broken:
+        typer.echo(f"{_count(len(videos_broken), 'video')} can't be read:")
+    for number, reason in videos_broken[:NAMED]:
+        typer.echo(f"entry {number}: {reason}")
+    if len(videos_broken) > NAMED:
+        typer.echo(f"and {len(videos_broken) - NAMED:,} more: see the index's column error")
 
 
 def show_info(videos: Videos, config: FetchConfig, *, as_json: bool) -> None:
@@ -191,28 +195,33 @@ def show_defects(videos: Videos, config: StreamConfig, *, deep: bool, as_json: b
             known = {entry for entry, *_ in found}
             left = [entry for entry in range(entries) if entry not in known]
             found += _check_clips(videos, config, left, show) if left else []
-    found.sort()
+    found.sort(key=lambda one: -1 if one[0] is None else one[0])
     if as_json:
         findings = [{"what": what, "entry": entry, "details": details} for entry, what, details in found]
         typer.echo(json.dumps({"findings": findings}))
     else:
         for entry, what, details in found:
-            typer.echo(f"{what}: entry {entry}: {details}")
+            typer.echo(f"{what}: {'' if entry is None else f'entry {entry}: '}{details}")
         typer.echo(_count(len(found), "finding") if found else "nothing found")
     if found:
         raise typer.Exit(1)
 
 
-Found = tuple[int, str, str]
-"""An entry, what is wrong, and how."""
+Found = tuple[int | None, str, str]
+"""An entry, None for a whole shard; what is wrong, and how."""
 
 
 async def _check_indexes(videos: Videos, config: FetchConfig, show: Callable[..., None]) -> tuple[list[Found], int]:
     """Findings by the videos' indexes, and the number of entries."""
     async with Fetcher(config) as fetcher:
-        entries = await videos.read(fetcher)
+        found = list[Found]()
+        entries = await videos.read(
+            fetcher,
+            on_bad_shard=lambda _, error: found.append((None, "FormatError", str(error))),
+            on_progress=lambda done, total: show("shards", done / total, f"{done:,}/{total:,}"),
+        )
         groups = await run_sync(videos_of, entries)
-        measuring, found, done = Measuring(fetcher), list[Found](), 0
+        measuring, done = Measuring(fetcher), 0
 
         async def look(group: list[int]) -> None:
             nonlocal done

@@ -37,11 +37,11 @@ class VideoFile:
     tracks: Tracks | None
     """None where it can't be cut by ranges, and is read whole."""
     reason: str = ""
-    """Why."""
+    """The reason for that."""
     moov: tuple[int, int] | None = None
     """Bytes [start, stop) of the video that are its index."""
     has_audio: bool = False
-    """Whether its index has an audio track."""
+    """True if its index has an audio track."""
 
     @property
     def nbytes(self) -> int:

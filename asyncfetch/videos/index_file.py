@@ -60,11 +60,12 @@ class IndexReport:
     resumed: int
     """Videos that an earlier run had measured."""
     bytes: int
-    """Of all videos."""
+    """Sum of all videos."""
     seconds: float
     """Length of all videos together."""
-    broken: tuple[tuple[int, str, str], ...]
-    """The first entry of each video that could not be read, its url without secrets, and why."""
+    broken: tuple[tuple[int | None, str, str], ...]
+    """The first entry of each video that could not be read, its url without secrets, and why. None for a damaged shard,
+    which is left out as a whole."""
 
 
 async def write_index(
@@ -72,7 +73,7 @@ async def write_index(
     output: str | os.PathLike[str],
     *,
     config: FetchConfig = FetchConfig(),  # noqa: B008  frozen
-    on_progress: Callable[[int, int], object] = lambda done, total: None,
+    on_progress: Callable[[str, int, int], object] = lambda what, done, total: None,
 ) -> IndexReport:
     """Measure each video of a collection, and write an index that ``Videos.from_table`` opens.
 
@@ -84,7 +85,7 @@ async def write_index(
         videos: The collection.
         output: Local path of the Parquet file. An index that is there is replaced once the new one is whole.
         config: Of requests.
-        on_progress: Called with the number of videos that are done, and of all.
+        on_progress: Called with "shards", of tars, then "videos"; the number of them that are done, and of all.
 
     Raises:
         ConfigError: The output isn't a local path, or is a file that is no index.
@@ -95,13 +96,18 @@ async def write_index(
         raise ConfigError(f"{message}: write it there, and copy it with asyncfetch cp")
     path = await run_sync(_checked_path, output)
     async with Fetcher(config) as fetcher:
-        entries = await videos.read(fetcher)
+        bad_shards: list[tuple[None, str, str]] = []
+        entries = await videos.read(
+            fetcher,
+            on_bad_shard=lambda url, error: bad_shards.append((None, redact_url(url), str(error))),
+            on_progress=partial(on_progress, "shards"),
+        )
         groups = await run_sync(videos_of, entries)
         with _journal(path + JOURNAL_SUFFIX) as journal:
             found = await run_sync(journal.start, entries, len(groups))
             resumed, broken = len(found), dict[int, str]()
             measuring, done = Measuring(fetcher), resumed
-            on_progress(done, len(groups))
+            on_progress("videos", done, len(groups))
 
             async def measure(number: int) -> None:
                 nonlocal done
@@ -116,7 +122,7 @@ async def write_index(
                     found[number] = measured
                     await journal.add(number, measured)
                 done += 1
-                on_progress(done, len(groups))
+                on_progress("videos", done, len(groups))
 
             left = [number for number in range(len(groups)) if number not in found]
             await for_each(left, measure, workers=MEASURED_AT_ONCE)
@@ -129,9 +135,12 @@ async def write_index(
         resumed=resumed,
         bytes=sum(each.size for each in found.values()),
         seconds=sum(each.seconds for each in found.values()),
-        broken=tuple(
-            (groups[number][0], redact_url(entries.place(groups[number][0]).url), reason)
-            for number, reason in sorted(broken.items())
+        broken=(
+            *bad_shards,
+            *(
+                (groups[number][0], redact_url(entries.place(groups[number][0]).url), reason)
+                for number, reason in sorted(broken.items())
+            ),
         ),
     )
 

@@ -1,4 +1,4 @@
-"""What a video is like: its length, its size, its codec, where its index lies. Read from the index, without a frame."""
+"""Measures of a video, read from its index without a frame: length, size, codec, and where that index lies."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Measured(NamedTuple):
     """The measures of a video."""
 
     size: int
-    """In bytes."""
+    """Its bytes."""
     frames: int
     """Frames that are shown."""
     seconds: float
-    """From the time of the first frame to the end of the last one."""
+    """Seconds from the time of the first frame to the end of the last one."""
     fps: float
     """Frames a second, in the mean."""
     width: int

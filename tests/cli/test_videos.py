@@ -136,6 +136,18 @@ def test_what_is_broken_is_found(folder: Path, spans: Path) -> None:
     assert text.stdout.endswith("2 findings\n")
 
 
+def test_a_damaged_shard_is_named_and_left_out(shard: Path, tmp_path: Path) -> None:
+    (shard.parent / "1.tar").write_bytes(b"no tar" * 300)
+    [found] = told("check", shard.parent, code=1)["findings"]
+    assert (found["what"], found["entry"]) == ("FormatError", None)
+    assert "1.tar" in found["details"]
+    done = run("index", shard.parent, "-o", tmp_path / "videos.parquet")
+    assert done.exit_code == 0, done.output
+    assert "a shard is left out: " in done.stdout
+    assert "shards: 100 %, 2/2" in done.stderr
+    assert pq.read_table(tmp_path / "videos.parquet").num_rows == 2
+
+
 def test_a_contact_sheet_of_an_entry(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "grid.png"
     done = run("frames", folder, "--episode", 1, "--count", 3, "--out", out)
