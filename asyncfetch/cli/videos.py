@@ -22,7 +22,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos import ClipSampler, Videos
-from asyncfetch.videos.index_file import JOURNAL_SUFFIX, MEASURED_AT_ONCE, write_index
+from asyncfetch.videos.index_file import HEADERS_SUFFIX, JOURNAL_SUFFIX, MEASURED_AT_ONCE, write_index
 from asyncfetch.videos.measure import BROKEN, Measuring, videos_of
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def index(
 
             made = anyio.run(partial(write_index, videos, output, config=config, on_progress=report))
     except BaseException:
-        if output.with_name(output.name + JOURNAL_SUFFIX).exists():
-            typer.echo("what was measured is kept: run the same command again to go on", err=True)
+        if any(output.with_name(output.name + suffix).exists() for suffix in (JOURNAL_SUFFIX, HEADERS_SUFFIX)):
+            typer.echo("what was read is kept: run the same command again to go on", err=True)
         raise
     if as_json:
         typer.echo(json.dumps(asdict(made)))

@@ -114,17 +114,28 @@ class Videos:
         async with Fetcher(config) as fetcher:
             return (await self.read(fetcher)).table
 
+    @property
+    def is_walked(self) -> bool:
+        """True if reading the entries takes about a request for each of them."""
+        return self._kind == "tars"
+
     async def read(
-        self, fetcher: Fetcher, *, on_bad_shard: OnBadShard | None = None, on_progress: OnProgress | None = None
+        self,
+        fetcher: Fetcher,
+        *,
+        reader: RangeReader | None = None,
+        on_bad_shard: OnBadShard | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Entries:
         """Read the entries over a fetcher.
 
         Args:
-            fetcher: Reads them.
+            fetcher: Lists directories.
+            reader: Reads ranges; the fetcher where it is None.
             on_bad_shard: See ``tar_entries``.
             on_progress: See there.
         """
-        return await self._open(fetcher, fetcher, on_bad_shard=on_bad_shard, on_progress=on_progress)
+        return await self._open(fetcher, reader or fetcher, on_bad_shard=on_bad_shard, on_progress=on_progress)
 
     async def _open(
         self,

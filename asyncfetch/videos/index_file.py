@@ -5,14 +5,17 @@ It has the columns of entries, the user's own, and one for each measure: see ``M
 column of such a name, the measure's is called ``measured_`` and the name; the field's metadata says what it is. Urls of
 files below the index's own directory are relative.
 
-A *journal* beside it, a line for each video that was measured, lets a run that was ended go on.
+A *journal* beside it, a line for each video that was measured, lets a run that was ended go on. The headers of tar
+shards are kept beside it, too, in a directory.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
+import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from asyncfetch.cache import DiskTier
+from asyncfetch.cache.disk import DiskReader
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.fetch import Fetcher
@@ -45,6 +50,9 @@ MEASURED_AT_ONCE = 64
 ROWS_IN_A_GROUP = 128 * 1024
 """Rows of a row group. Each is read by a request, or several of them by one."""
 JOURNAL_SUFFIX = ".part"
+HEADERS_SUFFIX = ".part.headers"
+HEADERS_MAX_BYTES = 16 * 1024**3
+"""Bound on headers of shards on disk: of a million videos. With more, the last ones are kept."""
 
 _log = logging.getLogger("asyncfetch")
 
@@ -77,9 +85,9 @@ async def write_index(
 ) -> IndexReport:
     """Measure each video of a collection, and write an index that ``Videos.from_table`` opens.
 
-    What was measured is kept in ``output`` + ".part" until the index is whole: after a crash, or where a host fails,
-    the next call with the same arguments goes on from there. If the collection has changed meanwhile it begins anew,
-    and a line of the log says so.
+    What was read is kept in ``output`` + ".part" and ".part.headers" until the index is whole: after a crash, or where
+    a host fails, the next call with the same arguments goes on from there. If the collection has changed meanwhile it
+    begins anew, and a line of the log says so.
 
     Args:
         videos: The collection.
@@ -97,8 +105,10 @@ async def write_index(
     path = await run_sync(_checked_path, output)
     async with Fetcher(config) as fetcher:
         bad_shards: list[tuple[None, str, str]] = []
-        entries = await videos.read(
+        entries = await _read_entries(
+            videos,
             fetcher,
+            path + HEADERS_SUFFIX,
             on_bad_shard=lambda url, error: bad_shards.append((None, redact_url(url), str(error))),
             on_progress=partial(on_progress, "shards"),
         )
@@ -128,6 +138,7 @@ async def write_index(
             await for_each(left, measure, workers=MEASURED_AT_ONCE)
             await run_sync(partial(_write, entries, groups, found, broken, path))
             await run_sync(os.unlink, path + JOURNAL_SUFFIX)
+            await run_sync(partial(shutil.rmtree, path + HEADERS_SUFFIX, ignore_errors=True))
     return IndexReport(
         output=path,
         entries=len(entries),
@@ -143,6 +154,14 @@ async def write_index(
             ),
         ),
     )
+
+
+async def _read_entries(videos: Videos, fetcher: Fetcher, headers: str, **callbacks: Any) -> Entries:  # noqa: ANN401
+    """Read the entries; what takes many requests is kept in a directory for the next run, if this one is ended."""
+    if not videos.is_walked or importlib.util.find_spec("xxhash") is None:
+        return await videos.read(fetcher, **callbacks)
+    async with DiskReader(fetcher, DiskTier(headers, HEADERS_MAX_BYTES)) as reader:
+        return await videos.read(fetcher, reader=reader, **callbacks)
 
 
 def _checked_path(output: str | os.PathLike[str]) -> str:
