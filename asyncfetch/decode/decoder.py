@@ -515,7 +515,7 @@ def open_video(data: memoryview | bytes, name: str, **settings: Any) -> Any:  # 
     try:
         # The threads are ours, one a decoder; "cpu", because torch's default device may be another.
         return VideoDecoder(
-            _tensor_on(data), num_ffmpeg_threads=1, seek_mode="exact", dimension_order="NCHW", device="cpu", **settings
+            tensor_on(data), num_ffmpeg_threads=1, seek_mode="exact", dimension_order="NCHW", device="cpu", **settings
         )
     except (RuntimeError, ValueError, AssertionError) as error:
         raise DecodeError(f"{name}: torchcodec can't open its {len(data)} bytes: {_reason(error)}") from error
@@ -617,7 +617,8 @@ class _WritableAlias:
         self.__array_interface__ = {**source.__array_interface__, "data": (address, False)}
 
 
-def _tensor_on(data: memoryview | bytes) -> torch.Tensor:
+def tensor_on(data: memoryview | bytes) -> torch.Tensor:
+    """Return a tensor of uint8 on this memory, for a decoder that reads it."""
     array = np.asarray(_WritableAlias(np.frombuffer(data, dtype=np.uint8)))
     tensor: torch.Tensor = import_torch().from_numpy(array)
     return tensor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
+import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -20,12 +20,13 @@ import numpy as np
 
 from asyncfetch.config import PrivateUrl, StreamConfig, rank_config
 from asyncfetch.config.checks import is_whole_number
+from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import AsyncFetchError, ConfigError, EpisodeNotFound, FormatError, UsageError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.reader import StretchReader
-from asyncfetch.formats.samples import DoesNotFit, by_reader
+from asyncfetch.formats.samples import Field, by_reader
 from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, KeptPart, StretchCache
 from asyncfetch.ranges import HEADERS_BYTES, ByteRange
 from asyncfetch.runtime.concurrently import gather
@@ -102,14 +103,24 @@ class RangeFormat(ABC):
         of these samples, and the stream's ``quarantine`` lists their entries. Any other error is raised as it is.
         """
 
+    def layout(self) -> Mapping[str, tuple[str, tuple[int, ...]]] | None:
+        """The dtype and shape of every value of a sample, by key; None, the default, where only samples show it.
+
+        For example ``{"image": ("uint8", (3, 96, 96)), "name": ("string", ())}``: torch's name of a dtype, or
+        "string" or "object" for what is no tensor. Samples are then written straight into batches, and a ``Mixture``
+        can put them into one batch with others of the layout. One of another layout is an error there.
+        """
+        return None
+
     def fingerprint(self, entries: Mapping[str, int]) -> str:
         """Equal for equal data, wherever it lies: a state that was saved of other data is refused.
 
         By default it is made of the class's name, the entries' names without ``url`` in front, and their samples.
         """
-        named = [[name.removeprefix(self.url), int(count)] for name, count in entries.items()]
-        said = json.dumps([type(self).__qualname__, named])
-        return hashlib.sha256(said.encode()).hexdigest()
+        names = [type(self).__qualname__, *(name.removeprefix(self.url) for name in entries)]
+        said = hashlib.sha256("\0".join(names).encode())
+        said.update(np.fromiter(entries.values(), "<i8", len(entries)).tobytes())
+        return said.hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | ({"url": PrivateUrl(self.url)} if self.url else {})
@@ -145,7 +156,7 @@ def plan_ranges(asked: Sequence[Mapping[str, ByteRange]]) -> RangePlan:
     """Return the bytes that samples need: ranges that overlap, or lie next to each other, become one. Pure.
 
     Args:
-        asked: The closed ranges of each sample.
+        asked: The ranges of each sample, which have an end.
     """
     wanted = sorted({(one.url, one.start, _stop(one)) for each in asked for one in each.values()})
     spans: list[PlannedRange] = []
@@ -208,9 +219,10 @@ class RangeCache(StretchCache[PlannedRange, Parts, HeldRanges]):
         async def measure(url: str) -> None:
             sizes[url] = (await self._watch(self._stat(url))).size
 
-        await gather(*(partial(measure, url) for url in sizes))
-        closed = [{key: _closed(one, sizes.get(one.url, 0)) for key, one in each.items()} for each in asked]
-        plan = plan_ranges(closed)
+        if sizes:
+            await gather(*(partial(measure, url) for url in sizes))
+            asked = [{key: _closed(one, sizes.get(one.url, 0)) for key, one in each.items()} for each in asked]
+        plan = plan_ranges(asked)
         return KeptPart(plan, OBJECTS_BYTES + PART_BYTES * (len(plan) + sum(map(len, asked))))
 
     async def _fetch_beside(
@@ -246,15 +258,17 @@ class RangeSamples:
     def __init__(self, reading: RangeFormat, names: Sequence[str]) -> None:
         self._format = reading
         self._names = names
-        self._largest_bytes = 0
+        self._layout = _fields(reading)
+        self._largest_bytes = 0 if self._layout is None else sum(field.nbytes for field in self._layout.values())
 
     @property
     def sample_bytes(self) -> int:
         """About what one sample takes: as much as the largest so far."""
         return self._largest_bytes or GUESSED_SAMPLE_BYTES
 
-    def layout(self) -> None:
-        """The samples show it."""
+    def layout(self) -> dict[str, Field] | None:
+        """See SampleMaker."""
+        return self._layout
 
     def build(self, asked: Sequence[Asked]) -> list[Sample]:
         """The samples that are asked for, in order."""
@@ -266,8 +280,11 @@ class RangeSamples:
         return samples
 
     def write(self, asked: Sequence[Asked], rows: Sequence[Row]) -> None:
-        """See SampleMaker."""
-        raise DoesNotFit
+        """The samples that are asked for, each into its row."""
+        assert self._layout is not None
+        for sample, row in zip(self.build(asked), rows, strict=True):
+            for key, value in sample.items():
+                row.put(key, value.numpy() if self._layout[key].is_tensor else value)
 
     def _sample(self, held: HeldRanges, number: int) -> Sample:
         parts = held.beside[number - held.stretch.start]
@@ -276,15 +293,51 @@ class RangeSamples:
             for key, one in parts.items()
         }
         entry = self._names[held.stretch.episode]
-        sample: Any = self._format.sample(entry, number, data)
-        if not isinstance(sample, dict):
-            raise UsageError(
-                f"{type(self._format).__name__}.sample({redact_url(entry)!r}, {number}, ...) must give a dict, not "
-                f"{sample!r:.80}: end it by `return sample`"
-            )
+        sample = self._format.sample(entry, number, data)
+        mistake = self._mistake_of(sample)
+        if mistake is not None:
+            raise UsageError(f"{type(self._format).__name__}.sample({redact_url(entry)!r}, {number}, ...) {mistake}")
         nbytes = sum(int(getattr(value, "nbytes", 0)) for value in sample.values())
         self._largest_bytes = max(self._largest_bytes, nbytes + sum(map(len, data.values())), 1)
         return sample
+
+    def _mistake_of(self, sample: object) -> str | None:
+        """Return what is wrong with a sample, if anything: it is a dict, and of the layout."""
+        if not isinstance(sample, dict):
+            return f"must give a dict, not {sample!r:.80}: end it by `return sample`"
+        if self._layout is None:
+            return None
+        if sample.keys() != self._layout.keys():
+            return f"gave the keys {list(sample)}, and those of layout() are {list(self._layout)}"
+        for key, field in self._layout.items():
+            found = _described(sample[key])
+            if field.is_tensor and found != field:
+                return f"gave {key!r} as {found.dtype} {found.shape}, and layout() says {field.dtype} {field.shape}"
+        return None
+
+
+def _fields(reading: RangeFormat) -> dict[str, Field] | None:
+    """Return the layout that the user says, if any; ConfigError where it can't be one."""
+    said: Any = reading.layout()
+    if said is None:
+        return None
+    try:
+        found = {key: Field(dtype, tuple(map(operator.index, shape))) for key, (dtype, shape) in said.items()}
+        is_one = all(isinstance(key, str) and isinstance(field.dtype, str) for key, field in found.items())
+    except (AttributeError, TypeError, ValueError):
+        is_one = False
+    if not is_one:
+        raise ConfigError(
+            f"{type(reading).__name__}.layout() must give dtype and shape by key, such as "
+            f"{{'x': ('uint8', (3, 32, 32))}}, not {said!r:.200}"
+        )
+    return found
+
+
+def _described(value: object) -> Field:
+    if not isinstance(value, import_torch().Tensor):
+        return Field(type(value).__name__)
+    return Field(str(value.dtype).removeprefix("torch."), tuple(value.shape))
 
 
 class OpenRanges:
@@ -390,6 +443,8 @@ def _read_entries(reading: RangeFormat, entries: Any) -> tuple[NDArray[np.int64]
     if not isinstance(entries, Mapping):
         raise ConfigError(f"{call} must give the number of samples by the entry's name, in a dict, not {entries!r:.80}")
     for name, count in entries.items():
+        if type(name) is str and type(count) is int and count >= 0:
+            continue  # of a million entries, what takes longer would be seconds
         if not isinstance(name, str) or not is_whole_number(count) or count < 0:
             raise ConfigError(
                 f"{call} must give names and whole numbers from 0, not {redact_url(str(name))!r}: {count!r:.80}"

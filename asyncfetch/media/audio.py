@@ -1,8 +1,8 @@
 """The audio track of an MP4: its index, and clips that decode to the same samples as the whole file.
 
-A decoder of audio carries state from frame to frame, so a clip begins some frames early: see EARLIER_FRAMES. It has no
-edit list, and so no priming to skip: what is asked for never lies at its start. Only the audio's bytes are fetched,
-which mostly lie between those of the video, a few frames at a time.
+A decoder of audio carries state from frame to frame, so a clip begins some frames early: see EARLIER_FRAMES. It needs
+no edit list to skip them, as they play before what is asked for. Only the audio's bytes are fetched, which mostly lie
+between those of the video, a few frames at a time.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ EARLIER_SECONDS = 0.08
 """Least time that they take; what Opus asks for (RFC 7845, 4.6)."""
 MAX_GAP_BYTES = 64 * 1024
 """Bytes of other tracks that are fetched along rather than asking twice: 13 ms at 5 MB/s."""
+MAX_SECONDS = float(1 << 31)
+"""No file plays this long."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +110,11 @@ class AudioIndex:
         return self.formats[0].timescale
 
     @property
+    def data_stop(self) -> int:
+        """One past the last byte of the file that holds audio; a file shorter than this was cut off."""
+        return self.samples.data_stop
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory that the index holds, but for a few hundred of the objects themselves."""
         return self.samples.nbytes + sum(len(track.stsd) for track in self.formats)
@@ -119,9 +126,10 @@ class AudioIndex:
         """Return what to fetch for the audio of [start_seconds, stop_seconds) of the file.
 
         Ask a decoder of the clip for these times less the clip's ``start_seconds``. It gives the same samples as one of
-        the whole file, bit for bit, of FLAC, PCM, MP3 and AAC without perceptual noise substitution. That draws noise
-        from a generator that runs through the file: its bands differ, as they do from decoder to decoder. Opus differs
-        by what its filters have not forgotten, less than 1e-3 of full scale.
+        the whole file, at another rate, too, and bit for bit of FLAC, PCM, MP3 and AAC without perceptual noise
+        substitution. That draws noise from a generator that runs through the file: its bands differ, as they do if one
+        decoder reads a range twice. Opus differs by what its filters haven't forgotten, less than 1e-3 of full scale.
+        A range that begins halfway between two samples may begin with either, in the file and in the clip.
 
         Raises:
             FormatError: The encoding changes in it.
@@ -134,14 +142,16 @@ class AudioIndex:
         runs = self.samples.byte_runs(first, stop)
         ranges, moved = _ranges(runs.offset, runs.num_bytes, max_gap_bytes)
         runs = replace(runs, offset=moved)
-        begin = int(times[0])
-        timing = clip_timing(times, times - begin, None, last_duration=int(self.samples.durations[stop - 1]))
+        # At the start of the file a decoder skips what the edit list says, as it would there: what comes out at another
+        # rate depends on where it begins.
+        zero = max(self.start, int(times[0])) if first == 0 else int(times[0])
+        timing = clip_timing(times, times - zero, None, last_duration=int(self.samples.durations[stop - 1]))
         tables = ClipTables(sizes=self.samples.sizes[first:stop], timing=timing, sync=None, runs=runs)
         track = common_format(self.formats, runs, self.url)
         total = int((ranges[:, 1] - ranges[:, 0]).sum())
         return AudioClip(
             ranges=ranges,
-            start_seconds=(begin - self.shift) / self.timescale,
+            start_seconds=(zero - self.shift) / self.timescale,
             num_samples=stop - first,
             codec=track.codec,
             header=build_header(track, tables, start=0, stop=total),
@@ -157,11 +167,10 @@ class AudioIndex:
         if low >= high:
             return 0, 0
         first, stop = self.samples.count_before(low + 1) - 1, self.samples.count_before(high)
-        last = self.samples.num_samples - 1
-        if first >= last and low >= int(self.samples.decode_times(last, last + 1)[0]) + int(
-            self.samples.durations[last]
-        ):
-            return 0, 0
+        if first == self.samples.num_samples - 1:
+            (time,) = self.samples.decode_times(first, first + 1).tolist()
+            if low >= time + int(self.samples.durations[first]):
+                return 0, 0
         return max(first, 0), stop
 
     def _entry(self, sample: int) -> int:
@@ -171,10 +180,6 @@ class AudioIndex:
             early = self.samples.count_before(time - ceil(EARLIER_SECONDS * self.timescale))
             sample = max(0, min(sample - EARLIER_FRAMES, early))
         return sample if self.samples.sync is None else self.samples.decodable_from(sample, MAX_POSITION)
-
-
-MAX_SECONDS = float(1 << 31)
-"""No file plays this long."""
 
 
 def _ranges(
@@ -227,6 +232,8 @@ def _audio_index(moov: Box, fragments: Mapping[int, Sequence[Columns]], url: str
     for entry in pcm:
         _check_pcm(trak, entry)
     samples = track_samples(trak, fragments, group=PCM_GROUP if pcm else 1)
+    if samples.composition.any():
+        raise stbl.error("its audio is played in another order than decoded; remux with: ffmpeg -i IN -c copy OUT.mp4")
     start, stop, delay = read_edit(moov, trak, timescale) or (-MAX_POSITION, MAX_POSITION, 0)
     return AudioIndex(
         url=url,

@@ -238,7 +238,8 @@ def fragment_reads(
     next one lies, and a file of n fragments takes n requests one after the other. A file that isn't fragmented asks for
     nothing. The last step parses all of it, at 0.2 ms a fragment: no work for an event loop.
 
-    A file that ends in the head of a fragment loses that fragment.
+    A file that ends in the head of a fragment loses that fragment. Of an MP4 within a larger file all positions are its
+    own.
 
     Args:
         piece: Bytes of the file from ``start`` on, with the whole moov box in them, as ``locate_moov`` finds it. What

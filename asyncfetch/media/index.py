@@ -264,8 +264,8 @@ class Mp4Index:
             low, high = np.searchsorted(times, (self.edit.start, self.edit.stop))
             order, times = order[low:high], times[low:high]
             end = int(times[-1]) + int(self.samples.durations[order[-1]]) if len(order) else self.edit.shift
-            new = np.concatenate(([True], times[1:] != times[:-1], [True]))
-            order[~(new[:-1] & new[1:])] = -1
+            same = times[1:] == times[:-1]
+            order[:-1][same] = order[1:][same] = -1
             seconds = (times - self.edit.shift) / self.timescale
             order.flags.writeable = seconds.flags.writeable = False
             self._shown.append((order, seconds, (end - self.edit.shift) / self.timescale))

@@ -98,7 +98,8 @@ def shapes(
     if None in given and (missing != "keep" or any(renames)):
         raise ConfigError(
             f"keys= and missing={missing!r} need to know the keys of all members, and only its samples show those of "
-            f"member {given.index(None)}: leave keys out, take missing='keep', and rename in that stream's transform"
+            f"member {given.index(None)}: write layout() in its format; or leave keys= out, take missing='keep', and "
+            "rename in that stream's transform"
         )
     layouts = [layout or {} for layout in given]
     complete = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncfetch.decode.backends import choose_backend, import_torch
+from asyncfetch.decode.decoder import tensor_on
 from asyncfetch.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -39,9 +40,8 @@ def audio_of(data: bytes | memoryview, start_seconds: float, stop_seconds: float
     choose_backend("torchcodec")  # or an error that says what is missing
     from torchcodec.decoders import AudioDecoder  # type: ignore[attr-defined]
 
-    library = import_torch()
     try:
-        decoder = AudioDecoder(library.frombuffer(bytearray(data), dtype=library.uint8), sample_rate=rate)
+        decoder = AudioDecoder(tensor_on(data), sample_rate=rate)
         found: torch.Tensor = decoder.get_samples_played_in_range(start_seconds, stop_seconds).data
     except (RuntimeError, ValueError, IndexError) as error:
         message = f"{name}: torchcodec can't decode its audio from {start_seconds:.6f} s to {stop_seconds:.6f} s"

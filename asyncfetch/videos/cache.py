@@ -13,8 +13,8 @@ from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import KeptPart, StretchCache, kept_plan
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.videos.index import VideoIndexes
-from asyncfetch.videos.plan import Plan, WholeVideo, WindowClip, Windows, plan_audio, plan_clips
+from asyncfetch.videos.index import TrackIndexes
+from asyncfetch.videos.plan import WholeVideo, WindowClip, WindowPlan, WindowTimes, plan_audio, plan_clips
 from asyncfetch.videos.windows import draw, frames_within
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from asyncfetch.media import Mp4Index
     from asyncfetch.resources import Engine
     from asyncfetch.videos.entry_table import Entries, Place
-    from asyncfetch.videos.index import VideoFile
+    from asyncfetch.videos.index import IndexedVideo
     from asyncfetch.videos.windows import ClipSampler
 
 _log = logging.getLogger("asyncfetch")
 
 Planned = PlannedRange | WindowClip
-HeldWindows = HeldStretch[Windows | WholeVideo]
+HeldWindows = HeldStretch[WindowTimes | WholeVideo]
 
 WHOLE = "whole"
 """The name of the bytes of a video that is read whole."""
@@ -45,7 +45,7 @@ MAX_NAMED = 8
 """Videos read whole that are named in the log, each once."""
 
 
-class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
+class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows]):
     """Fetches windows of a collection's videos. Loop-bound.
 
     A stretch is neighbouring windows of one entry, by their numbers. Its clips have the frames of all of them.
@@ -84,7 +84,7 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
         self._audio = audio
         self._members = members
         self._run = engine.run
-        self._indexes = VideoIndexes(engine, self._small_reads, audio=audio)
+        self._indexes = TrackIndexes(engine, self._small_reads, audio=audio)
         self._stat = engine.reader.stat
         self._earlier: dict[tuple[str, int], int] = {}  # by url and offset: see Mp4Index.clip
         self.largest_picture: tuple[int, int] = (0, 0)
@@ -98,7 +98,7 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
             windows = f"clips [{stretch.start}, {stretch.stop})"
         return f"{windows} of entry {stretch.episode}, {redact_url(self._entries.place(stretch.episode).url)}"
 
-    async def video(self, entry: int) -> VideoFile:
+    async def video(self, entry: int) -> IndexedVideo:
         """The index of an entry's video."""
         file = await self._watch(self._indexes.get(self._entries.place(entry)))
         if file.tracks is not None:
@@ -116,8 +116,8 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
         await gather(*(partial(self._add_member, plan, stretch.episode, name) for name in self._members))
         return kept_plan(plan)
 
-    def _plan_whole(self, place: Place, file: VideoFile) -> Plan:
-        plan = Plan(WholeVideo(file.reason))
+    def _plan_whole(self, place: Place, file: IndexedVideo) -> WindowPlan:
+        plan = WindowPlan(WholeVideo(file.reason))
         plan[WHOLE] = PlannedRange(place.url, place.offset, place.offset + file.size_bytes)
         self._whole += 1
         self._whole_bytes += file.size_bytes
@@ -133,7 +133,7 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
             )
         return plan
 
-    def _plan_windows(self, stretch: Stretch, place: Place, file: VideoFile) -> Plan:
+    def _plan_windows(self, stretch: Stretch, place: Place, file: IndexedVideo) -> WindowPlan:
         """Return the plan; slow: it is called in a thread."""
         assert file.tracks is not None
         index, audio = file.tracks
@@ -150,7 +150,7 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
         if audio is not None:
             spans = [(float(seconds[frames].min()), end) for frames, end in zip(found, ends, strict=True)]
             sound, ranges = plan_audio(audio, spans, clips, place)
-        plan = Plan(Windows(seconds[found], None if sound is None else tuple(sound)))
+        plan = WindowPlan(WindowTimes(seconds[found], None if sound is None else tuple(sound)))
         plan.update(clips)
         plan.update(ranges)
         return plan
@@ -180,7 +180,7 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
         last = int(found.max()) + 1
         return found, float(seconds[last]) if last < stop else span_end
 
-    def _check_complete(self, index: Mp4Index, file: VideoFile, place: Place) -> None:
+    def _check_complete(self, index: Mp4Index, file: IndexedVideo, place: Place) -> None:
         if index.data_stop > file.size_bytes:
             raise FormatError(
                 f"{redact_url(place.url)}: truncated: it has {file.size_bytes} bytes, but by its index frames lie in "
@@ -188,7 +188,7 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
                 remedy=COPY_ANEW,
             )
 
-    async def _add_member(self, plan: Plan, entry: int, name: str) -> None:
+    async def _add_member(self, plan: WindowPlan, entry: int, name: str) -> None:
         where = self._entries.member(entry, name)
         if where is not None:
             size = where.size if where.size is not None else (await self._watch(self._stat(where.url))).size
@@ -199,18 +199,18 @@ class VideoCache(StretchCache[Planned, "Windows | WholeVideo", HeldWindows]):
         self,
         stretch: Stretch,
         planned: Mapping[str, Planned],
-    ) -> tuple[Windows | WholeVideo, Mapping[str, Planned]]:
-        assert isinstance(planned, Plan)
+    ) -> tuple[WindowTimes | WholeVideo, Mapping[str, Planned]]:
+        assert isinstance(planned, WindowPlan)
         return planned.windows, planned
 
-    def _kept_beside(self, stretch: Stretch, planned: Mapping[str, Planned]) -> Windows | WholeVideo:
-        assert isinstance(planned, Plan)
+    def _kept_beside(self, stretch: Stretch, planned: Mapping[str, Planned]) -> WindowTimes | WholeVideo:
+        assert isinstance(planned, WindowPlan)
         return planned.windows
 
     def _over(self, stretch: Stretch, name: str, planned: Planned, buffer: memoryview) -> Clip | None:
         return planned.over(buffer, name=self.name(stretch))
 
-    def _held_by(self, entry: StretchEntry[Windows | WholeVideo], *, by_pass: bool = False) -> HeldWindows:
+    def _held_by(self, entry: StretchEntry[WindowTimes | WholeVideo], *, by_pass: bool = False) -> HeldWindows:
         return HeldStretch(entry, self._clip_decoders, self._release, by_pass=by_pass)
 
     def _start_earlier(self, name: str, planned: Planned) -> None:

@@ -179,7 +179,7 @@ class Videos:
 
     @property
     def url(self) -> str:
-        """Where it is found, without secrets; empty for a table in memory."""
+        """The url that it is found at, without secrets; empty for a table in memory."""
         return redact_url(self._source) if isinstance(self._source, str) else ""
 
     def __repr__(self) -> str:

@@ -75,17 +75,24 @@ class Entries:
         return None if column is None else column[entry].as_py()
 
     def dtype(self, name: str) -> str:
-        """Return torch's name of the dtype of a column's values in samples; "string" or "object" of others."""
+        """Return torch's name of the dtype of a column's values in samples; "string" or "object" of others.
+
+        Whole numbers are int64, but for those of uint64, which may be larger: they stay Python's.
+        """
         import pyarrow as pa
 
         kind = self.table.schema.field(name).type
         if pa.types.is_boolean(kind):
             return "bool"
-        if pa.types.is_integer(kind):
+        if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
             return "int64"
         if pa.types.is_floating(kind):
-            return "float32"
+            return "float64" if pa.types.is_float64(kind) else "float32"
         return "string" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "object"
+
+    def has_nulls(self, name: str) -> bool:
+        """Return whether a column has nothing for some entry."""
+        return bool(self._columns[name].null_count)
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """Return a column of numbers, NaN where it has none. A copy."""

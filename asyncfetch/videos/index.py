@@ -30,7 +30,7 @@ FRAME_NBYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class VideoFile:
+class IndexedVideo:
     """A video and its index."""
 
     size_bytes: int
@@ -78,7 +78,7 @@ class PartReader:
         return ObjectInfo(url, size), await self.fetch(url, max(0, size - max_bytes), size)
 
 
-class VideoIndexes:
+class TrackIndexes:
     """The indexes of videos, each fetched and parsed once while it is kept. Loop-bound.
 
     Args:
@@ -92,26 +92,26 @@ class VideoIndexes:
         self._caller = caller
         self._audio = audio
 
-    async def get(self, place: Place) -> VideoFile:
+    async def get(self, place: Place) -> IndexedVideo:
         """The index of a video.
 
         Raises:
             FetchError: It could not be fetched.
         """
-        file: VideoFile = await self._engine.indexes.get((place, self._audio), partial(self._fetch, place))
+        file: IndexedVideo = await self._engine.indexes.get((place, self._audio), partial(self._fetch, place))
         return file
 
     def clear(self, place: Place | None) -> None:
         """Forget that of a video, or all of them."""
         self._engine.indexes.clear(lambda kept: place is None or kept == (place, self._audio))
 
-    async def _fetch(self, place: Place) -> VideoFile:
+    async def _fetch(self, place: Place) -> IndexedVideo:
         async with self._engine.planning.permit():
             with calling(self._caller):
                 return await read_video(self._engine.reader, place, self._engine.run, audio=self._audio)
 
 
-async def read_video(reader: RangeReader, place: Place, run: RunSync, *, audio: bool) -> VideoFile:
+async def read_video(reader: RangeReader, place: Place, run: RunSync, *, audio: bool) -> IndexedVideo:
     """Read the index of a video: by one exact request where an index of the collection says where it lies.
 
     Args:
@@ -133,8 +133,8 @@ async def read_video(reader: RangeReader, place: Place, run: RunSync, *, audio: 
     except FormatError as error:
         size = place.as_found().size
         size = (await reader.stat(place.url)).size if size is None else size
-        return VideoFile(size, None, _bare(error, place.url))
-    return VideoFile(info.size, tracks, moov=(first, first + len(moov)), has_audio=has_audio)
+        return IndexedVideo(size, None, _bare(error, place.url))
+    return IndexedVideo(info.size, tracks, moov=(first, first + len(moov)), has_audio=has_audio)
 
 
 async def _moov_on_record(part: PartReader, place: Place) -> tuple[ObjectInfo, int, memoryview] | None:

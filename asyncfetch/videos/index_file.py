@@ -68,7 +68,7 @@ class IndexReport:
     resumed: int
     """Videos that an earlier run had measured."""
     bytes: int
-    """Sum of all videos."""
+    """Bytes of all videos."""
     seconds: float
     """Length of all videos together."""
     broken: tuple[tuple[int | None, str, str], ...]

@@ -1,4 +1,4 @@
-"""Measures of a video, read from its index without a frame: length, size, codec, and where that index lies."""
+"""Measures of videos: length, size, codec, where the index lies. Read from the index, without a frame."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import RangeReader
     from asyncfetch.videos.entry_table import Entries, Place
-    from asyncfetch.videos.index import VideoFile
+    from asyncfetch.videos.index import IndexedVideo
 
 BROKEN = (DatasetError, DecodeError, AccessDenied, NotFound, RangeNotSatisfiable, MissingDependency)
 """Errors that say that one video can't be read. A host that is down or slow is no fault of the video."""
@@ -49,11 +49,11 @@ class Measured(NamedTuple):
     """The measures of a video."""
 
     size: int
-    """Its bytes."""
+    """Bytes that it takes."""
     frames: int
     """Frames that are shown."""
     seconds: float
-    """Seconds from the time of the first frame to the end of the last one."""
+    """Time from its first frame to the end of its last one."""
     fps: float
     """Frames a second, in the mean."""
     width: int
@@ -105,7 +105,7 @@ def videos_of(entries: Entries) -> list[list[int]]:
     return list(videos.values())
 
 
-def _of_index(file: VideoFile, url: str, spans: Sequence[Span]) -> Measured:
+def _of_index(file: IndexedVideo, url: str, spans: Sequence[Span]) -> Measured:
     assert file.tracks is not None
     assert file.moov is not None
     index = file.tracks.video

@@ -138,13 +138,13 @@ def _joined(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Windows:
+class WindowTimes:
     """The windows of a stretch, as its video's index says: W windows of T frames."""
 
     seconds: NDArray[np.float64]
     """Shape (W, T): when each frame is shown."""
     audio: tuple[AudioPlan, ...] | None
-    """Of each window; None where none is asked for, or the video has none."""
+    """Plans of the audio of each window; None where none is asked for, or the video has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,9 @@ class WholeVideo:
     reason: str
 
 
-class Plan(dict[str, "PlannedRange | WindowClip"]):
+class WindowPlan(dict[str, "PlannedRange | WindowClip"]):
     """The bytes of a stretch, by name: clips of the video, audio beside them, files beside the video."""
 
-    def __init__(self, windows: Windows | WholeVideo) -> None:
+    def __init__(self, windows: WindowTimes | WholeVideo) -> None:
         super().__init__()
         self.windows = windows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from asyncfetch.formats.samples import DoesNotFit, Field, by_reader, write_pictu
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.videos.audio import audio_of, decode_audio, no_audio
 from asyncfetch.videos.cache import WHOLE
-from asyncfetch.videos.plan import WholeVideo, WindowClip, Windows
+from asyncfetch.videos.plan import WholeVideo, WindowClip, WindowTimes
 from asyncfetch.videos.whole import open_whole
 
 if TYPE_CHECKING:
@@ -67,7 +68,11 @@ class WindowSamples:
         self._num_frames = num_frames
         self._size = size
         self._audio_rate = audio_rate
-        self._columns = columns
+        self._columns = {name: Field(entries.dtype(name)) for name in columns}
+        self._lacking = frozenset(
+            name for name, like in self._columns.items() if like.dtype in {"bool", "int64"} and entries.has_nulls(name)
+        )
+        """Columns of numbers of which no number stands for none: their batches are lists."""
         self._members = members
 
     @property
@@ -89,8 +94,8 @@ class WindowSamples:
         }
         if self._audio_rate is not None:
             fields["audio"] = Field("float32", (1, 0), varies=True)
-        for name in self._columns:
-            fields[name] = Field(self._entries.dtype(name))
+        for name, like in self._columns.items():
+            fields[name] = Field("object") if name in self._lacking else like
         return fields | dict.fromkeys(self._members, Field("object"))
 
     def build(self, asked: Sequence[Asked]) -> list[Sample]:
@@ -114,7 +119,7 @@ class WindowSamples:
 
     def _sample(self, held: HeldWindows, number: int, reader: int) -> Sample:
         torch = import_torch()
-        if not isinstance(held.beside, Windows):
+        if not isinstance(held.beside, WindowTimes):
             sample = self._of_whole(held, number)
         else:
             one = self._one_clip(held, number)
@@ -127,14 +132,17 @@ class WindowSamples:
             sample = {"video": video, "seconds": torch.from_numpy(seconds)}
             if self._audio_rate is not None:
                 sample["audio"] = self._audio(held, number, self._audio_rate)
-        return sample | {
-            key: torch.tensor(value) if isinstance(value, int | float) else value
-            for key, value in self._beside(held, number).items()
-        }
+        sample |= self._beside(held, number)
+        for key in ("index", "clip_index"):
+            sample[key] = torch.tensor(sample[key])
+        for key, like in self._columns.items():
+            if like.is_tensor and isinstance(sample[key], int | float):
+                sample[key] = torch.tensor(sample[key], dtype=getattr(torch, like.dtype))
+        return sample
 
     def _seconds(self, held: HeldWindows, number: int) -> NDArray[np.float64]:
         windows = held.beside
-        assert isinstance(windows, Windows)
+        assert isinstance(windows, WindowTimes)
         seconds: NDArray[np.float64] = windows.seconds[number - held.stretch.start].copy()
         return seconds
 
@@ -147,7 +155,7 @@ class WindowSamples:
         return name, frames
 
     def _parts(self, held: HeldWindows, number: int) -> Iterator[tuple[str, list[int], list[int]]]:
-        """Of each clip that has some of a window: its name, their places in the window, and their numbers in it."""
+        """Yield each clip that has frames of a window: its name, and their places in the window and in the clip."""
         first = (number - held.stretch.start) * self._num_frames
         for name, planned in held.entry.planned.items():
             if isinstance(planned, WindowClip) and planned.places is not None:
@@ -159,7 +167,7 @@ class WindowSamples:
         self, held: HeldWindows, number: int, reader: int, take: Callable[[int, torch.Tensor], None]
     ) -> NDArray[np.float64]:
         """Give each picture of a window with its place there; return when each is shown."""
-        if not isinstance(held.beside, Windows):
+        if not isinstance(held.beside, WindowTimes):
             raise DoesNotFit  # its pictures are known when it is open
         for name, places, frames in self._parts(held, number):
             held.give(name, frames, partial(_take, take, places), reader=reader)
@@ -184,7 +192,7 @@ class WindowSamples:
 
     def _audio(self, held: HeldWindows, number: int, rate: int) -> torch.Tensor:
         windows = held.beside
-        assert isinstance(windows, Windows)
+        assert isinstance(windows, WindowTimes)
         if windows.audio is None:
             return no_audio()
         plan = windows.audio[number - held.stretch.start]
@@ -198,11 +206,17 @@ class WindowSamples:
         """The rest of a sample: what its entry's row says, and the files beside its video."""
         entry = held.stretch.episode
         found: dict[str, Any] = {"index": entry, "clip_index": number}
-        found |= {name: self._entries.value(entry, name) for name in self._columns}
+        found |= {name: self._column(entry, name) for name in self._columns}
         for name in self._members:
             where = self._entries.member(entry, name)
             found[name] = None if where is None else self._member(held, name, where)
         return found
+
+    def _column(self, entry: int, name: str) -> Any:  # noqa: ANN401
+        value, like = self._entries.value(entry, name), self._columns[name]
+        if value is None:
+            return math.nan if like.dtype.startswith("float") else None
+        return import_torch().tensor(value) if name in self._lacking else value
 
     def _member(self, held: HeldWindows, name: str, place: Place) -> Any:  # noqa: ANN401
         data = bytes(held.data(name)) if name in held.entry.planned else b""  # a file without bytes needs none fetched

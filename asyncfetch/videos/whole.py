@@ -15,10 +15,12 @@ import numpy as np
 from asyncfetch.decode import Clip
 from asyncfetch.decode.backends import choose_backend
 from asyncfetch.decode.decoder import MemoryFile
-from asyncfetch.errors import DecodeError
+from asyncfetch.errors import COPY_ANEW, DecodeError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+REMEDY = f"{COPY_ANEW}, or leave it out"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +32,7 @@ class OpenVideo:
     seconds: NDArray[np.float64]
     """Shape (N,): when each is shown."""
     end_seconds: float
-    """When the last one ends."""
+    """Time at which the last one ends."""
     has_audio: bool
 
 
@@ -47,7 +49,7 @@ def open_whole(data: memoryview, *, name: str, reason: str) -> OpenVideo:
     try:
         with av.open(MemoryFile(data), mode="r") as container:
             if not container.streams.video:
-                raise DecodeError(f"{name}: it has no video track, and can't be cut: {reason}")
+                raise DecodeError(f"{name}: it has no video track, and can't be cut: {reason}; {REMEDY}")
             stream = container.streams.video[0]
             base = Fraction(stream.time_base or 1)
             shown = sorted(
@@ -58,9 +60,11 @@ def open_whole(data: memoryview, *, name: str, reason: str) -> OpenVideo:
             codec, width, height = stream.codec_context.name, stream.codec_context.width, stream.codec_context.height
             has_audio = bool(container.streams.audio)
     except av.FFmpegError as error:
-        raise DecodeError(f"{name}: it can't be cut ({reason}), and PyAV can't open all of it: {error}") from error
+        raise DecodeError(
+            f"{name}: it can't be cut ({reason}), and PyAV can't open all of it: {error}; {REMEDY}"
+        ) from error
     if not shown:
-        raise DecodeError(f"{name}: it shows no frame, and can't be cut: {reason}")
+        raise DecodeError(f"{name}: it shows no frame, and can't be cut: {reason}; {REMEDY}")
     ticks = np.array([pts for pts, _ in shown], np.int64)
     seconds = np.asarray(ticks * base.numerator / base.denominator, np.float64)
     last_ticks = max(shown[-1][1], int(np.median(np.diff(ticks))) if len(ticks) > 1 else 1)

@@ -13,9 +13,12 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from asyncfetch.testing import Fault, RangeServer, write_dataset
+from asyncfetch.testing.clips import ENCODINGS, encode_clip
+from tests.videos.shards import shard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,9 +172,29 @@ def test_own_ranges_come_once_and_then_from_the_cache() -> None:
     assert first.split("so far")[0].removeprefix("pass 1") == second.split("so far")[0].removeprefix("pass 2")
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_training_on_tars_learns_and_names_what_it_left_out(workers: str) -> None:
+    brighter = [np.full((32, 48, 3), 8 * frame, np.uint8) for frame in range(30)]
+    clip = encode_clip(brighter, encoding=ENCODINGS["h264"], fps=10, gop=10)
+    videos = [{"__key__": f"{number:03d}", "mp4": clip, "txt": "it gets brighter"} for number in range(12)]
+    files = {"/000.tar": shard(videos[:6]), "/001.tar": shard([*videos[6:], {"__key__": "bad", "mp4": bytes(9999)}])}
+    with RangeServer(files) as server:
+        assert server.ca_file is not None
+        options = ("--ca-file", server.ca_file, "--num-workers", workers, "--epochs", "3")
+        printed = run("train_on_tars.py", f"{server.url}/{{000..001}}.tar", *options)
+    losses = re.findall(r"epoch \d: 24 clips, mean loss ([\d.]+)", printed)
+    assert len(losses) == 3
+    assert float(losses[2]) < 0.8 * float(losses[0]), losses
+    assert "left out: https://" in printed
+    assert "/001.tar: " in printed
+    assert "samples/s" in printed
+
+
 def test_every_example_is_tested() -> None:
     tested = {
         *("quickstart.py", "async_pipeline.py", "dataloader.py", "own_ranges.py", "train_policy.py"),
+        "train_on_tars.py",
         *("lightning_checkpoints.py", "transformers_trainer.py"),
     }
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested

@@ -252,6 +252,28 @@ def test_a_mixture_has_it_beside_a_lerobot_dataset(server: RangeServer, stream: 
         list(af.Mixture([stream, other], [1, 1], missing="pad", config=config_of(server)))
 
 
+class Listed(Images):
+    """Says what its samples are like."""
+
+    def layout(self) -> dict[str, tuple[str, tuple[int, ...]]] | None:
+        return {"image": ("uint8", (3, SIDE, SIDE)), "name": ("string", ())}
+
+
+def test_samples_of_a_known_layout_are_written_into_batches(server: RangeServer, stream: af.Stream) -> None:
+    listed = af.Stream(Listed(f"{server.url}/images"), seed=3, config=config_of(server))
+    batches = list(af.torch.StreamDataset(listed, batch_size=4))
+    stream.set_epoch(0)
+    others = list(af.torch.StreamDataset(stream, batch_size=4))
+    for one, other in zip(batches, others, strict=True):
+        assert one["name"] == other["name"]
+        assert torch.equal(one["image"], other["image"])
+    mixture = af.Mixture([listed, listed], [1, 1], stop_on=32, config=config_of(server))
+    mixed = list(af.torch.StreamDataset(mixture, batch_size=4))
+    assert all(batch["dataset"].tolist() in ([0, 1, 0, 1], [1, 0, 1, 0]) for batch in mixed)
+    mixture.close()
+    listed.close()
+
+
 # Errors.
 
 
@@ -298,6 +320,12 @@ class Wrong(Images):
         given: dict[str, af.ByteRange] = wrong.get(self.mistake) or super().ranges(entry, number)
         return given
 
+    def layout(self) -> dict[str, tuple[str, tuple[int, ...]]] | None:
+        wrong: dict[str, Any] = {"layout": ["image"], "keys": {"image": ("uint8", (3, SIDE, SIDE))}}
+        wrong["shape"] = wrong["keys"] | {"name": ("int64", ())}
+        given: dict[str, tuple[str, tuple[int, ...]]] | None = wrong.get(self.mistake)
+        return given
+
     def sample(self, entry: str, number: int, data: Mapping[str, bytearray]) -> dict[str, Any]:
         wrong: dict[str, Any] = {"none": None}
         given: dict[str, Any] = wrong.get(self.mistake, super().sample(entry, number, data))
@@ -312,6 +340,9 @@ class Wrong(Images):
         ("bytes", ConfigError, r"Wrong\.ranges\('http.*\.png', 0\) must give ByteRange by name"),
         ("raises", ConfigError, r"Wrong\.ranges\('http.*\.png', 0\) raised KeyError"),
         ("late", FormatError, r"png has \d+ bytes, and byte 10000 was asked for"),
+        ("layout", ConfigError, r"Wrong\.layout\(\) must give dtype and shape by key, .*, not \['image'\]"),
+        ("keys", UsageError, r"gave the keys \['image', 'name'\], and those of layout\(\) are \['image'\]"),
+        ("shape", UsageError, r"gave 'name' as str \(\), and layout\(\) says int64 \(\)"),
         ("none", UsageError, r"Wrong\.sample\('http.*\.png', 0, \.\.\.\) must give a dict, not None"),
     ],
 )

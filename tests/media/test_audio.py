@@ -96,15 +96,15 @@ def audio_of(data: bytes) -> AudioIndex:
     return audio
 
 
-def decoder(data: bytes) -> Any:  # noqa: ANN401
+def decoder(data: bytes, rate: int | None = None) -> Any:  # noqa: ANN401
     """A new one for each range: torchcodec 0.13 gives none where it goes back in MP3 or Opus."""
     decoders: Any = pytest.importorskip("torchcodec.decoders")
-    return decoders.AudioDecoder(data)
+    return decoders.AudioDecoder(data, sample_rate=rate)
 
 
-def heard(data: bytes, start: float, stop: float) -> tuple[NDArray[np.float32], float]:
+def heard(data: bytes, start: float, stop: float, rate: int | None = None) -> tuple[NDArray[np.float32], float]:
     """The samples of a range, and when they begin."""
-    samples = decoder(data).get_samples_played_in_range(start, stop)
+    samples = decoder(data, rate).get_samples_played_in_range(start, stop)
     return samples.data.numpy(), samples.pts_seconds
 
 
@@ -136,8 +136,11 @@ def test_a_clip_gives_the_samples_of_the_whole_file(
 
 
 @pytest.mark.parametrize("name", ["aac", "opus", "mp3", "flac", "pcm", "aac-empty-moov"])
-def test_ranges_of_a_clip_are_ranges_of_the_whole_file(make_audio: Callable[[str], bytes], name: str) -> None:
-    """To the sample, as torchcodec rounds."""
+@pytest.mark.parametrize("rate", [None, 16_000])
+def test_ranges_of_a_clip_are_ranges_of_the_whole_file(
+    make_audio: Callable[[str], bytes], name: str, rate: int | None
+) -> None:
+    """To the sample, as torchcodec rounds and resamples."""
     data = make_audio(name)
     rng = random.Random(1)
     least = 0.1 if name == "aac-empty-moov" else 0.0  # there the file has a gap behind its first frame
@@ -145,8 +148,8 @@ def test_ranges_of_a_clip_are_ranges_of_the_whole_file(make_audio: Callable[[str
         stop = start + rng.uniform(0.01, 0.6)
         clip = audio_of(data).clip(start, stop)
         cut = clip.header + b"".join(data[low:high] for low, high in clip.ranges.tolist())
-        want, want_at = heard(data, start, stop)
-        have, have_at = heard(cut, start - clip.start_seconds, stop - clip.start_seconds)
+        want, want_at = heard(data, start, stop, rate)
+        have, have_at = heard(cut, start - clip.start_seconds, stop - clip.start_seconds, rate)
         assert have_at + clip.start_seconds == pytest.approx(want_at, abs=1e-9)
         np.testing.assert_allclose(have, want, rtol=0, atol=OPUS_TOLERANCE if name == "opus" else 0)
 

@@ -316,6 +316,46 @@ def test_fragments_written_are_samples_read(empty_moov: bytes, seed: int, how: s
     ]
 
 
+def sequence(head: bytes, fragments: list[Fragment]) -> bytes:
+    for fragment in fragments:
+        head += fragment.data(len(head))
+    return head
+
+
+@pytest.mark.parametrize(
+    ("time", "offset", "message"),
+    [
+        (1024, 0, "begins at tick 1024, but the sample in front of it at 1024: fragments that overlap"),
+        (0, 0, "begins at tick 0, but the sample in front of it at 1024: fragments that overlap"),
+        (0xFFFFFFFF, 0, "fragments that overlap in time, or lie too far apart"),
+        (1536, -512, "a composition offset of -512 ticks comes up behind the first fragment"),
+        (1536, 1 << 29, "a composition offset is 536870912 ticks"),
+    ],
+)
+def test_fragments_that_ffmpeg_shows_otherwise_are_refused(
+    empty_moov: bytes, time: int, offset: int, message: str
+) -> None:
+    first = [[Sample(512, 100, 0, 512), Sample(512, 100, NON_SYNC, 512), Sample(512, 100, NON_SYNC, 512)]]
+    second = [[Sample(512, 100, 0, 512), Sample(512, 100, NON_SYNC, offset)]]
+    rng = random.Random(1)
+    with pytest.raises(FormatError, match=message):
+        Drive(sequence(empty_moov, [Fragment(rng, 0, first), Fragment(rng, time, second)]))
+
+
+def test_samples_without_a_byte_are_refused(empty_moov: bytes) -> None:
+    fragments = [Fragment(random.Random(0), 0, [[Sample(512, 0, 0, 0), Sample(512, 3, NON_SYNC, 0)]])]
+    with pytest.raises(FormatError, match="a sample of it has no bytes"):
+        Drive(sequence(empty_moov, fragments))
+
+
+def test_countless_samples_of_equal_size_are_refused(empty_moov: bytes) -> None:
+    """A run of a few bytes, which says nothing of each sample."""
+    tfhd = full_box(b"tfhd", 0, 0x20038, u32s(1, 512, 1, 0))
+    moof = box(b"moof", box(b"traf", tfhd + full_box(b"trun", 0, 0, u32s(0xFFFFFFFF))))
+    with pytest.raises(FormatError, match="with 4294967295 more samples of equal size there are too many"):
+        Drive(empty_moov + moof + box(b"mdat", bytes(100)))
+
+
 @pytest.fixture(scope="module")
 def empty_moov(make_fragmented: Callable[[str], bytes]) -> bytes:
     data = make_fragmented("empty-moov")

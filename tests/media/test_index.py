@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.errors import FormatError
-from asyncfetch.media import Mp4Index, locate_moov, parse_moov
+from asyncfetch.media import Mp4Index, locate_moov, parse_moov, parse_tracks
 from asyncfetch.media.boxes import MAX_MOOV_BYTES, PROBE_BYTES, TAIL_BYTES
 from asyncfetch.media.clip import ClipTables, TrackFormat, build_header, clip_timing
 from asyncfetch.media.samples import ByteRuns
@@ -371,7 +371,12 @@ def test_no_bytes_cause_anything_but_an_index_or_a_format_error(moovs: list[byte
     length = data.draw(st.just(len(moov)) | st.integers(0, len(moov)))
     try:
         start, stop = locate_moov(moov[:length], size=length, url=URL)
-        check_clips(parse_moov(moov[start:stop], url=URL))
+        video, audio = parse_tracks(moov[start:stop], url=URL)
+        check_clips(video)
+        video.shown()
+        if audio is not None:
+            ranges = np.concatenate([audio.clip(first, first + 0.5).ranges for first in (0.0, 1.0)])
+            assert ((ranges >= 0) & (ranges <= audio.data_stop)).all()
     except FormatError:
         return
 

@@ -104,6 +104,13 @@ def test_frames_of_equal_time_have_no_sample(make_video: Callable[[str], Video])
     assert np.diff(seconds[17:22]).round(6).tolist() == [0.033333, 0, 0, 0.033333]
 
 
+def test_an_edit_list_may_hide_all(make_video: Callable[[str], Video]) -> None:
+    body = struct.pack(">IIIiI", 0, 1, 500, 90 * TICKS, 0x10000)
+    data = rewrite(make_video("h264-g30").data, lambda kind, old: (kind, body if kind == b"elst" else old))
+    samples, seconds, end = Video(data, {}).index().shown()
+    assert (len(samples), len(seconds), end) == (0, 0, 0.0)
+
+
 def test_what_is_shown_is_made_once(make_video: Callable[[str], Video]) -> None:
     index = make_video("h264-g30").index()
     before = index.nbytes

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torchcodec.transforms import Resize  # type: ignore[attr-defined]
@@ -117,3 +119,55 @@ def test_pictures_of_a_size_are_those_of_torchcodec(corpus: Path, kind: str) -> 
         file = reference(corpus / GOOD[entry], transforms=RESIZED)
         frames = expected_frames(file, clips, entry, number)
         assert torch.equal(sample["video"], file.pictures[frames]), (GOOD[entry], number)
+
+
+# What comes beside.
+
+
+@pytest.mark.parametrize("size", [None, (16, 16)], ids=["own size", "one size"])
+def test_columns_come_as_they_are_in_samples_and_batches(corpus: Path, size: tuple[int, int] | None) -> None:
+    """Also where some have nothing, and where batches are written in place."""
+    columns: dict[str, pa.Array[Any]] = {
+        "whole": pa.array([7, 8], pa.int16()),
+        "exact": pa.array([1.6e9 + 0.25, None]),
+        "single": pa.array([0.5, 0.25], pa.float32()),
+        "some": pa.array([None, 3]),
+        "flag": pa.array([True, None]),
+        "large": pa.array([2**63, 1], pa.uint64()),
+        "text": pa.array(["a", None]),
+        "data": pa.array([b"a", b"b"]),
+        "list": pa.array([[1, 2], None]),
+        "day": pa.array([date(2020, 1, 2), date(2020, 1, 3)]),
+    }
+    table = pa.table({"video": [str(corpus / name) for name in ("front.mp4", "large.mp4")]} | columns)
+    clips = af.ClipSampler(2)
+    with closing(af.Stream(af.Videos.from_table(table), clips=clips, shuffle=False, size=size)) as stream:
+        samples = list(stream)
+        stream.set_epoch(0)
+        [batch] = af.torch.StreamDataset(stream, batch_size=2)
+    dtypes = {"whole": torch.int64, "exact": torch.float64, "single": torch.float32}
+    for name, dtype in dtypes.items():
+        assert batch[name].dtype == samples[0][name].dtype == dtype
+        assert torch.stack([sample[name] for sample in samples]).equal(batch[name]) or name == "exact"
+    assert batch["exact"][0].item() == 1.6e9 + 0.25
+    assert batch["exact"][1].isnan()
+    assert samples[1]["exact"].isnan()
+    for name in columns.keys() - dtypes.keys():
+        assert batch[name] == [sample[name] for sample in samples] == columns[name].to_pylist()
+
+
+def test_a_batch_of_several_sizes_is_a_list_of_its_pictures(corpus: Path) -> None:
+    table = [{"video": str(corpus / name)} for name in ("front.mp4", "large.mp4", "open.mp4")]
+    stream = af.Stream(af.Videos.from_table(table), clips=af.ClipSampler(2), shuffle=False, audio_rate=8000)
+    with closing(stream):
+        [batch] = af.torch.StreamDataset(stream, batch_size=3)
+        assert [tuple(video.shape) for video in batch["video"]] == [
+            (2, 3, 120, 160),
+            (2, 3, 112, 208),
+            (2, 3, 120, 160),
+        ]
+        assert [len(audio) for audio in batch["audio"]] == [2, 2, 0]
+        assert batch["seconds"].shape == (3, 2)
+        stream.set_epoch(0)
+        batches = list(af.torch.StreamDataset(stream, batch_size=3, bucket_by="shape"))
+    assert sorted(tuple(batch["video"].shape) for batch in batches) == [(1, 2, 3, 112, 208), (2, 2, 3, 120, 160)]

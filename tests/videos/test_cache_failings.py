@@ -1,0 +1,195 @@
+"""Videos that are broken, change or are too large, and servers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from torch.utils.data import DataLoader
+
+import asyncfetch as af
+from asyncfetch.errors import CacheError, DecodeError, FormatError, FrameMissing, NotFound, ObjectChanged
+from asyncfetch.testing import Fault, FaultEvery, RangeServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncfetch.testing.faults import ServedRequest
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
+CLIPS = af.ClipSampler(3, fps=4, per_video=2)
+ALL = af.ClipSampler(75, pick="all")
+NAMES = ["front.mp4", "truncated.mp4", "missing.mp4", "open.mp4", "garbage.mp4"]
+ERRORS = {"truncated.mp4": FormatError, "missing.mp4": NotFound, "garbage.mp4": DecodeError}
+
+
+def make_stream(urls: list[str], clips: af.ClipSampler = CLIPS, **options: Any) -> af.Stream:  # noqa: ANN401
+    config = af.StreamConfig(**options.pop("config", {}))
+    videos = af.Videos.from_table([{"video": url} for url in urls])
+    return af.Stream(videos, clips=clips, config=config, **({"shuffle": False} | options))
+
+
+def windows_of(stream: af.Stream) -> list[tuple[int, int]]:
+    return [(int(sample["index"]), int(sample["clip_index"])) for sample in stream]
+
+
+@pytest.mark.parametrize("clips", [CLIPS, ALL], ids=["random", "all"])
+def test_broken_videos_are_left_out_and_named(corpus: Path, clips: af.ClipSampler) -> None:
+    urls = [str(corpus / name) for name in NAMES]
+    with closing(make_stream(urls, clips, config={"on_error": "skip"})) as stream:
+        assert windows_of(stream) == [(0, 0), (0, 1), (3, 0), (3, 1)]
+        found = {one.episode: one for one in stream.quarantine.episodes()}
+    assert found.keys() == {1, 2, 4}
+    for entry, one in found.items():
+        assert one.file == urls[entry]
+        assert one.cause.startswith(ERRORS[NAMES[entry]].__name__)
+        assert one.samples == (1 if clips is ALL and NAMES[entry] != "truncated.mp4" else 2)
+
+
+def test_broken_videos_are_replaced_by_good_ones(corpus: Path) -> None:
+    with closing(make_stream([str(corpus / name) for name in NAMES], config={"on_error": "replace"})) as stream:
+        found = windows_of(stream)
+        assert found == [(0, 0), (0, 1), *[(0, 1)] * 4, (3, 0), (3, 1), *[(3, 1)] * 2]
+        assert stream.quarantine.samples == 6
+
+
+@pytest.mark.parametrize("clips", [CLIPS, ALL], ids=["random", "all"])
+@pytest.mark.parametrize(("name", "error"), ERRORS.items())
+def test_a_broken_video_says_which_and_what_helps(
+    corpus: Path, name: str, error: type[Exception], clips: af.ClipSampler
+) -> None:
+    with closing(make_stream([str(corpus / name)], clips)) as stream, pytest.raises(error) as caught:
+        next(iter(stream))
+    assert str(corpus / name) in str(caught.value)
+    assert any(remedy in str(caught.value) for remedy in ("copy the file anew", "check the path"))
+
+
+def test_what_a_member_holds_is_named_where_it_is_wrong(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").symlink_to(corpus / "front.mp4")
+    (tmp_path / "a.json").write_text("{")
+    with (
+        closing(af.Stream(af.Videos.from_folder(tmp_path), clips=CLIPS)) as stream,
+        pytest.raises(FormatError, match=r"json of clip . of entry 0, .*a.mp4, in .*a.json: not the json .*features="),
+    ):
+        next(iter(stream))
+
+
+def test_short_videos_and_long_windows(corpus: Path) -> None:
+    urls = [str(corpus / "one-frame.mp4"), str(corpus / "av1.mp4")]
+    for clips, counts in (
+        (af.ClipSampler(5, fps=3), [1, 1]),
+        (af.ClipSampler(500, step=2), [1, 1]),
+        (af.ClipSampler(60, pick="all", at_end="wrap"), [1, 2]),
+        (af.ClipSampler(2, fps=1, every_seconds=0.8), [1, 3]),
+    ):
+        with closing(make_stream(urls, clips)) as stream:
+            found = list(stream)
+        assert [sum(int(sample["index"]) == entry for sample in found) for entry in (0, 1)] == counts
+        assert all(len(sample["video"]) == len(sample["seconds"]) == clips.num_frames for sample in found)
+        assert set(found[0]["seconds"].tolist()) == {0.0}
+    strict = af.ClipSampler(5, fps=3, at_end="error")
+    with closing(make_stream(urls, strict)) as stream, pytest.raises(FrameMissing, match="1 of them are there"):
+        next(iter(stream))
+
+
+def test_a_span_behind_the_end_is_no_clip(corpus: Path) -> None:
+    url = str(corpus / "front.mp4")
+    videos = af.Videos.from_table([{"video": url, "t0": 100.0}, {"video": url, "t0": 4.0}], start="t0")
+    with closing(af.Stream(videos, clips=ALL, shuffle=False)) as stream:
+        assert windows_of(stream) == [(1, 0)]
+    with (
+        closing(af.Stream(videos, clips=CLIPS, shuffle=False)) as stream,
+        pytest.raises(FrameMissing, match="the span"),
+    ):
+        next(iter(stream))
+
+
+# Memory.
+
+
+def test_a_clip_beyond_the_bound_says_what_it_takes(heavy: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(heavy["heavy-250.mp4"])
+    clips, config = af.ClipSampler(250), {"max_bytes": 4_000_000}
+    with (
+        closing(make_stream([str(tmp_path / "a.mp4")], clips, config=config)) as stream,
+        pytest.raises(CacheError, match=r"max_bytes=4000000 leaves .* StreamConfig\(max_bytes=\d+\)"),
+    ):
+        next(iter(stream))
+
+
+# Servers.
+
+
+def test_a_server_that_fails_at_times_makes_no_difference(corpus: Path) -> None:
+    files = {name: (corpus / name).read_bytes() for name in ("front.mp4", "tail.mp4", "web.webm", "fragments.mp4")}
+    with RangeServer(files, fault=FaultEvery(3, Fault.status(503))) as server:
+        config = {"fetch": af.FetchConfig(ca_file=server.ca_file)}
+        with closing(make_stream([f"{server.url}/{name}" for name in files], config=config, audio_rate=8000)) as stream:
+            assert windows_of(stream) == [(entry, number) for entry in range(4) for number in range(2)]
+            assert stream.quarantine.samples == 0
+        assert sum(request.status == 503 for request in server.requests) >= 4
+
+
+def test_a_file_replaced_behind_its_index_is_noticed(corpus: Path) -> None:
+    """No picture is cut out of the new file by the old one's index; read once more, all is the new one's."""
+    files = {"a.mp4": (corpus / "front.mp4").read_bytes()}
+
+    def replace(request: ServedRequest) -> None:
+        if request.start:
+            files["a.mp4"] = (corpus / "large.mp4").read_bytes()
+
+    with RangeServer(files, fault=replace) as server:
+        config = {"fetch": af.FetchConfig(ca_file=server.ca_file)}
+        with closing(make_stream([f"{server.url}/a.mp4"], config=config)) as stream:
+            with pytest.raises(ObjectChanged, match=r"a\.mp4"):
+                next(iter(stream))
+            stream.set_epoch(0)
+            assert [sample["video"].shape for sample in stream] == [(3, 3, 112, 208)] * 2
+
+
+async def test_a_pass_that_is_left_leaves_nothing(corpus: Path) -> None:
+    is_reading = asyncio.Event()
+
+    def stall(request: ServedRequest) -> Fault | None:
+        if not request.start:
+            return None
+        is_reading.set()
+        return Fault.stall()
+
+    async with RangeServer({"a.mp4": (corpus / "front.mp4").read_bytes()}, fault=stall) as server:
+        config = {"fetch": af.FetchConfig(ca_file=server.ca_file)}
+        stream = make_stream([f"{server.url}/a.mp4"], config=config)
+
+        async def read() -> None:
+            async with stream.samples() as samples:
+                await anext(samples)
+
+        tasks = asyncio.all_tasks()
+        reading = asyncio.ensure_future(read())
+        await is_reading.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        left = asyncio.all_tasks() - tasks
+        assert [task for task in left if "aiohttp" not in repr(task)] == []
+
+
+@pytest.mark.usefixtures("failed_loaders_end_soon")
+def test_a_killed_worker_leaves_no_memory(corpus: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    with closing(make_stream([str(corpus / "front.mp4")] * 4, af.ClipSampler(8, pick="all"))) as stream:
+        loader = DataLoader(af.torch.StreamDataset(stream, batch_size=2), batch_size=None, num_workers=2)
+        batches = iter(loader)
+        next(batches)
+        for child in psutil.Process().children():
+            if child.pid in {worker.pid for worker in batches._workers}:  # type: ignore[attr-defined]
+                child.send_signal(signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="killed"):
+            list(batches)
+        del batches, loader
+    assert set(os.listdir("/dev/shm")) <= before
