@@ -112,6 +112,8 @@ async def write_index(
             on_bad_shard=lambda url, error: bad_shards.append((None, redact_url(url), str(error))),
             on_progress=partial(on_progress, "shards"),
         )
+        if redact_url(entries.place(0).url) != entries.place(0).url:
+            _log.warning("%s will hold passwords or signatures of its videos' urls: keep it as you keep these", path)
         groups = await run_sync(videos_of, entries)
         with _journal(path + JOURNAL_SUFFIX) as journal:
             found = await run_sync(journal.start, entries, len(groups))

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from asyncfetch.cli.app import app
 from asyncfetch.errors import ConfigError, DatasetError, NotFound
-from asyncfetch.testing import Fault, RangeServer, write_dataset
+from asyncfetch.testing import Fault, HubServer, Keys, RangeServer, S3Server, write_dataset
 from tests.videos.movies import movie
 
 if TYPE_CHECKING:
@@ -185,6 +185,29 @@ def test_what_is_neither_is_said_to_be_so(tmp_path: Path) -> None:
         done = run("info", server.url, "--ca-file", server.ca_file)
     assert isinstance(done.exception, DatasetError)
     assert "can't be listed" in str(done.exception)
+
+
+def test_stores_are_looked_at(
+    shard: Path, movies: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with S3Server({f"robots/clips/{name}": data for name, data in movies.items()}) as s3, HubServer() as hub:
+        hub.push("datasets/org/name", {"train/0.tar": shard.read_bytes()})
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", Keys().access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", Keys().secret_key)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for source, ca_file, members in (
+            ("s3://robots/clips", s3.ca_file, []),
+            ("hf://datasets/org/name", hub.ca_file, ["txt"]),
+            ("hf://datasets/org/name/**/*.tar", hub.ca_file, ["txt"]),
+        ):
+            found = told("info", source, "--ca-file", ca_file)
+            assert (found["videos"], found["members"]) == (2, members)
+            done = run("index", source, "-o", tmp_path / "videos.parquet", "--ca-file", ca_file)
+            assert done.exit_code == 0, done.output
+            urls = pq.read_table(tmp_path / "videos.parquet")["video"].to_pylist()
+            assert all(url.startswith(source.partition("/**")[0]) for url in urls)
 
 
 def test_the_kind_can_be_said(folder: Path, tmp_path: Path) -> None:

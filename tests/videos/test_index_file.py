@@ -288,6 +288,14 @@ def test_shards_that_were_read_are_not_read_again(tmp_path: Path, movies: dict[s
     assert os.listdir(tmp_path) == ["videos.parquet"]
 
 
+def test_urls_with_secrets_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RangeServer({"/a.mp4": movie(4)}) as server:
+        table = pa.table({"video": [f"{server.url}/a.mp4?X-Amz-Signature=0123abcd"]})
+        of_index(tmp_path, Videos.from_table(table), server)
+    assert "passwords or signatures" in caplog.text
+    assert "0123abcd" not in caplog.text
+
+
 def test_a_changed_collection_is_measured_anew(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = pa.table({"video": [str(folder / "a.mp4")]})
     written(Videos.from_table(table), tmp_path / "videos.parquet")
