@@ -207,7 +207,7 @@ def test_stores_are_looked_at(
             done = run("index", source, "-o", tmp_path / "videos.parquet", "--ca-file", ca_file)
             assert done.exit_code == 0, done.output
             urls = pq.read_table(tmp_path / "videos.parquet")["video"].to_pylist()
-            assert all(url.startswith(source.partition("/**")[0]) for url in urls)
+            assert all(str(url).startswith(source.partition("/**")[0]) for url in urls)
 
 
 def test_the_kind_can_be_said(folder: Path, tmp_path: Path) -> None:
