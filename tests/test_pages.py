@@ -127,7 +127,7 @@ def write_videos(root: Path) -> None:
         for number in range(6)
     ]
     for shard in range(2):
-        files = {}
+        files: dict[str, bytes] = {}
         for number in range(3 * shard, 3 * shard + 3):
             files |= {f"{number:06d}.mp4": clips[number], f"{number:06d}.txt": f"pours cup {number}".encode()}
             files[f"{number:06d}.json"] = json.dumps({"factory": shard}).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
 import itertools
@@ -20,8 +21,9 @@ import typer
 from rich.console import Console
 
 from asyncfetch.cli.files import CaFile, fetch_config
-from asyncfetch.cli.source import KindOption, Source, StartOption, StopOption, VideoOption, find_source
+from asyncfetch.cli.source import KindOption, Source, StartOption, StopOption, VideoOption, find_source, own_format
 from asyncfetch.errors import AsyncFetchError, ConfigError, MissingDependency, redact_url
+from asyncfetch.formats import RangeFormat
 from asyncfetch.videos import ClipSampler, Videos
 
 if TYPE_CHECKING:
@@ -138,7 +140,10 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw samples over time.")] = None,
 ) -> None:
-    """Stream a dataset, or clips of videos, for a while. Shows how fast it is, the bottleneck, and what to set."""
+    """Stream a dataset, or clips of videos, for a while. Shows how fast it is, the bottleneck, and what to set.
+
+    A format of your own is named by its module here: `mydata:images` where mydata.py has `images = Images(url)`.
+    """
     from asyncfetch.config import StreamConfig
 
     config = StreamConfig(fetch=fetch_config(ca_file))
@@ -155,10 +160,12 @@ def bench(
         def progress(samples: int, passed: float) -> None:
             status.update(f"{samples:,} samples in {passed:.0f} of {seconds:.0f} s: {samples / passed:.1f} samples/s")
 
+        own = own_format(source)  # which may import torch for seconds
         began = time.perf_counter()
-        found: str | Videos = source  # of a host that never answers, which the report then says
-        with _ends_after(seconds / 2):
-            found = find_source(source, config.fetch, kind, video=video, start=start, stop=stop)
+        found: str | Videos | RangeFormat = own or source  # of a host that never answers, which the report then says
+        if own is None:
+            with _ends_after(seconds / 2):
+                found = find_source(source, config.fetch, kind, video=video, start=start, stop=stop)
         left_seconds = seconds + began - time.perf_counter()
         report, times, is_interrupted = _stream(found, config, left_seconds, num_workers, progress, clips, picture_size)
         alone = Alone()
@@ -242,7 +249,7 @@ def _height_and_width(text: str) -> tuple[int, int]:
 
 
 def _stream(
-    source: str | Videos,
+    source: str | Videos | RangeFormat,
     config: StreamConfig,
     seconds: float,
     num_workers: int,
@@ -251,11 +258,14 @@ def _stream(
     size: tuple[int, int] | None = None,
 ) -> tuple[Report, list[float], bool]:
     """Stream for so long, epoch after epoch: the report, the seconds to each sample, and whether it was interrupted."""
-    from asyncfetch.decode.backends import choose_backend
+    from asyncfetch.decode.backends import choose_backend, import_torch
     from asyncfetch.observe.report import Report
     from asyncfetch.streams import Stream
 
-    choose_backend(config.decoder)  # loading torch and the decoder takes seconds that aren't the stream's
+    if isinstance(source, RangeFormat):
+        import_torch()
+    else:
+        choose_backend(config.decoder)  # loading torch and the decoder takes seconds that aren't the stream's
     if clips is None and isinstance(source, Videos):
         clips = ClipSampler(CLIP_FRAMES)
     stream = Stream(source, clips=clips, size=size, config=config)
@@ -280,7 +290,7 @@ def _stream(
                     epochs += 1
                     for item in given:
                         now = time.perf_counter()
-                        times += [now - started] * (len(item["index"]) if num_workers else 1)
+                        times += [now - started] * (len(next(iter(item.values()))) if num_workers else 1)
                         if now - shown_at > 0.2:
                             shown_at = now
                             progress(len(times), now - started)
@@ -300,12 +310,14 @@ def _stream(
         stream.close()
 
 
-async def _measure_alone(source: str | Videos, config: StreamConfig, alone: Alone) -> None:
+async def _measure_alone(source: str | Videos | RangeFormat, config: StreamConfig, alone: Alone) -> None:
     """Measure the link alone, and decoding of clips in memory."""
     try:
         with anyio.fail_after(ALONE_SECONDS):
             if isinstance(source, Videos):
                 await _measure_videos(source, config, alone)
+            elif isinstance(source, RangeFormat):
+                await _measure_own(source, config, alone)
             else:
                 await _measure(source, config, alone)
     except TimeoutError:
@@ -339,6 +351,19 @@ async def _measure_videos(videos: Videos, config: StreamConfig, alone: Alone) ->
     async with Fetcher(config.fetch) as fetcher:
         entries = await videos.read(fetcher)
         urls = dict.fromkeys(entries.place(entry).url for entry in range(min(len(entries), RESIDENT_EPISODES)))
+        ranges = await _ranges(urls, fetcher)
+    await _measure_links(config, ranges, alone)
+
+
+async def _measure_own(source: RangeFormat, config: StreamConfig, alone: Alone) -> None:
+    from asyncfetch.fetch import Fetcher
+
+    alone.no_frames = "not measured of a format of one's own"
+    reading = copy.copy(source)
+    async with Fetcher(config.fetch) as fetcher:
+        entries = await reading.open(fetcher, fetcher)
+        some = itertools.islice((name for name, count in entries.items() if count), RESIDENT_EPISODES)
+        urls = dict.fromkeys(one.url for name in some for one in reading.ranges(name, 0).values())
         ranges = await _ranges(urls, fetcher)
     await _measure_links(config, ranges, alone)
 

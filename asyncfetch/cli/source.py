@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
+import sys
 from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +16,7 @@ import typer
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FetchError, NotFound, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
+from asyncfetch.formats import RangeFormat
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos import Videos
 from asyncfetch.videos.folders import METADATA_NAMES
@@ -24,6 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from asyncfetch.config import FetchConfig
+
+
+OWN_FORMAT = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+"""A name in a Python module."""
 
 
 class Kind(StrEnum):
@@ -59,6 +68,30 @@ StopOption = Annotated[
 def names_videos(url: str) -> bool:
     """Return whether it is a tar or a table by its name, so no directory."""
     return url.partition("?")[0].lower().endswith((".tar", *SUFFIXES))
+
+
+def own_format(source: str) -> RangeFormat | None:
+    """The format of a user's own that ``module:name`` names, of the working directory; None for anything else.
+
+    Raises:
+        ConfigError: The module can't be imported, or has no such format.
+    """
+    found = OWN_FORMAT.fullmatch(source)
+    if found is None or os.path.exists(source):
+        return None
+    module, name = found.groups()
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{source} is no format in a Python module of this directory: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(value, RangeFormat):
+        raise ConfigError(
+            f"{source} must be a RangeFormat, such as one that `{name} = MyFormat(url)` makes, not {value!r:.80}"
+        )
+    return value
 
 
 def find_source(

@@ -22,7 +22,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos import ClipSampler, Videos
-from asyncfetch.videos.index_file import JOURNAL_SUFFIX, MEASURED_AT_ONCE, write_index
+from asyncfetch.videos.index_file import HEADERS_SUFFIX, JOURNAL_SUFFIX, MEASURED_AT_ONCE, write_index
 from asyncfetch.videos.measure import BROKEN, Measuring, videos_of
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ def index(
     try:
         with progress("videos") as show:
 
-            def report(done: int, total: int) -> None:
-                show("videos", done / total, f"{done:,}/{total:,}")
+            def report(what: str, done: int, total: int) -> None:
+                show(what, done / total, f"{done:,}/{total:,}")
 
             made = anyio.run(partial(write_index, videos, output, config=config, on_progress=report))
     except BaseException:
-        if output.with_name(output.name + JOURNAL_SUFFIX).exists():
-            typer.echo("what was measured is kept: run the same command again to go on", err=True)
+        if any(output.with_name(output.name + suffix).exists() for suffix in (JOURNAL_SUFFIX, HEADERS_SUFFIX)):
+            typer.echo("what was read is kept: run the same command again to go on", err=True)
         raise
     if as_json:
         typer.echo(json.dumps(asdict(made)))
@@ -79,12 +79,16 @@ def index(
         f"{output}: {_count(made.entries, 'entry', 'entries')} of {_count(made.videos, 'video')}, "
         f"{format_bytes(made.bytes)}, {_hours(made.seconds)}{went_on}"
     )
-    if made.broken:
-        typer.echo(f"{_count(len(made.broken), 'video')} can't be read:")
-    for entry, _, reason in made.broken[:NAMED]:
-        typer.echo(f"entry {entry}: {reason}")
-    if len(made.broken) > NAMED:
-        typer.echo(f"and {len(made.broken) - NAMED:,} more: see the index's column error")
+    videos_broken = [(entry, reason) for entry, _, reason in made.broken if entry is not None]
+    for entry, _, reason in made.broken:
+        if entry is None:
+            typer.echo(f"a shard is left out: {reason}")
+    if videos_broken:
+        typer.echo(f"{_count(len(videos_broken), 'video')} can't be read:")
+    for number, reason in videos_broken[:NAMED]:
+        typer.echo(f"entry {number}: {reason}")
+    if len(videos_broken) > NAMED:
+        typer.echo(f"and {len(videos_broken) - NAMED:,} more: see the index's column error")
 
 
 def show_info(videos: Videos, config: FetchConfig, *, as_json: bool) -> None:
@@ -191,28 +195,33 @@ def show_defects(videos: Videos, config: StreamConfig, *, deep: bool, as_json: b
             known = {entry for entry, *_ in found}
             left = [entry for entry in range(entries) if entry not in known]
             found += _check_clips(videos, config, left, show) if left else []
-    found.sort()
+    found.sort(key=lambda one: -1 if one[0] is None else one[0])
     if as_json:
         findings = [{"what": what, "entry": entry, "details": details} for entry, what, details in found]
         typer.echo(json.dumps({"findings": findings}))
     else:
         for entry, what, details in found:
-            typer.echo(f"{what}: entry {entry}: {details}")
+            typer.echo(f"{what}: {'' if entry is None else f'entry {entry}: '}{details}")
         typer.echo(_count(len(found), "finding") if found else "nothing found")
     if found:
         raise typer.Exit(1)
 
 
-Found = tuple[int, str, str]
-"""An entry, what is wrong, and how."""
+Found = tuple[int | None, str, str]
+"""An entry, None for a whole shard; what is wrong, and how."""
 
 
 async def _check_indexes(videos: Videos, config: FetchConfig, show: Callable[..., None]) -> tuple[list[Found], int]:
     """Findings by the videos' indexes, and the number of entries."""
     async with Fetcher(config) as fetcher:
-        entries = await videos.read(fetcher)
+        found = list[Found]()
+        entries = await videos.read(
+            fetcher,
+            on_bad_shard=lambda _, error: found.append((None, "FormatError", str(error))),
+            on_progress=lambda done, total: show("shards", done / total, f"{done:,}/{total:,}"),
+        )
         groups = await run_sync(videos_of, entries)
-        measuring, found, done = Measuring(fetcher), list[Found](), 0
+        measuring, done = Measuring(fetcher), 0
 
         async def look(group: list[int]) -> None:
             nonlocal done

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from asyncfetch.config import PrivateUrl, StreamConfig, rank_config
-from asyncfetch.config.checks import is_whole_number
+from asyncfetch.config.checks import is_whole_number, require
 from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import AsyncFetchError, ConfigError, EpisodeNotFound, FormatError, UsageError, redact_url
 from asyncfetch.fetch import Fetcher
@@ -201,16 +201,18 @@ class RangeCache(StretchCache[PlannedRange, Parts, HeldRanges]):
     def asked(self, episode: int, number: int) -> Mapping[str, ByteRange]:
         """Return what the user says of a sample; ConfigError where that is nothing that can be fetched."""
         entry = self._names[episode]
-        call = f"{type(self._format).__name__}.ranges({redact_url(entry)!r}, {number})"
         try:
             asked: Any = self._format.ranges(entry, number)
         except AsyncFetchError:
             raise
         except Exception as error:
-            raise ConfigError(f"{call} raised {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{self._call(entry, number)} raised {type(error).__name__}: {error}") from error
         if not isinstance(asked, Mapping) or not all(isinstance(one, ByteRange) for one in asked.values()):
-            raise ConfigError(f"{call} must give ByteRange by name, in a dict, not {asked!r:.200}")
+            raise ConfigError(f"{self._call(entry, number)} must give ByteRange by name, in a dict, not {asked!r:.200}")
         return asked
+
+    def _call(self, entry: str, number: int) -> str:
+        return f"{type(self._format).__name__}.ranges({redact_url(entry)!r}, {number})"
 
     async def _make_plan(self, stretch: Stretch) -> KeptPart[Mapping[str, PlannedRange]]:
         asked = [self.asked(stretch.episode, number) for number in range(stretch.start, stretch.stop)]
@@ -413,6 +415,12 @@ class OwnFormat:
 
     is_open = False
 
+    def __post_init__(self) -> None:
+        kind, url, samples = type(self.format).__name__, self.format.url, self.format.segment_samples
+        require(isinstance(url, str), f"{kind}.url must be a string, not of type {type(url).__name__}: try str(path)")
+        is_count = is_whole_number(samples) and samples >= 1
+        require(is_count, f"{kind}.segment_samples must be a whole number from 1, not {samples!r}")
+
     def reader(self) -> None:
         """See Format."""
 
@@ -421,8 +429,6 @@ class OwnFormat:
         """Open it over an engine."""
         assert engine is not None
         reading = copy.copy(self.format)
-        if not is_whole_number(reading.segment_samples) or reading.segment_samples < 1:
-            raise ConfigError(f"segment_samples must be a whole number from 1, not {reading.segment_samples!r}")
         if engine.rank is None:
             entries = await reading.open(engine.reader, engine.fetcher)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,7 @@ from asyncfetch.videos.tables import table_entries
 from asyncfetch.videos.tars import tar_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     import pyarrow as pa
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("asyncfetch")
 
+OnBadShard = Callable[[str, FormatError], object]
+OnProgress = Callable[[int, int], object]
 Kind = Literal["table", "folder", "tars", "parquet"]
 
 
@@ -100,28 +103,58 @@ class Videos:
 
     async def open(self, engine: Engine) -> Entries:
         """Read the entries over an engine, whose own fetcher lists directories."""
-        skips = engine.config.on_error != "raise"
+        on_bad_shard = _log_bad_shard if engine.config.on_error != "raise" else None
         if engine.rank is None:
-            return await self._open(engine.fetcher, engine.reader, skips=skips)
+            return await self._open(engine.fetcher, engine.reader, on_bad_shard=on_bad_shard)
         async with Fetcher(rank_config(engine.config).fetch) as fetcher:  # a loader worker's fetches nothing
-            return await self._open(fetcher, engine.reader, skips=skips)
+            return await self._open(fetcher, engine.reader, on_bad_shard=on_bad_shard)
 
     async def entries(self, config: FetchConfig = FetchConfig()) -> pa.Table:  # noqa: B008  frozen
         """Read the entries, with the columns ``video``, ``offset``, ``size``, ``start`` and ``stop``."""
         async with Fetcher(config) as fetcher:
             return (await self.read(fetcher)).table
 
-    async def read(self, fetcher: Fetcher) -> Entries:
-        """Read the entries over a fetcher."""
-        return await self._open(fetcher, fetcher)
+    @property
+    def is_walked(self) -> bool:
+        """True if reading the entries takes about a request for each of them."""
+        return self._kind == "tars"
 
-    async def _open(self, fetcher: Fetcher, reader: RangeReader, *, skips: bool = False) -> Entries:
-        table = await self._read(fetcher, reader, _log_bad_shard if skips else None)
+    async def read(
+        self,
+        fetcher: Fetcher,
+        *,
+        reader: RangeReader | None = None,
+        on_bad_shard: OnBadShard | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Entries:
+        """Read the entries over a fetcher.
+
+        Args:
+            fetcher: Lists directories.
+            reader: Reads ranges; the fetcher where it is None.
+            on_bad_shard: See ``tar_entries``.
+            on_progress: See there.
+        """
+        return await self._open(fetcher, reader or fetcher, on_bad_shard=on_bad_shard, on_progress=on_progress)
+
+    async def _open(
+        self,
+        fetcher: Fetcher,
+        reader: RangeReader,
+        *,
+        on_bad_shard: OnBadShard | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Entries:
+        table = await self._read(fetcher, reader, on_bad_shard, on_progress)
         check_entries(table, repr(self))
         return await run_sync(lambda: Entries(table, repr(self)))
 
     async def _read(
-        self, fetcher: Fetcher, reader: RangeReader, on_bad_shard: Callable[[str, FormatError], None] | None
+        self,
+        fetcher: Fetcher,
+        reader: RangeReader,
+        on_bad_shard: OnBadShard | None,
+        on_progress: OnProgress | None,
     ) -> pa.Table:
         match self._kind:
             case "table":
@@ -133,7 +166,12 @@ class Videos:
                 return await folder_entries(self._source, fetcher=fetcher, reader=reader, video=self._video)
             case "tars":
                 return await tar_entries(
-                    self._source, fetcher=fetcher, reader=reader, video=self._video, on_bad_shard=on_bad_shard
+                    self._source,
+                    fetcher=fetcher,
+                    reader=reader,
+                    video=self._video,
+                    on_progress=on_progress,
+                    on_bad_shard=on_bad_shard,
                 )
             case "parquet":
                 assert self._video is not None

@@ -5,14 +5,17 @@ It has the columns of entries, the user's own, and one for each measure: see ``M
 column of such a name, the measure's is called ``measured_`` and the name; the field's metadata says what it is. Urls of
 files below the index's own directory are relative.
 
-A *journal* beside it, a line for each video that was measured, lets a run that was ended go on.
+A *journal* beside it, a line for each video that was measured, lets a run that was ended go on. The headers of tar
+shards are kept beside it, too, in a directory.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
+import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from asyncfetch.cache import DiskTier
+from asyncfetch.cache.disk import DiskReader
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.fetch import Fetcher
@@ -45,6 +50,9 @@ MEASURED_AT_ONCE = 64
 ROWS_IN_A_GROUP = 128 * 1024
 """Rows of a row group. Each is read by a request, or several of them by one."""
 JOURNAL_SUFFIX = ".part"
+HEADERS_SUFFIX = ".part.headers"
+HEADERS_MAX_BYTES = 16 * 1024**3
+"""Bound on headers of shards on disk: of a million videos. With more, the last ones are kept."""
 
 _log = logging.getLogger("asyncfetch")
 
@@ -63,8 +71,9 @@ class IndexReport:
     """Bytes of all videos."""
     seconds: float
     """Length of all videos together."""
-    broken: tuple[tuple[int, str, str], ...]
-    """The first entry of each video that could not be read, its url without secrets, and why."""
+    broken: tuple[tuple[int | None, str, str], ...]
+    """The first entry of each video that could not be read, its url without secrets, and why. None for a damaged shard,
+    which is left out as a whole."""
 
 
 async def write_index(
@@ -72,19 +81,19 @@ async def write_index(
     output: str | os.PathLike[str],
     *,
     config: FetchConfig = FetchConfig(),  # noqa: B008  frozen
-    on_progress: Callable[[int, int], object] = lambda done, total: None,
+    on_progress: Callable[[str, int, int], object] = lambda what, done, total: None,
 ) -> IndexReport:
     """Measure each video of a collection, and write an index that ``Videos.from_table`` opens.
 
-    What was measured is kept in ``output`` + ".part" until the index is whole: after a crash, or where a host fails,
-    the next call with the same arguments goes on from there. If the collection has changed meanwhile it begins anew,
-    and a line of the log says so.
+    What was read is kept in ``output`` + ".part" and ".part.headers" until the index is whole: after a crash, or where
+    a host fails, the next call with the same arguments goes on from there. If the collection has changed meanwhile it
+    begins anew, and a line of the log says so.
 
     Args:
         videos: The collection.
         output: Local path of the Parquet file. An index that is there is replaced once the new one is whole.
         config: Of requests.
-        on_progress: Called with the number of videos that are done, and of all.
+        on_progress: Called with "shards", of tars, then "videos"; the number of them that are done, and of all.
 
     Raises:
         ConfigError: The output isn't a local path, or is a file that is no index.
@@ -95,13 +104,22 @@ async def write_index(
         raise ConfigError(f"{message}: write it there, and copy it with asyncfetch cp")
     path = await run_sync(_checked_path, output)
     async with Fetcher(config) as fetcher:
-        entries = await videos.read(fetcher)
+        bad_shards: list[tuple[None, str, str]] = []
+        entries = await _read_entries(
+            videos,
+            fetcher,
+            path + HEADERS_SUFFIX,
+            on_bad_shard=lambda url, error: bad_shards.append((None, redact_url(url), str(error))),
+            on_progress=partial(on_progress, "shards"),
+        )
+        if redact_url(entries.place(0).url) != entries.place(0).url:
+            _log.warning("%s will hold passwords or signatures of its videos' urls: keep it as you keep these", path)
         groups = await run_sync(videos_of, entries)
         with _journal(path + JOURNAL_SUFFIX) as journal:
             found = await run_sync(journal.start, entries, len(groups))
             resumed, broken = len(found), dict[int, str]()
             measuring, done = Measuring(fetcher), resumed
-            on_progress(done, len(groups))
+            on_progress("videos", done, len(groups))
 
             async def measure(number: int) -> None:
                 nonlocal done
@@ -116,12 +134,13 @@ async def write_index(
                     found[number] = measured
                     await journal.add(number, measured)
                 done += 1
-                on_progress(done, len(groups))
+                on_progress("videos", done, len(groups))
 
             left = [number for number in range(len(groups)) if number not in found]
             await for_each(left, measure, workers=MEASURED_AT_ONCE)
             await run_sync(partial(_write, entries, groups, found, broken, path))
             await run_sync(os.unlink, path + JOURNAL_SUFFIX)
+            await run_sync(partial(shutil.rmtree, path + HEADERS_SUFFIX, ignore_errors=True))
     return IndexReport(
         output=path,
         entries=len(entries),
@@ -129,11 +148,22 @@ async def write_index(
         resumed=resumed,
         bytes=sum(each.size for each in found.values()),
         seconds=sum(each.seconds for each in found.values()),
-        broken=tuple(
-            (groups[number][0], redact_url(entries.place(groups[number][0]).url), reason)
-            for number, reason in sorted(broken.items())
+        broken=(
+            *bad_shards,
+            *(
+                (groups[number][0], redact_url(entries.place(groups[number][0]).url), reason)
+                for number, reason in sorted(broken.items())
+            ),
         ),
     )
+
+
+async def _read_entries(videos: Videos, fetcher: Fetcher, headers: str, **callbacks: Any) -> Entries:  # noqa: ANN401
+    """Read the entries; what takes many requests is kept in a directory for the next run, if this one is ended."""
+    if not videos.is_walked or importlib.util.find_spec("xxhash") is None:
+        return await videos.read(fetcher, **callbacks)
+    async with DiskReader(fetcher, DiskTier(headers, HEADERS_MAX_BYTES)) as reader:
+        return await videos.read(fetcher, reader=reader, **callbacks)
 
 
 def _checked_path(output: str | os.PathLike[str]) -> str:

@@ -204,6 +204,46 @@ def test_clips_of_videos(tmp_path: Path) -> None:
     assert (told["resident_frames_per_second"], told["trouble"]) == (None, None)
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_format_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
+    (tmp_path / "records.bin").write_bytes(bytes(1000))
+    (tmp_path / "own_records.py").write_text(OWN_RECORDS)
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(
+        app, ["bench", "own_records:records", "--seconds", "2", "--num-workers", workers, "--json"]
+    )
+    assert ended.exit_code == 0, ended.output
+    found = json.loads(ended.stdout)
+    assert found["report"]["samples"] > 0
+    assert found["link"]
+    assert found["trouble"] is None
+    for name, message in (("own_records:url", "must be a RangeFormat"), ("own_records:none", "is no format")):
+        with pytest.raises(ConfigError, match=message):
+            CliRunner().invoke(app, ["bench", name], catch_exceptions=False)
+
+
+OWN_RECORDS = """
+import asyncfetch as af
+import torch
+
+
+class Records(af.RangeFormat):
+    async def open(self, reader, fetcher):
+        return {url: 10}
+
+    def ranges(self, entry, number):
+        return {"record": af.ByteRange(entry, 100 * number, 100 * number + 100)}
+
+    def sample(self, entry, number, data):
+        return {"record": torch.frombuffer(data["record"], dtype=torch.uint8)}
+
+
+url = "records.bin"
+records = Records()
+"""
+
+
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "one", episodes=(4,), codec="h264", width=96, height=64)
     refused = CliRunner().invoke(app, ["bench", str(truth.root), "--num-frames", "4"])

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from asyncfetch.cli.app import app
 from asyncfetch.errors import ConfigError, DatasetError, NotFound
-from asyncfetch.testing import Fault, RangeServer, write_dataset
+from asyncfetch.testing import Fault, HubServer, Keys, RangeServer, S3Server, write_dataset
 from tests.videos.movies import movie
 
 if TYPE_CHECKING:
@@ -136,6 +136,18 @@ def test_what_is_broken_is_found(folder: Path, spans: Path) -> None:
     assert text.stdout.endswith("2 findings\n")
 
 
+def test_a_damaged_shard_is_named_and_left_out(shard: Path, tmp_path: Path) -> None:
+    (shard.parent / "1.tar").write_bytes(b"no tar" * 300)
+    [found] = told("check", shard.parent, code=1)["findings"]
+    assert (found["what"], found["entry"]) == ("FormatError", None)
+    assert "1.tar" in found["details"]
+    done = run("index", shard.parent, "-o", tmp_path / "videos.parquet")
+    assert done.exit_code == 0, done.output
+    assert "a shard is left out: " in done.stdout
+    assert "shards: 100 %, 2/2" in done.stderr
+    assert pq.read_table(tmp_path / "videos.parquet").num_rows == 2
+
+
 def test_a_contact_sheet_of_an_entry(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "grid.png"
     done = run("frames", folder, "--episode", 1, "--count", 3, "--out", out)
@@ -173,6 +185,29 @@ def test_what_is_neither_is_said_to_be_so(tmp_path: Path) -> None:
         done = run("info", server.url, "--ca-file", server.ca_file)
     assert isinstance(done.exception, DatasetError)
     assert "can't be listed" in str(done.exception)
+
+
+def test_stores_are_looked_at(
+    shard: Path, movies: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with S3Server({f"robots/clips/{name}": data for name, data in movies.items()}) as s3, HubServer() as hub:
+        hub.push("datasets/org/name", {"train/0.tar": shard.read_bytes()})
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", Keys().access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", Keys().secret_key)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for source, ca_file, members in (
+            ("s3://robots/clips", s3.ca_file, []),
+            ("hf://datasets/org/name", hub.ca_file, ["txt"]),
+            ("hf://datasets/org/name/**/*.tar", hub.ca_file, ["txt"]),
+        ):
+            found = told("info", source, "--ca-file", ca_file)
+            assert (found["videos"], found["members"]) == (2, members)
+            done = run("index", source, "-o", tmp_path / "videos.parquet", "--ca-file", ca_file)
+            assert done.exit_code == 0, done.output
+            urls = pq.read_table(tmp_path / "videos.parquet")["video"].to_pylist()
+            assert all(str(url).startswith(source.partition("/**")[0]) for url in urls)
 
 
 def test_the_kind_can_be_said(folder: Path, tmp_path: Path) -> None:
@@ -221,6 +256,16 @@ def test_an_index_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["urls.parquet", "videos.parquet"]
 
 
-def test_a_parquet_of_urls_is_a_table(folder: Path) -> None:
-    pq.write_table(pa.table({"video": ["folder/a.mp4"]}), folder.parent / "t.parquet")
-    assert told("info", folder.parent / "t.parquet")["videos"] == 1
+def test_parquet_is_a_table_of_urls_or_has_videos_in_it(folder: Path, tmp_path: Path, movies: dict[str, bytes]) -> None:
+    pq.write_table(pa.table({"video": ["folder/a.mp4"]}), tmp_path / "t.parquet")
+    assert told("info", tmp_path / "t.parquet")["bytes"] == len(movies["a.mp4"])
+    (tmp_path / "data").mkdir()
+    table = pa.table({"clip": list(movies.values()), "label": [1, 2]})
+    pq.write_table(table, tmp_path / "data" / "0.parquet", use_dictionary=False, compression="none")
+    for source in (tmp_path / "data", tmp_path / "data" / "0.parquet", tmp_path / "data" / "*.parquet"):
+        found = told("info", source, "--video", "clip")
+        assert (found["videos"], found["files"], found["columns"]) == (2, 1, {"label": "int64"})
+        assert found["bytes"] == sum(map(len, movies.values()))
+    done = run("info", tmp_path / "data")
+    assert isinstance(done.exception, ConfigError)
+    assert "clip" in str(done.exception)

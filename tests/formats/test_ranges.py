@@ -355,6 +355,14 @@ def test_a_mistake_is_an_error_that_says_what_to_give(
     stream.close()
 
 
+def test_attributes_of_other_types_are_refused_at_once(tmp_path: Path) -> None:
+    path: Any = tmp_path
+    with pytest.raises(ConfigError, match=r"Images\.url must be a string, not of type PosixPath: try str\(path\)"):
+        af.Stream(Images(path))
+    with pytest.raises(ConfigError, match=r"Records\.segment_samples must be a whole number from 1, not 0"):
+        af.Stream(Records("records", segment_samples=0))
+
+
 def test_entries_are_chosen_by_number(server: RangeServer) -> None:
     reading, config = Images(f"{server.url}/images"), config_of(server)
     some = af.Stream(reading, shuffle=False, episodes=[7, 2], config=config)

@@ -234,7 +234,7 @@ def test_a_failing_host_ends_it_and_the_next_run_goes_on(tmp_path: Path) -> None
     with RangeServer(content, fault=fault) as server:
         table = pa.table({"video": [f"{server.url}{name}" for name in content]})
         config = FetchConfig(ca_file=server.ca_file, retry=RetryConfig(attempts=1), max_requests_per_host=1)
-        seen: list[tuple[int, int]] = []
+        seen: list[tuple[str, int, int]] = []
         with pytest.raises(FetchError, match="503"):
             written(
                 Videos.from_table(table),
@@ -244,7 +244,7 @@ def test_a_failing_host_ends_it_and_the_next_run_goes_on(tmp_path: Path) -> None
             )
         kept = (tmp_path / "videos.parquet.part").read_bytes().splitlines()
         measured = {json.loads(line)[0] for line in kept[1:]}
-        assert len(measured) >= max(seen)[0]
+        assert len(measured) >= max(seen)[1]
         with open(tmp_path / "videos.parquet.part", "ab") as file:
             file.write(b'[9, 100, "cut o')
         is_down = False
@@ -255,6 +255,45 @@ def test_a_failing_host_ends_it_and_the_next_run_goes_on(tmp_path: Path) -> None
     assert read == {name for number, name in enumerate(content) if number not in measured}
     assert rows(tmp_path / "videos.parquet")["frames"] == list(range(2, 12))
     assert os.listdir(tmp_path) == ["videos.parquet"]
+
+
+def test_shards_that_were_read_are_not_read_again(tmp_path: Path, movies: dict[str, bytes]) -> None:
+    content = {}
+    for name in ("0.tar", "1.tar"):
+        with tarfile.open(tmp_path / name, "w") as archive:
+            info = tarfile.TarInfo("a.mp4")
+            info.size = len(movies["a.mp4"])
+            archive.addfile(info, io.BytesIO(movies["a.mp4"]))
+        content[f"/{name}"] = (tmp_path / name).read_bytes()
+        (tmp_path / name).unlink()
+
+    def end(what: str, done: int, total: int) -> None:
+        if (what, done, total) == ("shards", 1, 2):
+            raise KeyError("ended")
+
+    with RangeServer(
+        content, fault=lambda request: Fault.stall() if is_first and "1.tar" in request.path else None
+    ) as server:
+        videos = Videos.from_tars([f"{server.url}{name}" for name in content])
+        config = FetchConfig(ca_file=server.ca_file)
+        is_first = True
+        with pytest.raises(KeyError, match="ended"):
+            written(videos, tmp_path / "videos.parquet", config=config, on_progress=end)
+        assert os.listdir(tmp_path) == ["videos.parquet.part.headers"]
+        is_first = False
+        asked = len(server.requests)
+        assert written(videos, tmp_path / "videos.parquet", config=config).videos == 2
+        read = {request.path for request in server.requests[asked:] if request.start == 0 and request.stop != 1}
+    assert read == {"/1.tar"}  # of the other, only whether it is the same
+    assert os.listdir(tmp_path) == ["videos.parquet"]
+
+
+def test_urls_with_secrets_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RangeServer({"/a.mp4": movie(4)}) as server:
+        table = pa.table({"video": [f"{server.url}/a.mp4?X-Amz-Signature=0123abcd"]})
+        of_index(tmp_path, Videos.from_table(table), server)
+    assert "passwords or signatures" in caplog.text
+    assert "0123abcd" not in caplog.text
 
 
 def test_a_changed_collection_is_measured_anew(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
