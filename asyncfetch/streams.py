@@ -137,7 +137,7 @@ class Stream(EpochStream):
             reading = OwnFormat(source) if isinstance(source, RangeFormat) else source
         else:
             raise ConfigError(
-                f"a stream reads the url or path of a LeRobot dataset, Videos, or a RangeFormat, not {source!r}"
+                f"a url or a path is needed, of a LeRobot dataset, or Videos, or a RangeFormat, not {source!r}"
             )
         member = Member(
             format=reading,

@@ -209,7 +209,7 @@ def _pass_maker(opened: OpenDatasets, begun: BegunPass, memory: BatchMemory | No
     decoded_samples = config.decoded_max_bytes // builder.sample_bytes
     _warn_of_large_samples(plan, builder, decoded_samples, opened)
     open_pieces = plan.own_pieces
-    handed_over = _handed_over(builder, memory)
+    handed_over = _handed_over(builder, memory, decoded_samples)
     sizes = Sizes.within(
         decoded_samples,
         group_frames=plan.group_frames,
@@ -297,7 +297,7 @@ def _warn_of_few_segments(plan: PassPlan, opened: OpenDatasets) -> None:
 def _warn_of_large_samples(plan: PassPlan, builder: JobBuilder, decoded_samples: int, opened: OpenDatasets) -> None:
     """Say so where threads have nothing to do, because what is decoded ahead has no room for a sample of each."""
     threads = opened.engine.decode.threads
-    if plan.progress.placement.worker or plan.progress.epoch or decoded_samples > threads:
+    if plan.progress.placement.worker or plan.progress.epoch or decoded_samples >= threads + HANDED_OVER_TO_BATCHES:
         return
     _log.warning(
         "decoded_max_bytes=%d has room for %d samples of %d bytes, so not all of %d threads decode at a time: with "
@@ -310,10 +310,14 @@ def _warn_of_large_samples(plan: PassPlan, builder: JobBuilder, decoded_samples:
     )
 
 
-def _handed_over(builder: JobBuilder, memory: BatchMemory | None) -> int:
-    """Return how many micro-batches, at most, are between those decoded ahead and the end of what the consumer does."""
+def _handed_over(builder: JobBuilder, memory: BatchMemory | None, decoded_samples: int) -> int:
+    """Return how many micro-batches, at most, are between those decoded ahead and the end of what the consumer does.
+
+    Of samples of which few may be decoded at a time, two thirds are for those that are being decoded.
+    """
     are_large = builder.sample_bytes * JOB_MAX_SAMPLES > JOB_BYTES
-    return HANDED_OVER_MICRO_BATCHES if memory is None or not are_large else HANDED_OVER_TO_BATCHES
+    most = HANDED_OVER_MICRO_BATCHES if memory is None or not are_large else HANDED_OVER_TO_BATCHES
+    return max(HANDED_OVER_TO_BATCHES, min(most, decoded_samples // 3))
 
 
 class StreamIterator:
@@ -412,7 +416,10 @@ def _deliver(
         deliveries = iterate(
             session.thread,
             partial(_MicroBatches, partial(make, hands_over=True), hand_over.micro_batches),
-            max_batches=_handed_over(begun.builder, memory) - 1,
+            max_batches=_handed_over(
+                begun.builder, memory, opened.config.decoded_max_bytes // begun.builder.sample_bytes
+            )
+            - 1,
             times=session.hand_over,
             on_ask=hand_over.ask,
             on_given=hand_over.give,

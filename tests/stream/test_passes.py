@@ -8,7 +8,7 @@ import itertools
 import re
 import shutil
 import threading
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -216,6 +216,25 @@ async def test_a_transform_runs_beside_the_loop(truth: DatasetTruth) -> None:
     stream = stream_of(truth, transform=lambda _: {"thread": threading.get_ident()})
     async with stream.samples() as samples:
         assert threading.get_ident() not in {sample["thread"] async for sample in samples}
+
+
+def test_few_large_samples_keep_all_threads_busy(truth: DatasetTruth) -> None:
+    both = threading.Barrier(2, timeout=20)
+    calls = itertools.count()
+
+    def meet(sample: dict[str, Any]) -> dict[str, Any]:
+        if next(calls) < 2:
+            both.wait()
+        return sample
+
+    stream = stream_of(truth)
+    room = 6 * source_of(stream).sample_bytes()
+    stream.close()
+    stream = stream_of(truth, transform=meet, config=af.StreamConfig(decoded_max_bytes=room, decode_threads=2))
+    with closing(iter(stream)) as samples:
+        assert "index" in next(samples)
+    assert not both.broken
+    stream.close()
 
 
 async def test_a_cancelled_anext_loses_nothing(truth: DatasetTruth) -> None:
