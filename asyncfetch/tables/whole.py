@@ -1,4 +1,4 @@
-"""A whole table, read and decoded part by part: beside the table, memory holds one part as it lies in the file."""
+"""A whole table, read and decoded part by part: beside the table, memory holds a few parts as they lie in the file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import COPY_ANEW, FormatError, redact_url
+from asyncfetch.fetch.batch import for_each
 from asyncfetch.tables.parquet import border, fetch_groups, require_pyarrow
 
 if TYPE_CHECKING:
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.concurrently import RunSync
     from asyncfetch.tables.parquet import FetchedGroups, TableFile
 
-PART_BYTES = 16 * 1024 * 1024
-"""Bytes of a file that are read at once. A column of a row group of a million rows has about as many."""
+PART_BYTES = 4 * 1024 * 1024
+"""Bytes of a file that are read as one. A column of a row group of a million rows may have more."""
+PARTS_AT_ONCE = 4
+"""Parts that are read and decoded side by side: one stream may be slow."""
 
 
 async def read_all(reader: RangeReader, file: TableFile, columns: Sequence[str], *, run: RunSync) -> pa.Table:
@@ -30,10 +33,16 @@ async def read_all(reader: RangeReader, file: TableFile, columns: Sequence[str],
         FormatError: A column isn't there, or the file is damaged.
     """
     file.require(columns)
-    parts = []
-    for groups, names in _parts(file, list(columns)):
+    asked = _parts(file, list(columns))
+    read: dict[int, list[pa.RecordBatch]] = {}
+
+    async def read_part(number: int) -> None:
+        groups, names = asked[number]
         fetched = [await fetch_groups(reader, file, groups, names, together=False)]
-        parts.append((names, await run(partial(_decode, fetched))))
+        read[number] = await run(partial(_decode, fetched))
+
+    await for_each(range(len(asked)), read_part, workers=PARTS_AT_ONCE)
+    parts = [(names, read.pop(number)) for number, (_, names) in enumerate(asked)]
     return await run(partial(_join, file, list(columns), parts))
 
 

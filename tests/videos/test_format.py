@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal
 
+import anyio
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -222,3 +227,61 @@ def test_a_mixture_has_videos_beside_a_lerobot_dataset(corpus: Path, tmp_path: P
         assert {0, 1} == set(members)
         for member, sample in zip(members, found, strict=True):
             assert ("video" in sample) == (member == 1 and missing == "keep")
+
+
+KILLED_RANK = """
+import json, os, sys, anyio
+import asyncfetch as af
+
+table, folder, rank, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+
+async def read():
+    config = af.StreamConfig(pool_segments=3, segment_seconds=2.0)
+    stream = af.Stream(
+        af.Videos.from_table(table), clips=af.ClipSampler(4, step=8, pick="all"), size=(8, 8), config=config
+    )
+    given = []
+    async with stream.samples(rank=rank, world_size=3) as samples:
+        for _ in range(count):
+            sample = await anext(samples)
+            given.append((int(sample["index"]), int(sample["clip_index"])))
+        with open(f"{folder}/{rank}", "w") as file:
+            json.dump({"given": given, "state": samples.state_dict()}, file)
+        os.kill(os.getpid(), 9)  # in the middle of fetching and decoding ahead
+
+anyio.run(read)
+"""
+
+
+def test_three_killed_ranks_are_resumed_by_two(corpus: Path, tmp_path: Path) -> None:
+    table = tmp_path / "videos.jsonl"
+    table.write_text("".join(json.dumps({"video": str(corpus / name)}) + "\n" for name in NAMES))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", KILLED_RANK, str(table), str(tmp_path), str(rank), str(rank + 1)],
+            env=environment,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(3)
+    ]
+    for rank in ranks:
+        errors = rank.communicate()[1]
+        assert rank.returncode == -signal.SIGKILL, errors
+    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    given = [tuple(window) for each in found for window in each["given"]]
+    with closing(make_stream(corpus, "all")) as whole:
+        expected = sorted(windows_of(whole))
+    state = af.torch.merge_states([each["state"] for each in found])
+
+    async def read_rest(rank: int) -> list[Window]:
+        config = af.StreamConfig(pool_segments=3, segment_seconds=2.0)
+        videos = af.Videos.from_table(str(table))
+        stream = af.Stream(videos, clips=SAMPLERS["all"], size=(8, 8), config=config)
+        stream.load_state_dict(state)
+        async with stream.samples(rank=rank, world_size=2) as samples:
+            return windows_of([sample async for sample in samples])
+
+    for rank in range(2):
+        given += anyio.run(read_rest, rank)
+    assert sorted(given) == expected
