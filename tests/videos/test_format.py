@@ -257,7 +257,7 @@ def test_three_killed_ranks_are_resumed_by_two(corpus: Path, tmp_path: Path) -> 
     table = tmp_path / "videos.jsonl"
     table.write_text("".join(json.dumps({"video": str(corpus / name)}) + "\n" for name in NAMES))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
-    ranks = [
+    processes = [
         subprocess.Popen(
             [sys.executable, "-c", KILLED_RANK, str(table), str(tmp_path), str(rank), str(rank + 1)],
             env=environment,
@@ -265,11 +265,11 @@ def test_three_killed_ranks_are_resumed_by_two(corpus: Path, tmp_path: Path) -> 
         )
         for rank in range(3)
     ]
-    for rank in ranks:
-        errors = rank.communicate()[1]
-        assert rank.returncode == -signal.SIGKILL, errors
+    for process in processes:
+        errors = process.communicate()[1]
+        assert process.returncode == -signal.SIGKILL, errors
     found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
-    given = [tuple(window) for each in found for window in each["given"]]
+    given: list[Window] = [(index, clip) for each in found for index, clip in each["given"]]
     with closing(make_stream(corpus, "all")) as whole:
         expected = sorted(windows_of(whole))
     state = af.torch.merge_states([each["state"] for each in found])
