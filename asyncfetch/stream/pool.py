@@ -75,11 +75,9 @@ class PoolSegments:
         """Bytes of the clips of each one's segments at most.
 
         A file isn't larger than the metadata says, but for one episode that is. Where it says nothing, there is no
-        bound. A segment of a single sample is let go of as soon as that is made: a pool of these holds nothing.
+        bound.
         """
         file_bytes = self.dataset.file_bytes
-        if self.dataset.frames_per_second is None:
-            return np.zeros(len(self.frames))
         if file_bytes is None:
             return np.full(len(self.frames), NO_BOUND_BYTES)
         sizes = np.zeros(len(self.frames))
