@@ -79,7 +79,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
     return write_dataset(root, episodes=(4, 5, 6), codec="h264", width=96, height=64)
 
 
-COMMANDS = "info check frames bench ls cp merge select split convert env run cache"
+COMMANDS = "info check frames index bench ls cp merge select split convert env run cache"
 CACHE_COMMANDS = "path stats verify prune clear"
 
 

@@ -245,7 +245,7 @@ async def test_busy_loop_binds_where_hosts_are_waited_for() -> None:
     async with Fetcher(FetchConfig(trust_env=False)) as fetcher, RangeServer({"x": b"x"}) as server:
         with pytest.raises(FetchError):
             await fetcher.fetch(f"{server.url}/x")  # its certificate isn't known
-        statistics = SimpleNamespace(fetch=fetcher.statistics(), disk=None)
+        statistics = SimpleNamespace(fetch=fetcher.statistics(), disk=None, episodes=None)
     waits = Waits(
         consumers=1,
         samples=1,
@@ -305,7 +305,7 @@ def waited_for_one(episode: int) -> Report:
         other_bytes=1e6,
     )
     fetch = SimpleNamespace(hosts={}, bytes=10**6, body=Quantiles(), first_byte=Quantiles())
-    return Report.of(waits, SimpleNamespace(fetch=fetch, disk=None), StreamConfig())
+    return Report.of(waits, SimpleNamespace(fetch=fetch, disk=None, episodes=None), StreamConfig())
 
 
 def test_wait_for_a_huge_episode_is_a_share_of_its_time() -> None:
@@ -328,7 +328,7 @@ def test_of_hosts_that_nobody_knows_nothing_is_said() -> None:
 
 def test_a_cold_disk_cache_promises_no_more_than_it_holds() -> None:
     fetch = SimpleNamespace(hosts={}, bytes=10**6, body=Quantiles(), first_byte=Quantiles())
-    statistics = SimpleNamespace(fetch=fetch, disk=SimpleNamespace(hits=1, misses=9, refusal=""))
+    statistics = SimpleNamespace(fetch=fetch, disk=SimpleNamespace(hits=1, misses=9, refusal=""), episodes=None)
     waits = Waits(consumers=1, samples=5, wall_seconds=10.0, by_cause={Cause.BODIES: 9.0})
     verdict = Report.of(waits, statistics, StreamConfig(disk_cache_max_bytes=3 * 1024**3)).verdict
     assert verdict.binds == "disk"
@@ -346,7 +346,7 @@ def test_a_disk_cache_that_takes_nothing_is_in_the_report(busy: float) -> None:
         busy_seconds=busy,
         by_cause={Cause.BODIES: 9.0, Cause.ROOM: 1.0},
     )
-    report = Report.of(waits, SimpleNamespace(fetch=fetch, disk=disk), StreamConfig())
+    report = Report.of(waits, SimpleNamespace(fetch=fetch, disk=disk, episodes=None), StreamConfig())
     assert report.verdict.binds == ("trainer" if busy else "disk")
     assert " ".join(str(report).split()).count("the disk cache takes no more: No space left on device") == 1
 
