@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from rich.table import Table
 
 import asyncfetch as af
 from asyncfetch.testing import RangeServer, write_dataset
+from bench.process_memory import peak_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,7 +156,7 @@ def start(url: str, *, reads_ahead: bool) -> dict[str, float]:
     import torchcodec.decoders  # noqa: F401  what is imported takes its time before
 
     torch.set_num_threads(1)
-    imports = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    imports = peak_bytes()
     # Nothing waits for its turn either: 64 requests at a time would take the 100 places of such a table in two rounds.
     unlimited = af.FetchConfig(max_requests_per_host=4096, learn_limit=False)
     alone = af.StreamConfig(pool_segments=1, prefetch_segments=0, decoded_max_bytes=1, fetch=unlimited)
@@ -168,8 +168,8 @@ def start(url: str, *, reads_ahead: bool) -> dict[str, float]:
     figures = {
         "open_seconds": opened - began,
         "first_sample_seconds": time.perf_counter() - began,
-        "peak_mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "imports_mebibytes": imports / 1024,
+        "peak_mebibytes": peak_bytes() / MIB,
+        "imports_mebibytes": imports / MIB,
     }
     stream.close()
     return figures

@@ -17,12 +17,13 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import anyio
 from anyio import to_thread
+
+from bench.process_memory import forget_peak, peak_bytes, resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -343,27 +344,16 @@ async def serve(case: Case) -> None:
     async with AsyncExitStack() as stack:
         fetch = await CLIENTS[case.client](case, stack)
         starts = case.starts()
-        before = _memory_bytes("VmRSS")
-        _forget_peak()
+        before = resident_bytes()
+        forget_peak()
         await fetch_all(case, (starts * 2)[: 2 * case.concurrency], fetch)
         print("ready", flush=True)
         while sys.stdin.readline():  # nothing else is to run meanwhile, so it may block the loop
             cpu_seconds, started = time.process_time(), time.perf_counter()
             await fetch_all(case, starts, fetch)
             seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_seconds
-            measured = Measured(cpu_seconds, seconds, _memory_bytes("VmHWM") - before)
+            measured = Measured(cpu_seconds, seconds, peak_bytes() - before)
             print(json.dumps(asdict(measured)), flush=True)
-
-
-def _forget_peak() -> None:
-    """Begins VmHWM afresh: importing took more than fetching a few small ranges does."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _memory_bytes(name: str) -> int:
-    """A line of the process's status, on Linux. Not ru_maxrss: that one is the parent's to begin with."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[name].removesuffix("kB")) * 1024
 
 
 if __name__ == "__main__":

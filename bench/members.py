@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -20,6 +19,8 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+
+from bench.process_memory import peak_bytes
 
 GOAL_CPU_MS = 4.0
 GOAL_MIB = 0.2
@@ -41,7 +42,7 @@ def open_mixture(root: str, members: int) -> dict[str, float]:
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - cpu,
         "opening_cpu_seconds": opened_cpu - cpu,
-        "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "mib": peak_bytes() / 2**20,
     }
     samples.close()
     mixture.close()

@@ -17,7 +17,6 @@ import argparse
 import http.client
 import itertools
 import json
-import re
 import ssl
 import statistics
 import subprocess
@@ -44,6 +43,7 @@ from asyncfetch.order.runs import Runs
 from asyncfetch.testing import write_dataset
 from bench.data import TEXTURE, bench_dataset
 from bench.nginx import NginxServer
+from bench.process_memory import peak_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -154,13 +154,7 @@ def _read_apart(url: str, ca_file: str) -> tuple[float, int, float]:
     times, _, segments = anyio.run(_read, url, config, 2 * BEGUN, 600.0)
     first = BEGUN if len(segments) > BEGUN else 0
     fewest = min(len(set(segments[start : start + 32])) for start in range(first, len(segments) - 31, 32))
-    return times[0], fewest, _peak_mib()
-
-
-def _peak_mib() -> float:
-    """Of this process alone: what getrusage says begins with the parent's."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) / 1024  # type: ignore[union-attr]
+    return times[0], fewest, peak_bytes() / MIB
 
 
 def draw_order(episodes: int = 180_000) -> tuple[int, float, float]:
@@ -170,7 +164,7 @@ def draw_order(episodes: int = 180_000) -> tuple[int, float, float]:
     deal = Deal(Left((Runs.whole(line, 0, line.total),), np.array([[line.total]])), Leg(8, (64,)))
     deal.rank(3).visits().at(0)
     seconds = time.perf_counter() - started
-    return line.total, seconds, _peak_mib()
+    return line.total, seconds, peak_bytes() / MIB
 
 
 def show(rows: Sequence[tuple[str, str]], console: Console) -> None:

@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -41,7 +40,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
@@ -51,6 +49,7 @@ import asyncfetch as af
 from asyncfetch.config import usable_cpus
 from asyncfetch.videos.index_file import ROWS_IN_A_GROUP, write_index
 from bench.nginx import NginxServer
+from bench.process_memory import forget_peak, peak_bytes, resident_bytes
 from bench.rows import Row, show
 from bench.video_files import FPS, Collection, index_of, make_collection
 from bench.video_peers import Window, decode_bare, has_spdl, read_by_files, read_by_spdl, read_members
@@ -243,17 +242,17 @@ async def start(url: str, ca_file: str | None) -> dict[str, float]:
     """In a process of its own: what one of very many ranks takes to open an index, and for its first batch."""
     import torchcodec.decoders  # noqa: F401  what is imported takes its memory before
 
-    before, started = psutil.Process().memory_info().rss, time.perf_counter()
+    before, started = resident_bytes(), time.perf_counter()
+    forget_peak()
     config = af.StreamConfig(fetch=af.FetchConfig(ca_file=ca_file))
     stream = af.Stream(af.Videos.from_table(url), clips=af.ClipSampler(FRAMES), config=config)
     async with stream.samples(rank=0, world_size=WORLD_SIZE) as samples:
         opened_seconds = time.perf_counter() - started
         figures = samples.report().all_statistics.fetch
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found = {
             "open_seconds": opened_seconds,
-            "open_peak_mebibytes": (peak - before) / MIB,
-            "open_mebibytes": (psutil.Process().memory_info().rss - before) / MIB,
+            "open_peak_mebibytes": (peak_bytes() - before) / MIB,
+            "open_mebibytes": (resident_bytes() - before) / MIB,
             "open_requests": figures.requests,
             "open_fetched_bytes": figures.bytes,
         }

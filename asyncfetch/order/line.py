@@ -119,12 +119,16 @@ class Line:
         self.shuffle, self.seed, self.nodes = shuffle, seed, nodes
         self.total: int = int(self.lengths.sum())
         """Frames of an epoch."""
-        self.counts: NDArray[np.int64] = count_segments(self.lengths, self._most_frames, self.coded_frames)
-        """Segments of each episode."""
-        self._firsts = np.concatenate([[0], np.cumsum(self.counts)])  # the number of each episode's first segment
-        self.segments: int = int(self._firsts[-1])
-        self.largest: int = int(self.segment_sizes().max(initial=1))
+        self._firsts = np.zeros(len(self.lengths) + 1, np.int64)  # the number of each episode's first segment
+        self.largest = 1
         """Frames of the longest segment, to a group of pictures."""
+        for first in range(0, len(self.lengths), _DRAWN_AT_ONCE):
+            part = self.lengths[first : first + _DRAWN_AT_ONCE]
+            counts = count_segments(part, self._most_frames, self.coded_frames)
+            self._firsts[first + 1 : first + 1 + len(part)] = counts
+            self.largest = max(self.largest, int(self._longest(part, counts).max()))
+        np.cumsum(self._firsts, out=self._firsts)
+        self.segments: int = int(self._firsts[-1])
         self._first_epoch = 0
         # Both shared with those of other first epochs.
         self._shares: list[NDArray[np.int64]] = []
@@ -141,13 +145,17 @@ class Line:
         line._first_epoch = self._first_epoch + epoch
         return line
 
+    def counts(self) -> NDArray[np.int64]:
+        """Return the number of each episode's segments."""
+        return np.diff(self._firsts)
+
     def segment_sizes(self) -> NDArray[np.int64]:
-        """Return the frames of the longest segment of each episode that has any, to a group of pictures."""
-        lengths = self.lengths[self.lengths > 0]
+        """Return the frames of each episode's longest segment, to a group of pictures."""
+        return self._longest(self.lengths, self.counts())
+
+    def _longest(self, lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
         groups = -(-lengths // self.coded_frames)
-        parts = count_segments(lengths, self._most_frames, self.coded_frames)
-        sizes: NDArray[np.int64] = np.minimum(-(-groups // parts) * self.coded_frames, lengths)
-        return sizes
+        return np.minimum(-(-groups // np.maximum(counts, 1)) * self.coded_frames, lengths)
 
     def bounds(self, segments: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return of these segments the episode, the first frame and the one after the last."""
@@ -229,19 +237,27 @@ class Line:
 
     def _draw(self, epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         numbers = np.arange(self.segments)
-        _, starts, stops = self.bounds(numbers)
-        sizes = stops - starts
-        del starts, stops  # of single groups these are 100 MB each
         if not self.shuffle:
-            return numbers.astype(np.int32), np.cumsum(sizes)
-        keys = mixed(numbers, draw_key("segments", self.seed, epoch))
-        if self.nodes == 1:
-            drawn = np.argsort(keys, kind="stable")
+            drawn = numbers.astype(np.int32)
         else:
-            if not self._shares:
-                self._shares.append(shares(sizes, self.nodes, self.seed))
-            drawn = np.lexsort((keys, self._shares[0]))
-        return drawn.astype(np.int32), np.cumsum(sizes[drawn])
+            if self.nodes > 1 and not self._shares:
+                self._shares.append(shares(self._sizes(numbers), self.nodes, self.seed))
+            keys = mixed(numbers, draw_key("segments", self.seed, epoch))
+            del numbers  # of single groups each of these has 100 MB
+            order = np.argsort(keys, kind="stable") if self.nodes == 1 else np.lexsort((keys, self._shares[0]))
+            del keys
+            drawn = order.astype(np.int32)
+            del order
+        sizes = self._sizes(drawn)
+        return drawn, np.cumsum(sizes, out=sizes)
+
+    def _sizes(self, segments: NDArray[Any]) -> NDArray[np.int64]:
+        """The frames of these segments, a part of them at a time: what is made beside them is larger."""
+        sizes = np.empty(len(segments), np.int64)
+        for first in range(0, len(segments), _DRAWN_AT_ONCE):
+            _, starts, stops = self.bounds(segments[first : first + _DRAWN_AT_ONCE])
+            np.subtract(stops, starts, out=sizes[first : first + _DRAWN_AT_ONCE])
+        return sizes
 
 
 def shares(sizes: NDArray[np.int64], nodes: int, seed: int) -> NDArray[np.int64]:

@@ -45,14 +45,13 @@ class PoolSegments:
     def __init__(self, dataset: OpenFormat, chosen: Sequence[int] | None, line: Line, reach: Reach) -> None:
         files = dataset.files(chosen)
         self.dataset, self.line, self.reach = dataset, line, reach
-        self.asked_for: int = dataset.config.pool_segments if line.shuffle else 1
-        """Segments that it is to have. An order that isn't shuffled has one at a time."""
+        self.asked_for: int = asked_for(dataset, line)
+        """Segments that it is to have."""
         self.episodes: NDArray[np.int64] = np.array(dataset.episodes(chosen), np.int64)
-        self.segments: NDArray[np.int64] = line.counts
+        self.segments: NDArray[np.int64] = line.counts()
         """The number of segments of each episode."""
-        self.frames: NDArray[np.int64] = np.zeros(len(self.episodes), np.int64)
+        self.frames: NDArray[np.int64] = line.segment_sizes()
         """Frames of the longest segment of each."""
-        self.frames[line.lengths > 0] = line.segment_sizes()
         self.files: list[NDArray[np.int64]] = list(files.values())
         """The file of each, for each camera."""
         size = line.coded_frames
@@ -95,6 +94,15 @@ class PoolSegments:
         return np.concatenate([[0.0], np.cumsum(found)])
 
 
+def asked_for(dataset: OpenFormat, line: Line) -> int:
+    """Return the segments that a pool is to have.
+
+    It is one where frames are given as they lie on the line: unshuffled, or where a segment is a single frame, so that
+    the line is shuffled to the frame.
+    """
+    return dataset.config.pool_segments if line.shuffle and line.segment_frames > 1 else 1
+
+
 async def fit(datasets: Sequence[tuple[OpenFormat, Sequence[int] | None, Line, Reach]]) -> tuple[int, ...]:
     """Return how many segments each pool has: as asked for, or as many as memory lets them have, with one warning.
 
@@ -106,27 +114,29 @@ async def fit(datasets: Sequence[tuple[OpenFormat, Sequence[int] | None, Line, R
     Raises:
         CacheError: Not even one segment of each has room, whichever it is.
     """
+    if all(asked_for(dataset, line) == 1 for dataset, _, line, _ in datasets):
+        return (1,) * len(datasets)
     drawn = [PoolSegments(*each) for each in datasets]
     memory = MemoryShares.of(drawn[0].dataset.config)
     max_bytes = memory.pool_bytes
-    asked_for = [one.asked_for for one in drawn]
+    pools = [one.asked_for for one in drawn]
     sums = [one.largest(one.most_bytes()) for one in drawn]
-    fits = pools_that_fit(sums, asked_for, max_bytes)
-    if fits != asked_for:
+    fits = pools_that_fit(sums, pools, max_bytes)
+    if fits != pools:
         most_files = max(1, _WEIGHED_FILES // len(drawn))
         weighed = await gather(*(partial(_weigh, one, most_files) for one in drawn))
         _check_one_of_each(drawn, weighed, memory)
         sums = [one.largest(its.sizes) for one, its in zip(drawn, weighed, strict=True)]
-        fits = pools_that_fit(sums, asked_for, max_bytes)
-    if fits != asked_for and any(one.dataset.reader.fetches for one in drawn):
-        enough = memory.max_bytes_for_pool(_needed_bytes(sums, asked_for))
+        fits = pools_that_fit(sums, pools, max_bytes)
+    if fits != pools and any(one.dataset.reader.fetches for one in drawn):
+        enough = memory.max_bytes_for_pool(_needed_bytes(sums, pools))
         _log.warning(
             "max_bytes=%d has room for the clips of %d segments of %s at a time, not for pool_segments=%d: frames "
             "are drawn from %d, so no more are mixed in a batch. With max_bytes=%d it is as asked for",
             memory.max_bytes,
             sum(fits),
             redact_url(drawn[0].dataset.url) if len(drawn) == 1 else f"a mixture's {len(drawn)} datasets",
-            sum(asked_for),
+            sum(pools),
             sum(fits),
             enough,
         )

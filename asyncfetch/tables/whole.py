@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from asyncfetch.errors import COPY_ANEW, FormatError, redact_url
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.tables.parquet import border, fetch_groups, require_pyarrow
@@ -35,29 +37,46 @@ async def read_all(reader: RangeReader, file: TableFile, columns: Sequence[str],
     file.require(columns)
     asked = _parts(file, list(columns))
     read: dict[int, list[pa.RecordBatch]] = {}
+    decoding = anyio.Lock()  # one after another: each takes several times its bytes meanwhile
+    nulls: dict[pa.DataType, Any] = {}
 
     async def read_part(number: int) -> None:
         groups, names = asked[number]
         fetched = [await fetch_groups(reader, file, groups, names, together=False)]
-        read[number] = await run(partial(_decode, fetched))
+        async with decoding:
+            read[number] = await run(partial(_decode, fetched, nulls))
 
     await for_each(range(len(asked)), read_part, workers=PARTS_AT_ONCE)
     parts = [(names, read.pop(number)) for number, (_, names) in enumerate(asked)]
     return await run(partial(_join, file, list(columns), parts))
 
 
-def _decode(held: list[FetchedGroups]) -> list[pa.RecordBatch]:
+def _decode(held: list[FetchedGroups], nulls: dict[pa.DataType, Any]) -> list[pa.RecordBatch]:
     """The batches of the one part that is held, which goes; the memory that decoding took beside them goes, too."""
     arrow, fetched = require_pyarrow(), held.pop()
     batches: list[pa.RecordBatch] = []
     for group in fetched.groups:
         of_group = replace(fetched, groups=[group]).decode()
         if of_group:
-            # Copied: what grew while it was decoded has up to as much room beside it.
-            batches += arrow.Table.from_batches(of_group).combine_chunks().to_batches()
+            batches += _compact(arrow.Table.from_batches(of_group), nulls).to_batches()
         del of_group
         arrow.default_memory_pool().release_unused()
     return batches
+
+
+def _compact(table: pa.Table, nulls: dict[pa.DataType, Any]) -> pa.Table:
+    """A copy of a row group: its columns have up to as much room beside them, in which they grew.
+
+    Columns that are null throughout have their memory in common, by their types.
+    """
+    arrow = require_pyarrow()
+    for place, field in enumerate(table.schema):
+        if table.column(place).null_count == table.num_rows:
+            if len(nulls.get(field.type, ())) < table.num_rows:
+                nulls[field.type] = arrow.nulls(table.num_rows, field.type)
+            table = table.set_column(place, field, nulls[field.type].slice(0, table.num_rows))
+    # Of the default pool a thread would keep what lies between columns that stay.
+    return table.combine_chunks(memory_pool=arrow.system_memory_pool())
 
 
 def _parts(file: TableFile, columns: list[str]) -> list[tuple[list[int], list[str]]]:

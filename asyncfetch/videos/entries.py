@@ -135,18 +135,7 @@ def absolute_index(table: pa.Table, base: str) -> pa.Table:
         table: As it lies in its file.
         base: The url or absolute path of the file.
     """
-    return _with_nulls_once(_with_urls(table, _Root(base).join_all))
-
-
-def _with_nulls_once(table: pa.Table) -> pa.Table:
-    """The table, with little memory for columns that are null in each of very many rows."""
-    pa = require_pyarrow()
-    for place, field in enumerate(table.schema):
-        if table.num_rows > _CHUNK_ROWS and table.column(place).null_count == table.num_rows:
-            nulls = pa.nulls(_CHUNK_ROWS, field.type)
-            chunks = [nulls] * (table.num_rows // _CHUNK_ROWS) + [nulls[: table.num_rows % _CHUNK_ROWS]]
-            table = table.set_column(place, field, pa.chunked_array(chunks, field.type))
-    return table
+    return _with_urls(table, _Root(base).join_all)
 
 
 def relative_index(table: pa.Table, path: str) -> pa.Table:
@@ -165,12 +154,12 @@ def relative_index(table: pa.Table, path: str) -> pa.Table:
 
 
 def _with_urls(table: pa.Table, work: Callable[[Array], Array]) -> pa.Table:
-    """The table with ``work(urls)`` of videos and of files beside them for their urls."""
+    """The table with ``work(urls)`` of videos, as a dictionary, and of files beside them for their urls."""
     pa = require_pyarrow()
     for place, field in enumerate(table.schema):
         column = table.column(place)
         if field.name == "video":
-            made = [work(chunk) for chunk in column.chunks]
+            made = [_of_each(chunk, work) for chunk in column.chunks]
         elif pa.types.is_struct(field.type) and (field.metadata or {}).get(b"asyncfetch") == b"member":
             at = field.type.get_field_index("url")
             if at < 0:
@@ -179,12 +168,18 @@ def _with_urls(table: pa.Table, work: Callable[[Array], Array]) -> pa.Table:
             made = []
             for chunk in column.chunks:
                 parts = [pa.compute.struct_field(chunk, name) for name in names]
-                parts[at] = work(parts[at])
+                parts[at] = _of_each(parts[at], work).dictionary_decode()
                 made.append(pa.StructArray.from_arrays(parts, names, mask=chunk.is_null()))
         else:
             continue
-        table = table.set_column(place, field, pa.chunked_array(made, field.type))
+        table = table.set_column(place, field.with_type(made[0].type), made) if made else table
     return table
+
+
+def _of_each(texts: Array, work: Callable[[Array], Array]) -> Array:
+    """The urls as a dictionary, of each different text once: all videos of a shard have the same one."""
+    found = texts if hasattr(texts, "indices") else texts.dictionary_encode()
+    return require_pyarrow().DictionaryArray.from_arrays(found.indices, work(found.dictionary))
 
 
 class _Root:

@@ -50,7 +50,7 @@ class Entries:
     """
 
     def __init__(self, table: pa.Table, url: str) -> None:
-        self.table = table
+        self.table = table = _with_one_dictionary(table)
         self.url = url
         self._columns = {name: table.column(name) for name in table.column_names}
         kinds = {field.name: (field.metadata or {}).get(b"asyncfetch", b"") for field in table.schema}
@@ -172,11 +172,16 @@ class Entries:
     @cached_property
     def files(self) -> NDArray[np.int64]:
         """The number of the file that each entry's video lies in, by the first entry in it."""
-        hashes = [np.fromiter(map(hash, chunk.to_pylist()), np.int64) for chunk in self._parts("video")]
-        _, firsts, files = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
-        ranks = np.empty(len(firsts), np.int64)
-        ranks[np.argsort(firsts)] = np.arange(len(firsts))
-        found: NDArray[np.int64] = ranks[files.reshape(-1)]
+        parts = [part.indices.to_numpy() for part in self._parts("video")]
+        ends = np.cumsum([len(part) for part in parts])
+        firsts = np.full(max(int(part.max()) for part in parts) + 1, len(self))
+        for part, end in zip(reversed(parts), reversed(ends.tolist()), strict=True):
+            firsts[part[::-1]] = np.arange(end - 1, end - len(part) - 1, -1)  # of several, the first is written last
+        numbers = np.empty_like(firsts)
+        numbers[np.argsort(firsts)] = np.arange(len(firsts))
+        found = np.empty(len(self), np.int64)
+        for part, end in zip(parts, ends.tolist(), strict=True):
+            found[end - len(part) : end] = numbers[part]
         return found
 
     @cached_property
@@ -186,20 +191,22 @@ class Entries:
         import pyarrow.compute as pc
 
         lengths, urls = (hashlib.blake2b(digest_size=16) for _ in range(2))  # apart, whatever chunks a column has
-        least: Any = pc.min_max(self._columns["video"]).as_py()
+        chunk: Any = self._columns["video"].chunk(0)
+        least: Any = pc.min_max(chunk.dictionary).as_py()
         first, last = least["min"].encode(), least["max"].encode()
         common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
         front = np.arange(first.rfind(b"/", 0, common) + 1)
         for part in self._parts("video"):
-            _, offsets, data = part.cast(pa.string()).buffers()
-            ends = np.frombuffer(offsets, np.int32)[part.offset : part.offset + len(part) + 1].astype(np.int64)
+            texts = part.cast(pa.string())
+            _, offsets, data = texts.buffers()
+            ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
             below = np.ones(ends[-1] - ends[0], bool)
             below[(ends[:-1, None] - ends[0] + front)] = False
             urls.update(np.frombuffer(data, np.uint8)[ends[0] : ends[-1]][below].tobytes())
             lengths.update((np.diff(ends) - len(front)).tobytes())
         digest = hashlib.blake2b(lengths.digest() + urls.digest(), digest_size=16)
         for name in ("offset", "start", "stop"):
-            digest.update(self.numbers(name).tobytes())
+            digest.update(self.numbers(name).data)
         return digest.hexdigest()
 
     def _parts(self, name: str) -> Iterator[Any]:
@@ -207,6 +214,17 @@ class Entries:
         for chunk in self._columns[name].chunks:
             for row in range(0, len(chunk), PART_ROWS):
                 yield chunk.slice(row, PART_ROWS)
+
+
+def _with_one_dictionary(table: pa.Table) -> pa.Table:
+    """The table with urls of videos as a dictionary that all chunks have in common: many videos may lie in a file."""
+    import pyarrow as pa
+
+    place = table.column_names.index("video")
+    column: Any = table.column(place)
+    column = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    made: pa.Table = table.set_column(place, table.schema.field(place).with_type(column.type), column)
+    return made
 
 
 def check_entries(table: pa.Table, url: str) -> None:

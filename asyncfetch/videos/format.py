@@ -130,7 +130,7 @@ class OpenVideos:
             with suppress(AsyncFetchError):  # it comes again, at its place in the order
                 await self._cache.video(0)
         if not self._clips.depends_on:
-            self._counts = np.full(len(self.entries), int(self._clips.count()))
+            self._counts = np.broadcast_to(np.int64(self._clips.count()), len(self.entries))
             return
         seconds, frames = await run_sync(self.entries.lengths)
         unknown = np.flatnonzero(np.isnan(seconds) | np.isnan(frames))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from asyncfetch.config.checks import check_types, require, require_least
+from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import ConfigError, FrameMissing
 from asyncfetch.order.line import draw_key, mixed
 
@@ -201,12 +202,8 @@ class ClipSampler:
         if self.every_seconds is not None:
             due = times[0] + number * self.every_seconds + PRECISION_SECONDS
             return min(int(_shown_at(times, due)), last)
-        parts = (self.per_video or 1) - 1
-        if not parts:
-            return 0
-        # From both ends to the middle, as torch.linspace does it.
-        distance, is_late = last / parts, number >= (parts + 1) // 2
-        return int(last - distance * (parts - number)) if is_late else int(distance * number)
+        torch = import_torch()
+        return int(torch.linspace(0, last, steps=self.per_video or 1, dtype=torch.int)[number])
 
     def _frames_at(self, times: NDArray[np.float64], end_seconds: float, number: int, draw: float) -> NDArray[np.int64]:
         """The frames of a clip by seconds in a video that is longer."""
