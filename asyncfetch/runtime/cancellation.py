@@ -124,7 +124,6 @@ class Deadline(Protocol):
 
     def is_due(self, now: float) -> None:
         """Called at the deadline. Must set a later one, or leave."""
-        ...
 
 
 class Deadlines:

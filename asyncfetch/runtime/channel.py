@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime.fork import ForkGuard
@@ -28,21 +28,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _ChannelEnd:
+class _ChannelEnd(NamedTuple):
     """The last entry of a queue: the end, or a failure."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
+    error: BaseException | None = None
 
 
-class _ItemBatch(Generic[T]):
+class _ItemBatch(NamedTuple, Generic[T]):
     """Items in a queue, and when they were put there."""
 
-    __slots__ = ("items", "put_at")
-
-    def __init__(self, items: deque[T], put_at: float) -> None:
-        self.items = items
-        self.put_at = put_at
+    items: deque[T]
+    put_at: float
 
 
 class ThreadChannel(Generic[T]):
@@ -85,11 +81,7 @@ class ThreadChannel(Generic[T]):
         self._ended = False
 
     async def room(self) -> None:
-        """Wait until one more batch may be put.
-
-        Raises:
-            ClosedError: The consumer left.
-        """
+        """Wait until one more batch may be put; ClosedError if the consumer left."""
         if self._is_full:
             woken = asyncio.Event()
             self._waiting = asyncio.get_running_loop(), woken
@@ -167,8 +159,7 @@ class ThreadChannel(Generic[T]):
         return not self._closed and self._put - self._taken >= self._max_batches
 
     def _wake_loop(self) -> None:
-        waiting = self._waiting
-        if waiting is not None:
+        if (waiting := self._waiting) is not None:
             loop, woken = waiting
             call_on(loop, woken.set)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.formats import Stretch
 from asyncfetch.observe.figures import sum_of
@@ -87,8 +86,7 @@ class OpenDatasets:
     """
 
     def __init__(self, members: Sequence[Member], config: StreamConfig) -> None:
-        self.config = config
-        self.members = members
+        self.config, self.members = config, members
         self.datasets: list[OpenFormat] = []
         self.pools: tuple[int, ...] = ()
         """Segments that a rank draws from at a time, of each: as asked for, or as fit into memory."""
@@ -141,8 +139,6 @@ class OpenDatasets:
 
     @property
     def _reader(self) -> StretchReader[Any]:
-        if not self.datasets:
-            raise ConfigError("these datasets aren't open")
         return self.datasets[0].reader
 
     @property

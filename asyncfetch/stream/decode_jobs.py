@@ -37,6 +37,8 @@ class Sizes:
     """Pieces that the order goes round: as many steps lie between two frames of a run."""
     readers: int = 1
     """Readers of an episode that jobs in a row take in turns, where they decode whole groups."""
+    ahead_samples: int = 0
+    """Decoded, or being decoded, that the consumer hasn't taken yet, at most."""
 
     @property
     def are_whole_groups(self) -> bool:

@@ -60,8 +60,7 @@ class _Slot:
         self.done_at: float | None = None
         self.is_short_of_room = False
         self.size_bytes: int | None = None
-        self.granted = anyio.Event()
-        self.done = anyio.Event()
+        self.granted, self.done = anyio.Event(), anyio.Event()
         self.held: HeldStretch[Any] | None = None
         self.error: Exception | None = None
         self.is_ahead = True
@@ -82,16 +81,15 @@ class _Slot:
 
 
 class Prefetcher:
-    """Fetches the pieces of one pass ahead of their use. Loop-bound; its tasks belong to the group it is given.
+    """Fetches the pieces of one pass ahead of their use. Its tasks belong to ``group``: cancel that before ``close``.
 
     Args:
-        opened: What to read from.
+        opened, pool: What to read from, and the plan's pool.
         pieces: Each once, in the order of their first use; None now and then where they are far apart, to let others
             have their turn.
-        group: Owner of the fetching tasks; cancel it before ``close``.
+        group: Owner of the fetching tasks.
         prefetch_segments: Admitted ahead of the announcement of their first use. Those that come long after it would
             only take the network and the processor from the first ones.
-        pool: Of the plan: see PassPlan.
         on_full: Called when the next piece has to wait for room.
         on_arrival: Called when one has come, or failed.
     """
@@ -107,10 +105,8 @@ class Prefetcher:
         on_full: Callable[[], None],
         on_arrival: Callable[[], None],
     ) -> None:
-        self._opened = opened
+        self._opened, self._group, self._prefetch_segments = opened, group, prefetch_segments
         self._pieces = iter(pieces)
-        self._group = group
-        self._prefetch_segments = prefetch_segments
         self._pool = functools.cache(pool)
         self._on_full, self._on_arrival = on_full, on_arrival
         self.coming = 0

@@ -24,6 +24,8 @@ from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import copied
 from asyncfetch.runtime.threads import ThreadClock, run_sync
+from asyncfetch.stream.batch import Rows
+from asyncfetch.stream.decode_ahead import DecodeAhead
 from asyncfetch.stream.figures import PUBLISH_SECONDS
 from asyncfetch.stream.job_builder import FailedSample
 from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes, raise_where_none_is_good
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from anyio.abc import TaskGroup
-
     from asyncfetch.config import OnError, StreamConfig
     from asyncfetch.formats import DatasetStatistics, Sample
     from asyncfetch.observe import Quantiles
@@ -42,10 +42,11 @@ if TYPE_CHECKING:
     from asyncfetch.order.line import Piece
     from asyncfetch.order.plan import PassPlan, Step
     from asyncfetch.order.state import State
-    from asyncfetch.stream.batch import Rows
+    from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.datasets import OpenDatasets, Origin
-    from asyncfetch.stream.decode_ahead import DecodeAhead
+    from asyncfetch.stream.decode_jobs import Sizes
     from asyncfetch.stream.figures import FiguresPage
+    from asyncfetch.stream.job_builder import JobBuilder
 
 
 class DeliveredSample(NamedTuple):
@@ -119,9 +120,11 @@ class PassFigures:
         """Gives the steps that a waiting consumer waits for."""
         self._seen: Callable[[], DatasetStatistics | None] = lambda: None
         self._seen_before: DatasetStatistics | None = None
+        self.handed_over: deque[tuple[int, tuple[WaitStep, ...]]] = deque()
+        """Samples of each micro-batch on its way to a consumer's thread, and the steps that it was waited for."""
         self.clock: ThreadClock | None = None
-        """The clock of the consumer's thread; None where that is the loop's."""
-        self._worked_before = 0.0
+        """The clock of that thread; None where it is the loop's."""
+        self._asked_at = self._worked_before = 0.0
         self._lane: tuple[Tracer, int] | None = None
         self._failure = ""
         self._is_over = False
@@ -158,6 +161,21 @@ class PassFigures:
         self._is_over = True
         self.leave_lane()
         self._publish()
+        if self.clock is not None:
+            self.clock.close()
+
+    def ask(self) -> None:
+        """Count a wait of a consumer that isn't on the loop, from now on; in its thread."""
+        self.clock = self.clock or ThreadClock()
+        self._asked_at = time.perf_counter()
+        self.wait(self._asked_at)
+
+    def receive(self) -> None:
+        """Count a wait that ends with the next micro-batch handed over, or with the end; in the consumer's thread."""
+        samples, path = self.handed_over.popleft() if self.handed_over else (0, ())
+        now = time.perf_counter()
+        self.give(now, path, samples)
+        self.trace(self._asked_at, now, path)
 
     def wait(self, now: float) -> None:
         """Count a wait from now on; in the consumer's thread."""
@@ -263,15 +281,7 @@ def _opening() -> tuple[WaitStep, ...]:
 
 
 class SampleDelivery:
-    """Decoded samples, as the consumer gets them: numbered, and bad samples raised, left out or replaced.
-
-    Args:
-        plan: Of the pass.
-        rows: Where in which batch each sample goes, for a consumer of batches.
-        on_error: As in StreamConfig.
-        quarantine: Where to note what is left out or replaced.
-        origin: Where a piece comes from.
-    """
+    """Decoded samples, as the consumer gets them: numbered, and bad samples raised, left out or replaced."""
 
     def __init__(
         self,
@@ -282,11 +292,8 @@ class SampleDelivery:
         quarantine: Quarantine,
         origin: Callable[[Piece], Origin],
     ) -> None:
-        self._plan = plan
-        self._rows = rows
-        self._on_error = on_error
-        self._quarantine = quarantine
-        self._origin = origin
+        self._plan, self._rows, self._on_error = plan, rows, on_error
+        self._quarantine, self._origin = quarantine, origin
         self._substitutes = Substitutes()
         self._first_bad: Exception | None = None
         self._number = plan.progress.delivered  # of the consumer's part of the epoch
@@ -340,57 +347,74 @@ class SampleDelivery:
         return []
 
 
+class BegunPass(NamedTuple):
+    """A pass that has taken its epoch, for one consumer."""
+
+    plan: PassPlan
+    builder: JobBuilder
+    """Makes its samples."""
+    quarantine: Quarantine
+    """Gets what ``on_error`` leaves out or replaces."""
+    beyond: PassPlan | None
+    """Plan of the pass that will follow and find what this one leaves in memory, if one will."""
+    check: Callable[[], object]
+    """A function to call before a sample is given; an error that it raises comes in the sample's place."""
+    finish: Callable[[], object]
+    """Counts the pass, when it was read to its end."""
+
+    def ahead(self) -> BegunPass:
+        """Return the same for a loop that is ahead of the consumer: it neither counts, nor knows what was given.
+
+        It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
+        """
+        return self._replace(check=_nothing, finish=_nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
 class RunningPass:
-    """A pass at work: all that a ``SamplePass`` gives, and what the makers of batches need besides.
+    """A pass at work: an async iterator of micro-batches; ``next_sample`` gives the samples one by one.
 
     Args:
-        opened: What to read from.
-        plan: What to read, in which order.
-        decode_ahead: Starts decoding in a task group.
-        delivery: Turns what was decoded into what the consumer gets.
-        max_pieces: That the order draws from at a time, and that are fetched ahead.
-        beyond: Of the pass that will follow on the same dataset, if one will: its first pieces are prefetched while
-            the last ones of this pass are used.
-        check: Called before ``__anext__`` gives a sample; an error that it raises comes in the sample's place.
-        on_end: Called when the consumer has come to the end.
+        opened, begun, sizes: What to read from; what and in which order; how much is decoded at a time.
         figures: Of its consumer's time.
-        hands_over: Whether that consumer is in another thread, which counts there.
+        memory: For batches, of which samples are then rows where they can be.
+        hands_over: Whether the consumer is in another thread, which counts there.
     """
 
     def __init__(
         self,
         opened: OpenDatasets,
-        plan: PassPlan,
-        *,
-        decode_ahead: Callable[[TaskGroup], DecodeAhead],
-        delivery: SampleDelivery,
-        max_pieces: int,
-        beyond: PassPlan | None,
-        check: Callable[[], None],
-        on_end: Callable[[], None],
+        begun: BegunPass,
+        sizes: Sizes,
         figures: PassFigures,
+        memory: BatchMemory | None = None,
+        *,
         hands_over: bool = False,
     ) -> None:
-        self._opened = opened
-        self._plan = plan
-        self._decode_ahead = decode_ahead
-        self._delivery = delivery
-        self._max_pieces = max_pieces
-        self._beyond = beyond
-        self._check_given = check
-        self._on_end = on_end
+        self._opened, self._begun, self._plan, self._sizes = opened, begun, begun.plan, sizes
+        self._rows = None if memory is None else Rows(begun.plan, begun.builder.layout, memory)
+        self._delivery = SampleDelivery(
+            begun.plan,
+            rows=self._rows,
+            on_error=opened.config.on_error,
+            quarantine=begun.quarantine,
+            origin=opened.origin,
+        )
+        self._max_pieces = sizes.open_pieces + opened.config.prefetch_segments
         self._turn = anyio.Lock(fast_acquire=True)
         self._ended = False
         self._current: deque[DeliveredSample] = deque()
         self._latest = DeliveredSample(0, 0, {})
         self._waits, self._hand_overs = Histogram(), Histogram()
         self._first_sample_seconds: float | None = None
-        self._figures = figures
+        self.figures = figures
         self._account = None if hands_over else figures.account
         """The account to count in; None where another thread counts."""
         self._asked_at: float | None = None  # while the consumer waits
-        self.latest_path: tuple[WaitStep, ...] = ()
-        """The steps that it waited for when it had its latest samples."""
+        self._waited_for: tuple[WaitStep, ...] = ()  # since samples were handed over
 
     async def __aenter__(self) -> Self:
         self._started_at = time.perf_counter()
@@ -403,20 +427,22 @@ class RunningPass:
         try:
             if self._plan.is_far:
                 await run_sync(self._plan.find)
-            self._ahead = self._decode_ahead(self._group)
-            self._group.start_soon(self._figures.publish, name="publish figures")
-            if self._beyond is not None:
-                self._group.start_soon(self._look_beyond, self._beyond, name="prefetch the next epoch")
+            self._ahead = DecodeAhead(
+                self._opened, self._plan, self._group, builder=self._begun.builder, sizes=self._sizes, rows=self._rows
+            )
+            self._group.start_soon(self.figures.publish, name="publish figures")
+            if self._begun.beyond is not None:
+                self._group.start_soon(self._look_beyond, self._begun.beyond, name="prefetch the next epoch")
         except BaseException as error:
             await self._group.__aexit__(type(error), error, error.__traceback__)
             if self._account is not None:
                 self._account.end(time.perf_counter())
             self._clock.close()
             raise
-        self._figures.begin(self._opened.statistics, self.path)
-        self._opened.pass_report = self._figures.report
+        self.figures.begin(self._opened.statistics, self.path)
+        self._opened.pass_report = self.figures.report
         if self._account is not None:
-            self._figures.opened()
+            self.figures.opened()
             self._account.give(time.perf_counter(), _opening())
         return self
 
@@ -426,8 +452,8 @@ class RunningPass:
         self._ahead.leave()
         if self._account is not None:
             self._account.end(time.perf_counter(), self.path())
-            self._figures.leave_lane()
-        self._figures.end(self._opened.statistics())
+            self.figures.leave_lane()
+        self.figures.end(self._opened.statistics())
         try:
             await end_tasks(self._group)
         finally:
@@ -438,12 +464,18 @@ class RunningPass:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Sample:
+    async def __anext__(self) -> list[DeliveredSample]:
+        """The next few samples; empty where an error comes next. Don't mix it with ``next_sample``."""
+        async with self._turn:
+            return await self._next_micro_batch()
+
+    async def next_sample(self) -> Sample:
+        """The next sample, which counts as delivered; StopAsyncIteration at the end."""
         if not self._current:
             async with self._turn:
                 while not self._current:
                     self._current.extend(await self._next_micro_batch())
-        self._check_given()
+        self._begun.check()
         self._latest = self._current.popleft()
         self._plan.progress.delivered = self._latest.delivered
         sample: Sample = self._latest.sample
@@ -459,49 +491,48 @@ class RunningPass:
         """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
         return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
 
-    async def next_micro_batch(self) -> list[DeliveredSample]:
-        """The next few samples, for handing over to another thread, which is to note how many it delivered.
-
-        Empty where an error comes next. Raises StopAsyncIteration at the end. Don't mix it with ``async for``.
-        """
-        async with self._turn:
-            return await self._next_micro_batch()
-
     def state_dict(self) -> State:
         """See SamplePass."""
         return self._plan.progress.state()
 
     async def _next_micro_batch(self) -> list[DeliveredSample]:
-        """The next samples; none of them where an error is next."""
         self._check_open()
         if self._delivery.failure is not None:
             failure, self._delivery.failure, self._ended = self._delivery.failure, None, True
-            self._figures.fail(failure)
+            self.figures.fail(failure)
+            self.figures.handed_over.append((0, self._waited_for))
             try:
                 raise failure
             finally:
                 del failure  # else error -> traceback -> this frame -> error is a cycle
-        before, waiting_since = self._delivery.samples, time.perf_counter()
+        samples, waiting_since = None, time.perf_counter()
         if self._account is not None:
             self._account.wait(waiting_since)
         self._asked_at = waiting_since
         try:
-            return await self._wait_for_micro_batch(waiting_since)
+            samples = await self._wait_for_micro_batch(waiting_since)
+            return samples
         finally:
-            self.latest_path, self._asked_at = self.path(), None
+            path, self._asked_at = self.path(), None
             self._ahead.forget_path()
             worked, ran = self._worked_seconds, self._ran_seconds
             self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
-            self._figures.account.note(
+            self.figures.account.note(
                 self._worked_seconds - worked,
                 self._ran_seconds - ran,
                 self._ahead.prefetcher.sizes,
-                self._ahead.transform_seconds,
+                self._begun.builder.transform_seconds,
             )
+            count = len(samples or ())
             if self._account is not None:
                 now = time.perf_counter()
-                self._account.give(now, self.latest_path, self._delivery.samples - before)
-                self._figures.trace(waiting_since, now, self.latest_path)
+                self._account.give(now, path, count)
+                self.figures.trace(waiting_since, now, path)
+            else:
+                self._waited_for += path
+                if samples != []:  # of which nothing is handed over
+                    self.figures.handed_over.append((count, self._waited_for))
+                    self._waited_for = ()
 
     async def _wait_for_micro_batch(self, waiting_since: float) -> list[DeliveredSample]:
         if self._ended or not await self._ahead.wait():
@@ -509,7 +540,7 @@ class RunningPass:
             if not self._ended:
                 self._ended = True
                 self._delivery.end()
-                self._on_end()
+                self._begun.finish()
             raise StopAsyncIteration
         results, ready_at = self._ahead.take()
         samples = self._delivery.deliver(results)
@@ -552,11 +583,7 @@ class RunningPass:
 
     def handing_over(self) -> AbstractContextManager[None]:
         """See PassFigures, for a consumer on this loop."""
-        return self._figures.handing_over()
-
-    def report(self) -> Report:
-        """See SamplePass."""
-        return self._figures.report()
+        return self.figures.handing_over()
 
     def statistics(self) -> PassStatistics:
         """See SamplePass."""
@@ -568,7 +595,7 @@ class RunningPass:
             hand_over=self._hand_overs.snapshot(),
             first_sample_seconds=self._first_sample_seconds,
             open_segments=self._ahead.prefetcher.open_pieces,
-            waits=self._figures.account.snapshot(time.perf_counter(), self.path()),
+            waits=self.figures.account.snapshot(time.perf_counter(), self.path()),
         )
 
 
@@ -588,7 +615,7 @@ class SamplePass:
         return self
 
     def __anext__(self) -> Coroutine[Any, Any, Sample]:
-        return self._running.__anext__()
+        return self._running.next_sample()
 
     def state_dict(self) -> State:
         """Return what was delivered of the epoch, this pass and those before it: for ``Stream.load_state_dict``."""
@@ -596,7 +623,7 @@ class SamplePass:
 
     def report(self) -> Report:
         """Return why the consumer waits, and what to set; also after the pass. It may be called in any thread."""
-        return self._running.report()
+        return self._running.figures.report()
 
     def statistics(self) -> PassStatistics:
         """A snapshot; it may be taken in any thread."""
