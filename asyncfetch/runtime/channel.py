@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -20,7 +21,6 @@ from asyncfetch.runtime.threads import call_on, hold_daemon_at_exit
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Generator, Iterable
     from contextlib import AbstractAsyncContextManager
-    from typing import Self
 
     from asyncfetch.observe import Histogram
     from asyncfetch.runtime.loop_thread import LoopThread
@@ -41,7 +41,7 @@ class _ItemBatch(NamedTuple, Generic[T]):
     put_at: float
 
 
-class ThreadChannel(Generic[T]):
+class ThreadChannel(Iterator[deque[T]]):
     """A bounded channel: ``put`` on one loop, iteration in one thread.
 
     Batches come out in the order they went in, none is lost, and after them the end or the error.
@@ -120,9 +120,6 @@ class ThreadChannel(Generic[T]):
         self._closed = True
         self._queue.put(_ChannelEnd())  # for another thread that is waiting in the iteration
         self._wake_loop()
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> deque[T]:
         self._guard.check()

@@ -106,11 +106,7 @@ class SlotName(NamedTuple):
 
 
 class MemorySlot:
-    """Memory in a file of its own, unmapped when the last view of it is gone.
-
-    Raises:
-        WorkerError: The system has no memory for it.
-    """
+    """Memory in a file of its own, unmapped when the last view of it is gone."""
 
     __slots__ = ("descriptor", "memory", "number")
 

@@ -266,9 +266,7 @@ async def in_thread(function: Callable[[], ResultT]) -> ResultT:
 async def in_daemon(function: Callable[[], ResultT], *, name: str) -> ResultT:
     """``function()`` in a thread of its own, which neither a cancelled caller nor the exit waits for.
 
-    Raises:
-        RuntimeError: No thread can be started.
-        Exception: The function's.
+    RuntimeError if no thread can be started.
     """
     outcome: Future[ResultT] = Future()
     outcome.set_running_or_notify_cancel()

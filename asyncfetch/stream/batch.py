@@ -124,19 +124,15 @@ class RowBatch:
         columns: dict[str, Any] = {key: [None] * self._size for key in fields}
         keys = [key for key, field in fields.items() if field.is_tensor]
         for number, key in enumerate(keys):
-            shape = self._shape(key)
+            shape = (self._size, *fields[key].shape)
+            if key in self._layout.pictures:
+                shape = (*shape[:-3], *shape[-2:], shape[-3])
             columns[key] = room.arrays[number].view(fields[key].dtype).reshape(shape)
             if room.tensors is not None:
                 import torch
 
                 self._tensors[key] = room.tensors[number].view(getattr(torch, fields[key].dtype)).view(shape)
         return columns
-
-    def _shape(self, key: str) -> tuple[int, ...]:
-        shape = self._layout.fields[key].shape
-        if key in self._layout.pictures:
-            shape = (*shape[:-3], *shape[-2:], shape[-3])
-        return self._size, *shape
 
     def rows(self, rows: slice | int) -> Sample:
         """Some of it, or one sample, as tensors on its memory."""

@@ -80,9 +80,7 @@ class Member:
 class OpenDatasets:
     """Datasets, open, and what a pass needs to know of them. Entered with ``async with``.
 
-    Args:
-        members: What is read; either none is open yet, or there is one that is, which stays open.
-        config: Bounds, limits and threads of all together.
+    Either none of the members is open before, or there is one that is, which stays open.
     """
 
     def __init__(self, members: Sequence[Member], config: StreamConfig) -> None:

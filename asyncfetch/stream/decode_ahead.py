@@ -149,18 +149,16 @@ class DecodeAhead:
 
     def take(self) -> tuple[list[tuple[Step, Any]], float]:
         """Return the micro-batch that was waited for, a result for each step, and when the last of them was decoded."""
-        pending = self._queue.popleft()
+        micro_batch, decodings = self._queue.popleft()
         results = []
-        for step, (_, place), decoding in zip(
-            pending.micro_batch.steps, pending.micro_batch.takes, pending.decodings, strict=True
-        ):
+        for step, (_, place), decoding in zip(micro_batch.steps, micro_batch.takes, decodings, strict=True):
             assert decoding.results is not None
             result, decoding.results[place] = decoding.results[place], {}
             self._taken += 1 + step.empty
             results.append((step, result))
         self._undelivered -= len(results)
         self._freed.set()
-        return results, max(decoding.ready_at for decoding in pending.decodings)
+        return results, max(decoding.ready_at for decoding in decodings)
 
     def path(self, since: float, otherwise: Cause) -> tuple[WaitStep, ...]:
         """Return what a consumer waited for since then; ``otherwise`` until that is known. Any thread may call it."""

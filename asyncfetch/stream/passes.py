@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from functools import partial
 from math import lcm
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from asyncfetch.errors import NotFound, UsageError
 from asyncfetch.observe import Histogram
@@ -17,8 +18,9 @@ from asyncfetch.observe.waits import Cause, WaitStep
 from asyncfetch.runtime import LoopThread, iterate
 from asyncfetch.runtime.fork import AsyncOnly, ForkGuard, running_loop
 from asyncfetch.runtime.loop_thread import BackgroundContext
+from asyncfetch.runtime.threads import ThreadClock
 from asyncfetch.stream.decode_jobs import Sizes
-from asyncfetch.stream.samples import BegunPass, DeliveredSample, PassFigures, RunningPass, SamplePass
+from asyncfetch.stream.samples import BegunPass, DeliveredSample, MicroBatches, PassFigures, RunningPass, SamplePass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -252,7 +254,7 @@ def _handed_over(builder: JobBuilder, memory: BatchMemory | None, decoded_sample
     return max(HANDED_OVER_TO_BATCHES, min(most, decoded_samples // 3))  # the rest is for those being decoded
 
 
-class StreamIterator:
+class StreamIterator(Iterator["Sample"]):
     """The samples of one pass, driven by a loop in a thread. Closed, collected or at its end, it stops everything."""
 
     def __init__(
@@ -272,9 +274,6 @@ class StreamIterator:
         self._back: DeliveredSample | None = None
         # No method of this object: it must be collected, and the pass with it, once it isn't iterated any more.
         self._deliveries = _deliver(session, opened, begin, self._plans, figures, memory)
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Sample:
         self._latest, self._back = next(self._deliveries) if self._back is None else self._back, None
@@ -298,8 +297,13 @@ class StreamIterator:
             plan.progress.deliver(max(plan.begun, self._latest.delivered), waiting)
 
     @property
+    def latest_number(self) -> int:
+        """The number of the sample that came last, in the consumer's part of the epoch."""
+        return self._latest.number
+
+    @property
     def latest_numbers(self) -> range:
-        """Numbers of the sample that came last, and of what is empty beside it, in the consumer's part of the epoch."""
+        """The same, and those of what is empty beside it."""
         return range(self._latest.number, self._latest.delivered)
 
     @property
@@ -334,13 +338,14 @@ def _deliver(
     memory: BatchMemory | None,
 ) -> Generator[DeliveredSample, None, None]:
     try:
+        figures.clock = ThreadClock()
         figures.ask()
         begun = begin()
         plans.append(begun.plan)
         sizes, handed_over = _sizes(opened, begun, memory)
         deliveries = iterate(
             session.thread,
-            partial(RunningPass, opened, begun.ahead(), sizes, figures, memory, hands_over=True),
+            partial(MicroBatches, opened, begun.ahead(), sizes, figures, memory),
             max_batches=handed_over - 1,
             times=session.hand_over,
             on_ask=figures.ask,

@@ -7,10 +7,11 @@ import os
 import time
 from array import array
 from collections import deque
+from collections.abc import AsyncIterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -35,18 +36,20 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from asyncfetch.config import OnError, StreamConfig
+    from asyncfetch.config import StreamConfig
     from asyncfetch.formats import DatasetStatistics, Sample
     from asyncfetch.observe import Quantiles
     from asyncfetch.observe.trace import Tracer
-    from asyncfetch.order.line import Piece
     from asyncfetch.order.plan import PassPlan, Step
     from asyncfetch.order.state import State
     from asyncfetch.stream.batch import BatchMemory
-    from asyncfetch.stream.datasets import OpenDatasets, Origin
+    from asyncfetch.stream.datasets import OpenDatasets
     from asyncfetch.stream.decode_jobs import Sizes
     from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.job_builder import JobBuilder
+
+
+T = TypeVar("T")
 
 
 class DeliveredSample(NamedTuple):
@@ -121,9 +124,9 @@ class PassFigures:
         self._seen: Callable[[], DatasetStatistics | None] = lambda: None
         self._seen_before: DatasetStatistics | None = None
         self.handed_over: deque[tuple[int, tuple[WaitStep, ...]]] = deque()
-        """Samples of each micro-batch on its way to a consumer's thread, and the steps that it was waited for."""
+        """Samples of each micro-batch on its way to the consumer, and the steps that it was waited for."""
         self.clock: ThreadClock | None = None
-        """The clock of that thread; None where it is the loop's."""
+        """The clock of the consumer's thread; None where that is the loop's."""
         self._asked_at = self._worked_before = 0.0
         self._lane: tuple[Tracer, int] | None = None
         self._failure = ""
@@ -165,8 +168,7 @@ class PassFigures:
             self.clock.close()
 
     def ask(self) -> None:
-        """Count a wait of a consumer that isn't on the loop, from now on; in its thread."""
-        self.clock = self.clock or ThreadClock()
+        """Count a wait for a micro-batch from now on; in the consumer's thread."""
         self._asked_at = time.perf_counter()
         self.wait(self._asked_at)
 
@@ -232,20 +234,14 @@ class PassFigures:
     def all_waits(self) -> Waits:
         """Return where its time went in this pass and in those before, without the wait that goes on now."""
         now = time.perf_counter()
-        waits = counts_of(self._waits_before)
-        for other in self._others:
-            waits = sum_of(waits, counts_of(other.account.settled(now)))
-        return sum_of(waits, self.account.settled(now))
+        others = (counts_of(other.account.settled(now)) for other in self._others)
+        return sum_of(counts_of(self._waits_before), *others, self.account.settled(now))
 
     def handed_on(self) -> tuple[Waits, Sequence[PassFigures]]:
         """Return the waits of the passes so far that are over, and the figures of those that go on."""
-        now, waits, others = time.perf_counter(), counts_of(self._waits_before), []
-        for each in (*self._others, self):
-            if each._is_over:
-                waits = sum_of(waits, counts_of(each.account.settled(now)))
-            else:
-                others.append(each)
-        return waits, others
+        now, each = time.perf_counter(), (*self._others, self)
+        over = (counts_of(one.account.settled(now)) for one in each if one._is_over)
+        return sum_of(counts_of(self._waits_before), *over), [one for one in each if not one._is_over]
 
     def trace(self, since: float, until: float, path: Iterable[WaitStep]) -> None:
         """Add a wait to the trace, if there is one, in a lane of this pass's own."""
@@ -283,20 +279,12 @@ def _opening() -> tuple[WaitStep, ...]:
 class SampleDelivery:
     """Decoded samples, as the consumer gets them: numbered, and bad samples raised, left out or replaced."""
 
-    def __init__(
-        self,
-        plan: PassPlan,
-        *,
-        rows: Rows | None,
-        on_error: OnError,
-        quarantine: Quarantine,
-        origin: Callable[[Piece], Origin],
-    ) -> None:
-        self._plan, self._rows, self._on_error = plan, rows, on_error
-        self._quarantine, self._origin = quarantine, origin
+    def __init__(self, opened: OpenDatasets, begun: BegunPass, rows: Rows | None) -> None:
+        self._plan, self._quarantine, self._rows = begun.plan, begun.quarantine, rows
+        self._on_error, self._origin = opened.config.on_error, opened.origin
         self._substitutes = Substitutes()
         self._first_bad: Exception | None = None
-        self._number = plan.progress.delivered  # of the consumer's part of the epoch
+        self._number = begun.plan.progress.delivered  # of the consumer's part of the epoch
         self.samples = 0
         """Delivered by this pass."""
         self.failure: BaseException | None = None
@@ -374,15 +362,16 @@ def _nothing() -> None:
     pass
 
 
-class RunningPass:
-    """A pass at work: an async iterator of micro-batches; ``next_sample`` gives the samples one by one.
+class PassAtWork(AsyncIterator[T]):
+    """A pass at work, for a consumer on its loop or, where it ``hands_over``, in another thread, which counts there.
 
     Args:
         opened, begun, sizes: What to read from; what and in which order; how much is decoded at a time.
         figures: Of its consumer's time.
         memory: For batches, of which samples are then rows where they can be.
-        hands_over: Whether the consumer is in another thread, which counts there.
     """
+
+    hands_over: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -391,18 +380,10 @@ class RunningPass:
         sizes: Sizes,
         figures: PassFigures,
         memory: BatchMemory | None = None,
-        *,
-        hands_over: bool = False,
     ) -> None:
         self._opened, self._begun, self._plan, self._sizes = opened, begun, begun.plan, sizes
         self._rows = None if memory is None else Rows(begun.plan, begun.builder.layout, memory)
-        self._delivery = SampleDelivery(
-            begun.plan,
-            rows=self._rows,
-            on_error=opened.config.on_error,
-            quarantine=begun.quarantine,
-            origin=opened.origin,
-        )
+        self._delivery = SampleDelivery(opened, begun, self._rows)
         self._max_pieces = sizes.open_pieces + opened.config.prefetch_segments
         self._turn = anyio.Lock(fast_acquire=True)
         self._ended = False
@@ -411,8 +392,6 @@ class RunningPass:
         self._waits, self._hand_overs = Histogram(), Histogram()
         self._first_sample_seconds: float | None = None
         self.figures = figures
-        self._account = None if hands_over else figures.account
-        """The account to count in; None where another thread counts."""
         self._asked_at: float | None = None  # while the consumer waits
         self._waited_for: tuple[WaitStep, ...] = ()  # since samples were handed over
 
@@ -420,8 +399,8 @@ class RunningPass:
         self._started_at = time.perf_counter()
         self._clock = ThreadClock()
         self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
-        if self._account is not None:
-            self._account.wait(self._started_at)
+        if not self.hands_over:
+            self.figures.account.wait(self._started_at)
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         try:
@@ -435,23 +414,23 @@ class RunningPass:
                 self._group.start_soon(self._look_beyond, self._begun.beyond, name="prefetch the next epoch")
         except BaseException as error:
             await self._group.__aexit__(type(error), error, error.__traceback__)
-            if self._account is not None:
-                self._account.end(time.perf_counter())
+            if not self.hands_over:
+                self.figures.account.end(time.perf_counter())
             self._clock.close()
             raise
         self.figures.begin(self._opened.statistics, self.path)
         self._opened.pass_report = self.figures.report
-        if self._account is not None:
+        if not self.hands_over:
             self.figures.opened()
-            self._account.give(time.perf_counter(), _opening())
+            self.figures.account.give(time.perf_counter(), _opening())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._ahead.leave()
-        if self._account is not None:
-            self._account.end(time.perf_counter(), self.path())
+        if not self.hands_over:
+            self.figures.account.end(time.perf_counter(), self.path())
             self.figures.leave_lane()
         self.figures.end(self._opened.statistics())
         try:
@@ -461,53 +440,20 @@ class RunningPass:
             self._current.clear()
             self._clock.close()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[DeliveredSample]:
-        """The next few samples; empty where an error comes next. Don't mix it with ``next_sample``."""
-        async with self._turn:
-            return await self._next_micro_batch()
-
-    async def next_sample(self) -> Sample:
-        """The next sample, which counts as delivered; StopAsyncIteration at the end."""
-        if not self._current:
-            async with self._turn:
-                while not self._current:
-                    self._current.extend(await self._next_micro_batch())
-        self._begun.check()
-        self._latest = self._current.popleft()
-        self._plan.progress.delivered = self._latest.delivered
-        sample: Sample = self._latest.sample
-        return sample
-
-    def put_back(self) -> None:
-        """Put the latest sample back: it comes once more."""
-        self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
-        self._current.appendleft(self._latest)
-
-    @property
-    def batches(self) -> tuple[int, int]:
-        """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
-        return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
-
-    def state_dict(self) -> State:
-        """See SamplePass."""
-        return self._plan.progress.state()
-
     async def _next_micro_batch(self) -> list[DeliveredSample]:
         self._check_open()
         if self._delivery.failure is not None:
             failure, self._delivery.failure, self._ended = self._delivery.failure, None, True
             self.figures.fail(failure)
-            self.figures.handed_over.append((0, self._waited_for))
+            if self.hands_over:
+                self.figures.handed_over.append((0, self._waited_for))
             try:
                 raise failure
             finally:
                 del failure  # else error -> traceback -> this frame -> error is a cycle
         samples, waiting_since = None, time.perf_counter()
-        if self._account is not None:
-            self._account.wait(waiting_since)
+        if not self.hands_over:
+            self.figures.ask()
         self._asked_at = waiting_since
         try:
             samples = await self._wait_for_micro_batch(waiting_since)
@@ -523,16 +469,12 @@ class RunningPass:
                 self._ahead.prefetcher.sizes,
                 self._begun.builder.transform_seconds,
             )
-            count = len(samples or ())
-            if self._account is not None:
-                now = time.perf_counter()
-                self._account.give(now, path, count)
-                self.figures.trace(waiting_since, now, path)
-            else:
-                self._waited_for += path
-                if samples != []:  # of which nothing is handed over
-                    self.figures.handed_over.append((count, self._waited_for))
-                    self._waited_for = ()
+            self._waited_for += path
+            if samples != [] or not self.hands_over:  # else nothing goes to the other thread
+                self.figures.handed_over.append((len(samples or ()), self._waited_for))
+                self._waited_for = ()
+            if not self.hands_over:
+                self.figures.receive()
 
     async def _wait_for_micro_batch(self, waiting_since: float) -> list[DeliveredSample]:
         if self._ended or not await self._ahead.wait():
@@ -581,6 +523,45 @@ class RunningPass:
             return ()
         return self._ahead.path(since, Cause.HAND_OVER if self._delivery.samples else Cause.OPENING)
 
+
+class MicroBatches(PassAtWork[list[DeliveredSample]]):
+    """A pass for another thread: the next few samples, or none where an error comes next."""
+
+    hands_over = True
+
+    async def __anext__(self) -> list[DeliveredSample]:
+        async with self._turn:
+            return await self._next_micro_batch()
+
+
+class RunningPass(PassAtWork["Sample"]):
+    """A pass whose samples count as delivered: what a ``SamplePass`` gives, and what makers of batches need besides."""
+
+    async def __anext__(self) -> Sample:
+        if not self._current:
+            async with self._turn:
+                while not self._current:
+                    self._current.extend(await self._next_micro_batch())
+        self._begun.check()
+        self._latest = self._current.popleft()
+        self._plan.progress.delivered = self._latest.delivered
+        sample: Sample = self._latest.sample
+        return sample
+
+    def put_back(self) -> None:
+        """Put the latest sample back: it comes once more."""
+        self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
+        self._current.appendleft(self._latest)
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
+        return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
+
+    def state_dict(self) -> State:
+        """See SamplePass."""
+        return self._plan.progress.state()
+
     def handing_over(self) -> AbstractContextManager[None]:
         """See PassFigures, for a consumer on this loop."""
         return self.figures.handing_over()
@@ -599,7 +580,7 @@ class RunningPass:
         )
 
 
-class SamplePass:
+class SamplePass(AsyncIterator["Sample"]):
     """The samples of one consumer for one epoch. Entered with ``async with``, iterated once.
 
     Samples come in order. An error is raised at its place, after every sample before it, and ends the pass.
@@ -611,11 +592,8 @@ class SamplePass:
         """``running`` is entered already."""
         self._running = running
 
-    def __aiter__(self) -> Self:
-        return self
-
     def __anext__(self) -> Coroutine[Any, Any, Sample]:
-        return self._running.next_sample()
+        return self._running.__anext__()
 
     def state_dict(self) -> State:
         """Return what was delivered of the epoch, this pass and those before it: for ``Stream.load_state_dict``."""

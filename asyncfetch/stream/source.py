@@ -242,8 +242,7 @@ class SampleSource:
 
         Args:
             placement: Which one.
-            epoch: None counts; the pass then takes its epoch when the first sample is asked for. One that is given
-                isn't counted.
+            epoch: None counts; the pass then takes its epoch when the first sample is asked for.
             loader: In a loader's worker the number that all workers of this loader have; see ``EpochCounter``.
             memory: For batches of the placement's size, of which samples are then rows where they can be.
         """

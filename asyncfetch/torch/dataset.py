@@ -439,7 +439,7 @@ def _batches(samples: StreamIterator, in_batches: Placement, together: Callable[
     size = in_batches.batch_size or 1
     _warn_of_second_batching(size, sys._getframe(1))
     for first in samples:
-        begun = samples.latest_numbers.start
+        begun = samples.latest_number
         try:
             batch = _batch(samples, first, size)
             with samples.figures.handing_over():

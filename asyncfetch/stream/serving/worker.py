@@ -26,7 +26,7 @@ from asyncfetch.stream.batch import batch_of, samples_of
 from asyncfetch.stream.datasets import OpenDatasets
 from asyncfetch.stream.figures import FiguresPage
 from asyncfetch.stream.handing_over import HandedOver, PackedBatch, SlotMemory, stacks
-from asyncfetch.stream.samples import SamplePass, running_pass
+from asyncfetch.stream.samples import running_pass
 from asyncfetch.stream.serving.messages import (
     Begin,
     Channel,
@@ -189,7 +189,7 @@ class _ServingWorker:
         size, least = self._plan.placement.batch_size or 1, self._plan.placement.least_samples
         taken: list[Sample] = []
         number = 0
-        async for sample in SamplePass(samples):
+        async for sample in samples:
             batch, following = samples.batches
             if taken and batch != number:  # the others of this batch were left out
                 samples.put_back()
