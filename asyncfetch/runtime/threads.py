@@ -248,19 +248,13 @@ def close_executor_here_at_exit(loop: asyncio.AbstractEventLoop) -> None:
 
 async def in_thread(function: Callable[[], ResultT]) -> ResultT:
     """``function()`` in a thread beyond any limit; in this one if no thread can be started."""
-    began = False
-
-    def run() -> ResultT:
-        nonlocal began
-        began = True
-        return function()
-
+    call = ThreadCall(function)
     try:
-        return await to_thread.run_sync(run, limiter=anyio.CapacityLimiter(1))
+        return await to_thread.run_sync(call.run, limiter=anyio.CapacityLimiter(1))
     except RuntimeError:
-        if began:
+        if call.began:
             raise
-        return run()
+        return function()
 
 
 async def in_daemon(function: Callable[[], ResultT], *, name: str) -> ResultT:
