@@ -66,8 +66,7 @@ class Interrupt:
 def was_cancelled() -> bool:
     """Return whether the running task is being cancelled; for use where a CancelledError was caught.
 
-    False means that it came from a cancelled future: an error like any other, but a task group would take it for a
-    failure of its child and cancel all others.
+    Else it came from a cancelled future: an error like any other, for which a task group would cancel all its children.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
@@ -76,8 +75,7 @@ def was_cancelled() -> bool:
 async def end_tasks(group: TaskGroup) -> None:
     """Cancel the children of an entered task group, await them and leave it, in the task that entered it.
 
-    For the ``__aexit__`` of a class that owns its tasks: passing the body's exception to the group would make a group
-    of it.
+    For the ``__aexit__`` of a class that owns its tasks: the body's exception isn't passed on, which would group it.
     """
     group.cancel_scope.cancel()
     await group.__aexit__(None, None, None)
@@ -124,7 +122,6 @@ class Deadline(Protocol):
 
     def is_due(self, now: float) -> None:
         """Called at the deadline. Must set a later one, or leave."""
-        ...
 
 
 class Deadlines:

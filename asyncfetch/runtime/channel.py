@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime.fork import ForkGuard
@@ -20,7 +21,6 @@ from asyncfetch.runtime.threads import call_on, hold_daemon_at_exit
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Generator, Iterable
     from contextlib import AbstractAsyncContextManager
-    from typing import Self
 
     from asyncfetch.observe import Histogram
     from asyncfetch.runtime.loop_thread import LoopThread
@@ -28,24 +28,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _ChannelEnd:
+class _ChannelEnd(NamedTuple):
     """The last entry of a queue: the end, or a failure."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
+    error: BaseException | None = None
 
 
-class _ItemBatch(Generic[T]):
+class _ItemBatch(NamedTuple, Generic[T]):
     """Items in a queue, and when they were put there."""
 
-    __slots__ = ("items", "put_at")
-
-    def __init__(self, items: deque[T], put_at: float) -> None:
-        self.items = items
-        self.put_at = put_at
+    items: deque[T]
+    put_at: float
 
 
-class ThreadChannel(Generic[T]):
+class ThreadChannel(Iterator[deque[T]]):
     """A bounded channel: ``put`` on one loop, iteration in one thread.
 
     Batches come out in the order they went in, none is lost, and after them the end or the error.
@@ -85,11 +81,7 @@ class ThreadChannel(Generic[T]):
         self._ended = False
 
     async def room(self) -> None:
-        """Wait until one more batch may be put.
-
-        Raises:
-            ClosedError: The consumer left.
-        """
+        """Wait until one more batch may be put; ClosedError if the consumer left."""
         if self._is_full:
             woken = asyncio.Event()
             self._waiting = asyncio.get_running_loop(), woken
@@ -129,9 +121,6 @@ class ThreadChannel(Generic[T]):
         self._queue.put(_ChannelEnd())  # for another thread that is waiting in the iteration
         self._wake_loop()
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> deque[T]:
         self._guard.check()
         hold_daemon_at_exit()
@@ -167,8 +156,7 @@ class ThreadChannel(Generic[T]):
         return not self._closed and self._put - self._taken >= self._max_batches
 
     def _wake_loop(self) -> None:
-        waiting = self._waiting
-        if waiting is not None:
+        if (waiting := self._waiting) is not None:
             loop, woken = waiting
             call_on(loop, woken.set)
 

@@ -33,13 +33,10 @@ IMPORT_SECONDS: Final = 10.0
 
 
 class ForkGuard:
-    """Remembers the process that it was made in.
+    """Remembers the process that it was made in; ``subject`` names its owner in messages.
 
     A child gets copies of loops and locks, but not the threads that make them work, and its operations on a copied
     epoll or socket affect the parent's. So the owner checks here first, and leaves all of it alone in a child.
-
-    Args:
-        subject: The owner, for the message, e.g. "this LoopThread".
     """
 
     __slots__ = ("_pid", "_subject")
@@ -111,7 +108,7 @@ def forks_wait() -> Iterator[None]:
     """
     block, thread = _block, threading.get_ident()
     with block.changed:
-        if not block.inside[thread] and block.forking:
+        if not block.inside[thread]:
             block.changed.wait_for(lambda: not block.forking, PAUSE_SECONDS)
         block.inside[thread] += 1
     try:
@@ -121,8 +118,7 @@ def forks_wait() -> Iterator[None]:
             _forget_thread()
         with block.changed:
             block.inside[thread] -= 1
-            if not block.inside[thread]:
-                del block.inside[thread]
+            block.inside = +block.inside  # without those that are in no block
             block.changed.notify_all()
 
 
@@ -233,10 +229,7 @@ class AsyncOnly:
 
 
 def running_loop(subject: str) -> asyncio.AbstractEventLoop:
-    """Return the event loop that runs the caller's task.
-
-    Args:
-        subject: The object that needs it, for the message, e.g. "this ByteCache".
+    """Return the event loop that runs the caller's task; ``subject`` names what needs it in the message.
 
     Raises:
         ConfigError: The caller isn't in a task of asyncio: trio runs it, or nothing does.
@@ -252,14 +245,7 @@ def running_loop(subject: str) -> asyncio.AbstractEventLoop:
 
 
 class LoopGuard:
-    """Remembers the running loop that it was made on, and the process.
-
-    Args:
-        subject: The owner, for the message, e.g. "this ByteCache".
-
-    Raises:
-        ConfigError: As ``running_loop``.
-    """
+    """Remembers the running loop that it was made on, and the process. Raises as ``running_loop``."""
 
     __slots__ = ("_fork", "_loop", "_subject")
 

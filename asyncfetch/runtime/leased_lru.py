@@ -57,11 +57,7 @@ class EntryLease(Generic[K, V]):
         return self._entry.value
 
     def share(self) -> EntryLease[K, V]:
-        """One more lease on the same entry, even if it was dropped or replaced meanwhile.
-
-        Raises:
-            RuntimeError: This lease was released.
-        """
+        """One more lease on the same entry, even if it was dropped or replaced; RuntimeError after the release."""
         if self._released:
             raise RuntimeError(f"the lease on {self._entry.key!r} was released")
         return EntryLease(self._lru, self._entry)
@@ -98,7 +94,7 @@ class RoomReservation(Generic[K, V]):
         """
         if not self._open:
             raise RuntimeError(f"the {self.size_bytes} bytes reserved for {key!r} were committed or released before")
-        self._open = False
+        self.release()
         return self._lru._commit(key, value, self.size_bytes)
 
     def release(self) -> None:
@@ -204,7 +200,6 @@ class LeasedLRU(Generic[K, V]):
         if replaced is not None:
             self._unlist(replaced)
         entry = self._entries[key] = _Entry(key, value, size_bytes)
-        self._reserved_bytes -= size_bytes
         self._used_bytes += size_bytes
         lease = EntryLease(self, entry)
         if replaced is not None:

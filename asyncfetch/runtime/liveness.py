@@ -60,12 +60,9 @@ def vitals(pid: int) -> Vitals | None:
 
 
 class Silence:
-    """The time for which a process has shown no sign of life, as its parent sees it. Pure.
+    """The time for which a process has shown no sign of life, as its parent sees it, from ``now`` on. Pure.
 
     Time in which this process stands still itself, as in a suspended job, doesn't count.
-
-    Args:
-        now: The beginning, in monotonic seconds.
     """
 
     def __init__(self, now: float) -> None:
@@ -76,11 +73,8 @@ class Silence:
     def look(self, now: float, beat: float | None, seen: Vitals | None) -> float:
         """Return the seconds without a sign of life.
 
-        Args:
-            now: Monotonic seconds.
-            beat: The latest beat, a number that differs from the one before; None if none is due, because its loop
-                hasn't begun or has ended. Then only a stopped process is silent.
-            seen: The process's state.
+        ``beat`` is the latest one, a number that differs from the one before; None if none is due, because its loop
+        hasn't begun or has ended. Then only a stopped process is silent.
         """
         if now - self._looked_at > 2 * LOOK_SECONDS:
             self._since += now - self._looked_at
@@ -96,11 +90,7 @@ class Silence:
 class Watch:
     """Looks now and then at a process that this one waits for.
 
-    Args:
-        pid: The process.
-        max_silent_seconds: ``TimeoutConfig.silent_process_seconds``.
-        remedy: Advice for when it is lost, a sentence without its full stop.
-        now: The beginning, in monotonic seconds.
+    The ``remedy`` is advice for when it is lost, a sentence without its full stop; ``now`` are monotonic seconds.
     """
 
     def __init__(self, pid: int, max_silent_seconds: float, remedy: str, now: float) -> None:

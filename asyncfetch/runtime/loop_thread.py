@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
-import concurrent.futures.thread  # noqa: F401 - its exit hook comes after ours, because hooks run last in, first out
+import concurrent.futures.thread  # its exit hook comes after ours, because hooks run last in, first out
 import logging
 import sys
 import threading
@@ -71,7 +70,7 @@ class LoopCall(Generic[T]):
     def __init__(self, engine: _LoopEngine, work: Callable[[], Awaitable[T]]) -> None:
         self._engine = engine
         self._work = work
-        self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._future: Future[T] = Future()
         self._scope: anyio.CancelScope | None = None
         self._cancelled = False
         self.given_up = False
@@ -186,15 +185,11 @@ class _LoopEngine:
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._callbacks: asyncio.Queue[Callable[[], object]] = asyncio.Queue()
-        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     def run(self) -> None:
-        """Start the thread and wait for its loop. It ends by ``request_stop``, even if that comes first.
-
-        Raises:
-            ClosedError: The thread or its loop can't be started.
-        """
+        """Start the thread and wait for its loop. It ends by ``request_stop``, even if that comes first."""
         try:
             self._thread.start()
         except RuntimeError as error:  # "can't start new thread", among others at interpreter exit
@@ -212,9 +207,10 @@ class _LoopEngine:
         call_on(self._loop, self._callbacks.put_nowait, callback)  # the thread's end settles what waits there
 
     def start(self, call: LoopCall[Any]) -> None:
-        """Start the call; see ``LoopCall.start``."""
+        """See ``LoopCall.start``."""
         self.calls.add(call)
-        self.call_soon(partial(_context().run, self._spawn, call))
+        context = _context()
+        self.call_soon(lambda: context.run(self._group.start_soon, call.serve))
         if self.ended:  # looked at after the call was added; ``_main`` sets it before it looks at the calls
             self._settle_calls()
 
@@ -224,7 +220,7 @@ class _LoopEngine:
             return
         self._stops = True
         if self._loop is not None:  # else ``_serve`` sees it, which sets ``_loop`` before it looks at ``_stops``
-            self.call_soon(_wake)
+            self.call_soon(lambda: None)  # which wakes it
 
     def join(self, timeout_seconds: float, *, again: bool = False) -> bool:
         """Wait for the thread's end, at most so long; returns whether it came.
@@ -267,9 +263,6 @@ class _LoopEngine:
                 del callback  # else its call is kept until the next one
             self._group.cancel_scope.cancel()
 
-    def _spawn(self, call: LoopCall[Any]) -> None:
-        self._group.start_soon(call.serve)
-
     def closed_error(self) -> ClosedError:
         """The reason why a call won't be done."""
         if self._stops:
@@ -286,10 +279,6 @@ class _LoopEngine:
         for call in list(self.calls):
             call.settle(error=self.closed_error())
         self.calls.clear()
-
-
-def _wake() -> None:
-    """Do nothing: the loop wakes and looks at ``_stops``."""
 
 
 def _context() -> Context:
@@ -446,7 +435,7 @@ class LoopThread:
 class BackgroundContext(Generic[T]):
     """An async context that is entered on a loop thread, and left there by the same task, as task groups require.
 
-    Closing the thread leaves it as well. No SharedCall: threads wait for its value, and they have no loop.
+    Closing the thread leaves it as well.
 
     Args:
         thread: The loop thread.
@@ -475,10 +464,7 @@ class BackgroundContext(Generic[T]):
         return self._entered.result()
 
     def leave(self) -> None:
-        """Leave it and wait for that; raises the error of leaving.
-
-        Does nothing if it wasn't entered, or in a forked child.
-        """
+        """Leave it and wait for that; raises the error of leaving. Nothing if not entered, or in a forked child."""
         if not self._guard.in_child and self._leave.done():
             self._thread.run(_call, self._leave.result())
             self._call.result()

@@ -109,13 +109,10 @@ class MemoryPool:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """A writable array (nbytes,) with undefined content.
+        """A writable array (nbytes,) with undefined content; MemoryError without memory for it.
 
         Its memory is used again as soon as neither it nor any view of it is referenced: arrays, memoryviews and
         tensors made of it all count.
-
-        Raises:
-            MemoryError: There is no memory.
         """
         if nbytes < SMALL_BYTES:
             return np.empty(nbytes, np.uint8)
@@ -166,9 +163,6 @@ def fresh_memory(nbytes: int) -> NDArray[np.uint8]:
     """A writable array (nbytes,), at least one byte, in a mapping of its own, which goes with its last view.
 
     Neighbouring mappings are one to Linux, so huge pages fit even if each is too short for them.
-
-    Raises:
-        MemoryError: There is no memory.
     """
     # Private, because Python's default is shared: a forked child would write into its parent's samples.
     try:

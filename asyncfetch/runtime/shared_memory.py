@@ -106,11 +106,7 @@ class SlotName(NamedTuple):
 
 
 class MemorySlot:
-    """Memory in a file of its own, unmapped when the last view of it is gone.
-
-    Raises:
-        WorkerError: The system has no memory for it.
-    """
+    """Memory in a file of its own, unmapped when the last view of it is gone."""
 
     __slots__ = ("descriptor", "memory", "number")
 
@@ -274,15 +270,19 @@ class SlotReader:
             del self._memory[name]
 
 
+def _no_reader() -> SlotReader | None:
+    return None
+
+
 _lock = threading.Lock()
-_latest: weakref.ref[SlotReader] | None = None
+_latest: Callable[[], SlotReader | None] = _no_reader
 
 
 def slot_reader() -> SlotReader:
     """This process's reader, never that of a process that it was forked from."""
     global _latest
     with _lock:
-        reader = None if _latest is None else _latest()
+        reader = _latest()
         if reader is None or reader.pid != os.getpid():
             reader = SlotReader()
             _latest = weakref.ref(reader)
@@ -291,16 +291,14 @@ def slot_reader() -> SlotReader:
 
 def give_back_slots() -> None:
     """Give back slots of which this process has no view, when no next ``view_of`` will do it."""
-    reader = None if _latest is None else _latest()
-    if reader is not None and reader.pid == os.getpid():
+    if (reader := _latest()) is not None and reader.pid == os.getpid():
         with _lock:
             reader.give_back()
 
 
 def _before_fork() -> None:
     # A slot without a view now isn't the child's. A thread that holds the lock does this itself.
-    reader = None if _latest is None else _latest()
-    if reader is not None and reader.pid == os.getpid() and _lock.acquire(blocking=False):
+    if (reader := _latest()) is not None and reader.pid == os.getpid() and _lock.acquire(blocking=False):
         try:
             reader.give_back()
         finally:
@@ -310,7 +308,7 @@ def _before_fork() -> None:
 def _in_child() -> None:
     global _lock, _latest
     _lock = threading.Lock()  # a thread that didn't come along may hold the other one
-    reader, _latest = None if _latest is None else _latest(), None
+    reader, _latest = _latest(), _no_reader
     if reader is not None:
         reader.forget_in_child()
 

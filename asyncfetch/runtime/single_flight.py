@@ -6,7 +6,7 @@ SharedFuture  for threads
 SharedLRU     values by key, bounded in bytes, each made by a SharedCall
 AsyncCache    values by key that expire, bounded in number, each found by a SharedCall
 
-All but SharedFuture are for tasks of one loop.
+All but SharedFuture and ``call_once`` are for tasks of one loop, and not thread-safe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import asyncio
 import math
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import anyio
@@ -26,7 +25,6 @@ from asyncfetch.runtime.concurrently import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
-    from types import TracebackType
     from typing import Self
 
     from anyio.abc import TaskGroup
@@ -47,12 +45,11 @@ class _Flight(Generic[V]):
         self.landed = anyio.Event()
         self.value: V = _NOTHING
         self.error: Exception | None = None
-        self.traceback: TracebackType | None = None
 
     def outcome(self) -> V:
         """The value, or a copy of the error for this caller, with the frames of the work."""
         if self.error is not None:
-            raise copied(self.error).with_traceback(self.traceback)
+            raise copied(self.error).with_traceback(self.error.__traceback__)
         if self.value is _NOTHING:
             raise ClosedError("what would have answered this call was closed before the answer came")
         return self.value
@@ -68,13 +65,9 @@ class _Flight(Generic[V]):
 class SingleFlight(Generic[K, V]):
     """Concurrent callers of one key share one execution.
 
-    The execution is a child of the owner's task group, not of any caller: cancelling a caller, even the first one,
-    doesn't affect the others, and a flight never outlives its owner. An error never reaches the task group.
-
-    Not thread-safe: all calls come from the task group's loop.
-
-    Args:
-        task_group: The owner of all flights, entered.
+    The execution is a child of the owner's task group, which is entered, not of any caller: cancelling a caller, even
+    the first one, doesn't affect the others, and a flight never outlives its owner. An error never reaches the task
+    group.
     """
 
     def __init__(self, task_group: TaskGroup) -> None:
@@ -86,7 +79,6 @@ class SingleFlight(Generic[K, V]):
         return key in self._flights
 
     def __len__(self) -> int:
-        """Flights that a call could join."""
         return len(self._flights)
 
     async def run(self, key: K, work: Callable[[], Awaitable[V]]) -> V:
@@ -111,9 +103,7 @@ class SingleFlight(Generic[K, V]):
         Raises:
             ClosedError: The owner's task group ended before all were begun.
         """
-        flights: dict[K, _Flight[V]] = {}
-        for key, work in works.items():
-            flights[key] = self._join(key, work)
+        flights = {key: self._join(key, work) for key, work in works.items()}
         await self._wait(flights)
         return [flight.kept_outcome() for flight in flights.values()]
 
@@ -161,7 +151,6 @@ class SingleFlight(Generic[K, V]):
                 raise
         except Exception as error:  # noqa: BLE001 - it goes to the waiters
             flight.error = error
-            flight.traceback = error.__traceback__
         finally:
             self._forget(key, flight)
             flight.landed.set()
@@ -180,13 +169,7 @@ class SharedCall(Generic[T]):
     """A call for several tasks, made in the task of one of them.
 
     The first caller makes it. When that task is cancelled, so is the call, and the next of the waiting tasks makes it
-    again. So it never outlives its callers, and needs no owner; SingleFlight carries on with the same call, and needs a
-    task group as its owner.
-
-    Not thread-safe: all callers run on one loop.
-
-    Args:
-        work: The call.
+    again. So it never outlives its callers, and needs no owner; SingleFlight carries on with the same call.
     """
 
     __slots__ = ("_askers", "_error", "_runner_left", "_values", "_work")
@@ -245,13 +228,12 @@ class SharedCall(Generic[T]):
 
 
 class CallsByKey(Generic[K, V]):
-    """The SharedCalls under way, by key. For one loop; not thread-safe."""
+    """The SharedCalls under way, by key."""
 
     def __init__(self) -> None:
         self._calls: dict[K, SharedCall[V]] = {}
 
     def __len__(self) -> int:
-        """Calls under way."""
         return len(self._calls)
 
     async def run(self, key: K, work: Callable[[], Awaitable[V]], keep: Callable[[K, V], None]) -> V:
@@ -331,13 +313,8 @@ W = TypeVar("W", bound=SizedValue)
 class SharedLRU(Generic[K, W]):
     """Values by key, the least recently used dropped first, each loaded once for all concurrent callers.
 
-    Each load is a SharedCall, so this needs no owner and leaves nothing running; after an error the next call tries
-    again. A value larger than the whole bound is returned and not kept. For one loop; not thread-safe.
-
-    No LeasedLRU, because that also counts values that callers hold or load.
-
-    Args:
-        max_bytes: Bound on the bytes of kept values.
+    After an error the next call tries again. A value larger than the whole bound is returned and not kept. No
+    LeasedLRU, because that also counts values that callers hold or load.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -351,7 +328,6 @@ class SharedLRU(Generic[K, W]):
         return f"<SharedLRU {len(self._kept)} kept, {self.nbytes} of {self.max_bytes} bytes{loading}>"
 
     def __len__(self) -> int:
-        """Values kept."""
         return len(self._kept)
 
     def get_nowait(self, key: K) -> W | None:
@@ -387,12 +363,7 @@ class SharedLRU(Generic[K, W]):
 
 
 class LRUPart(Generic[K, W]):
-    """One user's part of a SharedLRU of several users: the keys are its own, the bound is common.
-
-    Args:
-        lru: The common one.
-        number: The user's.
-    """
+    """One user's part of a SharedLRU of several users: the keys are its own, the bound is common."""
 
     def __init__(self, lru: SharedLRU[tuple[int, K], W], number: int) -> None:
         self._lru = lru
@@ -402,7 +373,6 @@ class LRUPart(Generic[K, W]):
         return f"<part {self._number} of {self._lru!r}>"
 
     def __len__(self) -> int:
-        """Values kept."""
         return len(self._lru.kept(self._is_own))
 
     @property
@@ -434,8 +404,7 @@ MEANT_SECONDS = 1.0
 """A value that is refused this soon after it was found hasn't expired: the refusal is meant."""
 
 
-@dataclass(frozen=True, slots=True)
-class CachedValue(Generic[V]):
+class CachedValue(NamedTuple, Generic[V]):
     """A value and the time for which it is valid."""
 
     value: V
@@ -452,12 +421,8 @@ class _CacheEntry(NamedTuple, Generic[V]):
 class AsyncCache(Generic[K, V]):
     """Values by key, each found once for all callers, and again when it is about to expire or was rejected.
 
-    Each search is a SharedCall, so this needs no owner; after an error the next call searches again. The least recently
-    used value is forgotten first. For one loop. No SharedLRU, because its values don't expire.
-
-    Args:
-        now: Monotonic seconds.
-        maximum: Most values remembered.
+    After an error the next call searches again. Of more than ``maximum`` values the least recently used is forgotten.
+    ``now`` gives monotonic seconds.
     """
 
     def __init__(self, now: Callable[[], float], maximum: int = MAX_VALUES) -> None:

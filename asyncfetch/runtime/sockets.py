@@ -64,10 +64,7 @@ class Sockets:
         self._all_closed: asyncio.Event | None = None
 
     def for_connecting(self, family: int, kind: int, protocol: int) -> socket.socket:
-        """A new socket, counted as open from now on; SocketsClosed after ``aclose``.
-
-        When the interpreter exits, a task still on a loop tries again once its connection has ended.
-        """
+        """A new socket, counted as open from now on; SocketsClosed after ``aclose``."""
         if self._all_closed is not None:
             raise SocketsClosed
         return self._keep(_Socket(family, kind, protocol))
@@ -87,12 +84,7 @@ class Sockets:
     async def serve(
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, tls: ssl.SSLContext | None
     ) -> asyncio.Server:
-        """A listener whose connections are counted.
-
-        Raises:
-            OSError: The address isn't available.
-            UnicodeError: No host can have this name.
-        """
+        """A listener whose connections are counted; OSError or UnicodeError if the address isn't there or possible."""
         loop = asyncio.get_running_loop()
         addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, _, _, _, address = addresses[0]

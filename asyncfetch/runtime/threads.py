@@ -45,14 +45,13 @@ class _CallsInThreads:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
         self._count = 0
-        self._ended = threading.Event()
         self._is_over = False
 
     def run(self, function: Callable[[*ArgsT], ResultT], *args: *ArgsT) -> ResultT:
         """``function(*args)``."""
-        with self._lock:
+        with self._changed:
             is_late = self._is_over and threading.current_thread().daemon
             self._count += not is_late
         if is_late:
@@ -60,19 +59,15 @@ class _CallsInThreads:
         try:
             return function(*args)
         finally:
-            with self._lock:
+            with self._changed:
                 self._count -= 1
-                if not self._count:
-                    self._ended.set()
+                self._changed.notify_all()
 
     def end(self, timeout_seconds: float) -> None:
         """Wait for the running calls, and let daemons begin no more."""
-        with self._lock:
+        with self._changed:
             self._is_over = True
-            if not self._count:
-                return
-            self._ended.clear()
-        self._ended.wait(timeout_seconds)
+            self._changed.wait_for(lambda: not self._count, timeout_seconds)
 
 
 _calls = _CallsInThreads()
@@ -109,9 +104,6 @@ class ThreadCall(Generic[ResultT]):
 
     The future distinguishes three states, unlike anyio: not begun, running, ended. The thread writes the numbers before
     it ends the future; the loop reads them after that.
-
-    Args:
-        function: What to call.
     """
 
     def __init__(self, function: Callable[[], ResultT]) -> None:
@@ -212,13 +204,11 @@ def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[*ArgsT], object
     return True
 
 
-T = TypeVar("T")
-
 OFF_LOOP_BYTES = 2 * 1024 * 1024
 """Checksums and copies of more than this run in a thread. The switch takes as long as a checksum of them, 0.1 ms."""
 
 
-async def run_in_thread(nbytes: int, work: Callable[[], T], *, blocks: bool = False) -> T:
+async def run_in_thread(nbytes: int, work: Callable[[], ResultT], *, blocks: bool = False) -> ResultT:
     """``work()``, in a thread if it reads or writes many bytes or may block; a cancelled caller waits for it."""
     if not blocks and nbytes <= OFF_LOOP_BYTES:
         return work()
@@ -256,37 +246,29 @@ def close_executor_here_at_exit(loop: asyncio.AbstractEventLoop) -> None:
     loop.shutdown_default_executor = close_unless_exiting  # type: ignore[method-assign]
 
 
-async def in_thread(function: Callable[[], T]) -> T:
+async def in_thread(function: Callable[[], ResultT]) -> ResultT:
     """``function()`` in a thread beyond any limit; in this one if no thread can be started."""
-    began = False
-
-    def run() -> T:
-        nonlocal began
-        began = True
+    call = ThreadCall(function)
+    try:
+        return await to_thread.run_sync(call.run, limiter=anyio.CapacityLimiter(1))
+    except RuntimeError:
+        if call.began:
+            raise
         return function()
 
-    try:
-        return await to_thread.run_sync(run, limiter=anyio.CapacityLimiter(1))
-    except RuntimeError:
-        if began:
-            raise
-        return run()
 
-
-async def in_daemon(function: Callable[[], T], *, name: str) -> T:
+async def in_daemon(function: Callable[[], ResultT], *, name: str) -> ResultT:
     """``function()`` in a thread of its own, which neither a cancelled caller nor the exit waits for.
 
-    Raises:
-        RuntimeError: No thread can be started.
-        Exception: The function's.
+    RuntimeError if no thread can be started.
     """
-    outcome: Future[T] = Future()
+    outcome: Future[ResultT] = Future()
     outcome.set_running_or_notify_cancel()
     threading.Thread(target=_settle, args=(outcome, function), name=name, daemon=True).start()
     return await asyncio.wrap_future(outcome)
 
 
-def _settle(outcome: Future[T], function: Callable[[], T]) -> None:
+def _settle(outcome: Future[ResultT], function: Callable[[], ResultT]) -> None:
     try:
         outcome.set_result(function())
     except BaseException as error:  # noqa: BLE001 - it is the caller's

@@ -60,7 +60,6 @@ class BatchMemory(Protocol):
 
     def take(self, nbytes: Sequence[int]) -> Room:
         """Arrays of these sizes."""
-        ...
 
 
 class PooledMemory:
@@ -103,9 +102,7 @@ class RowBatch:
     """Room for so many samples of one layout. Its memory is taken when the first of them is written."""
 
     def __init__(self, layout: Layout, size: int, memory: BatchMemory) -> None:
-        self._layout = layout
-        self._size = size
-        self._memory = memory
+        self._layout, self._size, self._memory = layout, size, memory
         self._lock = threading.Lock()
         self._columns: dict[str, Any] | None = None
         self._tensors: dict[str, torch.Tensor] = {}
@@ -127,19 +124,15 @@ class RowBatch:
         columns: dict[str, Any] = {key: [None] * self._size for key in fields}
         keys = [key for key, field in fields.items() if field.is_tensor]
         for number, key in enumerate(keys):
-            shape = self._shape(key)
+            shape = (self._size, *fields[key].shape)
+            if key in self._layout.pictures:
+                shape = (*shape[:-3], *shape[-2:], shape[-3])
             columns[key] = room.arrays[number].view(fields[key].dtype).reshape(shape)
             if room.tensors is not None:
                 import torch
 
                 self._tensors[key] = room.tensors[number].view(getattr(torch, fields[key].dtype)).view(shape)
         return columns
-
-    def _shape(self, key: str) -> tuple[int, ...]:
-        shape = self._layout.fields[key].shape
-        if key in self._layout.pictures:
-            shape = (*shape[:-3], *shape[-2:], shape[-3])
-        return self._size, *shape
 
     def rows(self, rows: slice | int) -> Sample:
         """Some of it, or one sample, as tensors on its memory."""
@@ -262,19 +255,11 @@ class MemoryPlan:
 
 
 class Rows:
-    """Assigns each sample of a pass its row of a batch. Belongs to its loop.
-
-    Args:
-        plan: Of the pass.
-        layout: Of the samples that a step's are stacked with; None where they can't be known before.
-        memory: For the batches.
-    """
+    """Assigns each sample of a pass its row of a batch, where the layout of a step's is known before."""
 
     def __init__(self, plan: PassPlan, layout: Callable[[Step], Layout | None], memory: BatchMemory) -> None:
-        self._plan = plan
+        self._plan, self._layout, self._memory = plan, layout, memory
         self._size = plan.progress.placement.batch_size or 1
-        self._layout = layout
-        self._memory = memory
         self._open: WeakValueDictionary[int, RowBatch] = WeakValueDictionary()
         self._left_out = 0
         self._shift = 0

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.formats import Stretch
 from asyncfetch.observe.figures import sum_of
@@ -81,14 +80,11 @@ class Member:
 class OpenDatasets:
     """Datasets, open, and what a pass needs to know of them. Entered with ``async with``.
 
-    Args:
-        members: What is read; either none is open yet, or there is one that is, which stays open.
-        config: Bounds, limits and threads of all together.
+    Either none of the members is open before, or there is one that is, which stays open.
     """
 
     def __init__(self, members: Sequence[Member], config: StreamConfig) -> None:
-        self.config = config
-        self.members = members
+        self.config, self.members = config, members
         self.datasets: list[OpenFormat] = []
         self.pools: tuple[int, ...] = ()
         """Segments that a rank draws from at a time, of each: as asked for, or as fit into memory."""
@@ -141,8 +137,6 @@ class OpenDatasets:
 
     @property
     def _reader(self) -> StretchReader[Any]:
-        if not self.datasets:
-            raise ConfigError("these datasets aren't open")
         return self.datasets[0].reader
 
     @property

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -41,21 +41,15 @@ takes dozens. Of a thousand that are requested at once, the first would be as la
 class _Decoding:
     """A job under way in a thread, and then what came of it."""
 
-    __slots__ = ("is_ready", "number", "path", "ready", "ready_at", "results", "rows", "steps", "waits_for")
+    __slots__ = ("number", "path", "ready", "ready_at", "results", "rows", "steps", "waits_for")
 
     def __init__(self, job: DecodeJob, rows: list[BatchRow] | None) -> None:
-        self.steps = job.steps
-        self.number = job.numbers[0]
-        """The number of its first sample in the pass."""
-        self.rows = rows
-        """Rows that it goes to, with batches in memory of ours."""
-        self.is_ready = False
-        """Read for each sample of a micro-batch; an Event's two calls would be too many."""
+        self.steps, self.number, self.rows = job.steps, job.numbers[0], rows
+        self.results: list[Any] | None = None
+        """One for each step, once it has ended; an empty one once it was delivered."""
         self.ready = anyio.Event()
         """Set then, and when the pass is left."""
         self.ready_at = 0.0
-        self.results: list[Any] = []
-        """One result for each step; empty ones once they were delivered."""
         self.waits_for: Piece | None = None
         """The piece whose arrival it waits for."""
         self.path: list[WaitStep] = []
@@ -63,46 +57,25 @@ class _Decoding:
 
     def end(self, results: list[Any], weights: Mapping[Cause, float] | None = None) -> None:
         """Note its results, unless it was given up before. ``weights`` divide its thread's time by cause."""
-        if not self.is_ready:
-            self.results, self.rows = results, None
+        if self.results is None:
             self.ready_at = time.perf_counter()
             if weights is not None:
                 self.path.append(WaitStep(self.ready_at, weights))
-            self.is_ready = True
+            self.results, self.rows = results, None
             self.ready.set()
 
 
-class _PendingMicroBatch:
-    """A micro-batch that the consumer hasn't been given yet."""
+class _PendingMicroBatch(NamedTuple):
+    """A micro-batch that the consumer hasn't been given yet, and the decoding of each of its steps."""
 
-    __slots__ = ("decodings", "micro_batch")
-
-    def __init__(self, micro_batch: MicroBatch, decodings: list[_Decoding]) -> None:
-        self.micro_batch = micro_batch
-        self.decodings = decodings
-        """The decoding of each step."""
-
-    @property
-    def is_ready(self) -> bool:
-        """True if all of it is decoded."""
-        return all(decoding.is_ready for decoding in self.decodings)
+    micro_batch: MicroBatch
+    decodings: list[_Decoding]
 
 
 class DecodeAhead:
     """Starts the jobs of a plan ahead of the consumer, and gives what they made in order, a micro-batch at a time.
 
     Bound to the loop of its pass. What it starts runs in ``group``: cancel that before ``close``.
-
-    Args:
-        opened: What to read from.
-        plan: What to read, in which order.
-        group: Owner of its tasks.
-        builder: Makes the samples of a job, in a decode thread.
-        sizes: How much is decoded at a time.
-        rows: Where in which batch each sample goes, for a consumer of batches.
-        max_samples: Decoded, or being decoded, that weren't taken yet.
-        max_pieces: That the order draws from at a time, and that are fetched ahead.
-        prefetch_segments: Those of them that are fetched ahead.
     """
 
     def __init__(
@@ -114,25 +87,16 @@ class DecodeAhead:
         builder: JobBuilder,
         sizes: Sizes,
         rows: Rows | None,
-        max_samples: int,
-        max_pieces: int,
-        prefetch_segments: int,
     ) -> None:
-        self._opened = opened
-        self._plan = plan
-        self._group = group
-        self._builder = builder
-        self._sizes = sizes
-        self._rows = rows
-        self._max_samples = max_samples
-        self._max_coming = max(COMING_PIECES, max_pieces)
+        self._pool, self._plan, self._group, self._builder = opened.engine.decode, plan, group, builder
+        self._sizes, self._rows = sizes, rows
+        self._max_coming = max(COMING_PIECES, sizes.open_pieces + opened.config.prefetch_segments)
         self._queue: deque[_PendingMicroBatch] = deque()
-        self._queued = anyio.Event()
         self._undone: dict[_Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
-        self._first_turn = opened.engine.decode.turn
         self._taken = 0  # samples of the order that were delivered or left out, what is empty counted in
-        self._freed = anyio.Event()
+        self._queued, self._freed = anyio.Event(), anyio.Event()
+        self._first_turn = self._pool.turn
         self._is_waiting_for_room = self._produced_all = False
         self._left = threading.Event()  # decode threads keep what they are given: they get this, and not the pass
         self._awaited: tuple[_PendingMicroBatch, float] | None = None  # and since when that was known
@@ -140,10 +104,10 @@ class DecodeAhead:
             opened,
             plan.first_uses(),
             group,
-            prefetch_segments=prefetch_segments,
+            prefetch_segments=opened.config.prefetch_segments,
             pool=plan.pool,
             on_full=self._fail_if_stuck,
-            on_arrival=self._wake_producer,
+            on_arrival=lambda: self._freed.set(),
         )
         """Episodes held and fetched ahead."""
         group.start_soon(self._produce, name="produce samples")
@@ -166,11 +130,6 @@ class DecodeAhead:
         """True once ``leave`` was called."""
         return self._left.is_set()
 
-    @property
-    def transform_seconds(self) -> tuple[float, float]:
-        """See JobBuilder."""
-        return self._builder.transform_seconds
-
     async def wait(self) -> bool:
         """Wait until the next micro-batch is decoded, for ``take``; False at the end. Cancelled, it loses nothing."""
         while not (self._queue or self._produced_all or self.is_left):
@@ -181,29 +140,25 @@ class DecodeAhead:
         self._awaited = pending, time.perf_counter()
         self._fail_if_stuck()
         for step, decoding in zip(pending.micro_batch.steps, pending.decodings, strict=True):
-            if not decoding.is_ready:
+            if decoding.results is None:
                 self.prefetcher.raise_priority(step.piece)
         for decoding in pending.decodings:
-            if not decoding.is_ready:
+            if decoding.results is None:
                 await decoding.ready.wait()
         return not self.is_left
 
     def take(self) -> tuple[list[tuple[Step, Any]], float]:
-        """Return the micro-batch that was waited for, a result for each step, and when the last of them was decoded.
-
-        A result is what the builder made, or a ``FailedSample``. What is taken makes room for more.
-        """
-        pending = self._queue.popleft()
+        """Return the micro-batch that was waited for, a result for each step, and when the last of them was decoded."""
+        micro_batch, decodings = self._queue.popleft()
         results = []
-        for step, (_, place), decoding in zip(
-            pending.micro_batch.steps, pending.micro_batch.takes, pending.decodings, strict=True
-        ):
+        for step, (_, place), decoding in zip(micro_batch.steps, micro_batch.takes, decodings, strict=True):
+            assert decoding.results is not None
             result, decoding.results[place] = decoding.results[place], {}
             self._taken += 1 + step.empty
             results.append((step, result))
         self._undelivered -= len(results)
-        self._wake_producer()
-        return results, max(decoding.ready_at for decoding in pending.decodings)
+        self._freed.set()
+        return results, max(decoding.ready_at for decoding in decodings)
 
     def path(self, since: float, otherwise: Cause) -> tuple[WaitStep, ...]:
         """Return what a consumer waited for since then; ``otherwise`` until that is known. Any thread may call it."""
@@ -213,7 +168,7 @@ class DecodeAhead:
         pending, known_at = awaited
         steps = [WaitStep(known_at, {otherwise: 1.0})]
         for decoding in dict.fromkeys(pending.decodings):
-            if not decoding.is_ready:
+            if decoding.results is None:
                 piece = decoding.waits_for
                 late = [] if piece is None else self.prefetcher.steps(piece, now)
                 return (*steps, *decoding.path, *late, WaitStep(now, self._builder.weights))
@@ -245,15 +200,14 @@ class DecodeAhead:
     async def _wait_for_room(self, job: DecodeJob) -> None:
         await anyio.lowlevel.checkpoint()  # others' turn: there may be room for thousands of samples
         # What the consumer needs next is decoded in any case: then nothing else will give room back.
-        while self._queue and (self._held_with(job) > self._max_samples or self.prefetcher.coming >= self._max_coming):
+        while self._queue and (
+            self._held_with(job) > self._sizes.ahead_samples or self.prefetcher.coming >= self._max_coming
+        ):
             self._is_waiting_for_room = True
             self._fail_if_stuck()
             self._freed = anyio.Event()
             await self._freed.wait()
         self._is_waiting_for_room = False
-
-    def _wake_producer(self) -> None:
-        self._freed.set()
 
     def _held_with(self, job: DecodeJob) -> int:
         """Samples whose memory is taken if the job is started: in batches those between the first and the last one."""
@@ -276,11 +230,10 @@ class DecodeAhead:
             build, is_left = self._builder.build, self._left.is_set
             if running() is not None:
                 build = partial(_traced, build)
-            pool = self._opened.engine.decode
             # One that stood still for long goes before the others by what it decodes ahead, and no further.
-            self._first_turn = max(self._first_turn, pool.turn - self._max_samples - decoding.number)
+            self._first_turn = max(self._first_turn, self._pool.turn - self._sizes.ahead_samples - decoding.number)
             turn = self._first_turn + decoding.number
-            results = await pool.run(build, decoding.steps, pieces, is_left, decoding.rows, turn=turn)
+            results = await self._pool.run(build, decoding.steps, pieces, is_left, decoding.rows, turn=turn)
             if self._rows is not None and decoding.rows and any(type(result) is dict for result in results):
                 self._rows.stop()
             decoding.end(results, self._builder.weights)
@@ -301,10 +254,10 @@ class DecodeAhead:
                 decoding.waits_for = piece
                 self._fail_if_stuck()
                 try:
-                    is_late = not self.prefetcher.has(decoding.waits_for)
-                    pieces[piece] = await self.prefetcher.get(decoding.waits_for)
+                    is_late = not self.prefetcher.has(piece)
+                    pieces[piece] = await self.prefetcher.get(piece)
                     if is_late:
-                        decoding.path += self.prefetcher.steps(decoding.waits_for, time.perf_counter())
+                        decoding.path += self.prefetcher.steps(piece, time.perf_counter())
                 except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
                     pieces[piece] = kept(error)
         finally:
@@ -314,8 +267,7 @@ class DecodeAhead:
     def _fail_if_stuck(self) -> None:
         """Fail the pass where it would wait for ever: the consumer for an episode, and that for room.
 
-        Room comes back when decoding ends, and decoding goes on while a job can start or the consumer takes a
-        micro-batch.
+        Room comes back when decoding ends, which goes on while a job can start or the consumer takes a micro-batch.
         """
         if self.is_left or not self._queue or not (self._is_waiting_for_room or self._produced_all):
             return
@@ -325,11 +277,9 @@ class DecodeAhead:
             if lacking is None:
                 return
             first_error = first_error or lacking
-        if self._queue[0].is_ready:
-            return
         for decoding in self._queue[0].decodings:
-            assert first_error is not None
-            decoding.end([FailedSample(first_error)] * len(decoding.steps))
+            if first_error is not None:
+                decoding.end([FailedSample(first_error)] * len(decoding.steps))
 
 
 def _traced(build: Callable[..., list[Any]], steps: Sequence[Step], *rest: Any) -> list[Any]:  # noqa: ANN401

@@ -37,6 +37,8 @@ class Sizes:
     """Pieces that the order goes round: as many steps lie between two frames of a run."""
     readers: int = 1
     """Readers of an episode that jobs in a row take in turns, where they decode whole groups."""
+    ahead_samples: int = 0
+    """Decoded, or being decoded, that the consumer hasn't taken yet, at most."""
 
     @property
     def are_whole_groups(self) -> bool:
@@ -63,11 +65,9 @@ class Sizes:
 
         A group that makes several runs is divided evenly: as many runs of fewer frames leave more room for jobs.
 
-        The order isn't asked, and stays as it is: where memory holds no two frames of a group, down to a few samples in
-        all, runs have one frame, and each is decoded for itself, as in a plain order of single frames. That costs what
-        a plain order costs, and samples are spread as they were. An order that became another one with less memory
-        would make a state of a large machine worthless on a small one, and ranks of unequal memory would give frames
-        twice.
+        The order stays as it is: where memory holds no two frames of a group, each is decoded for itself. An order that
+        became another one with less memory would make a state of a large machine worthless on a small one, and ranks of
+        unequal memory would give frames twice.
         """
         longest = 1 + max(0, max_samples - jobs) // (open_pieces + jobs)
         run_frames = -(-group_frames // -(-group_frames // longest))
@@ -98,13 +98,11 @@ class MicroBatch:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Steps of one group that one call is to decode."""
+    """Steps of one group that one call is to decode, from the ``first`` on."""
 
     first: int
-    """Number of its first step."""
     steps: list[Step] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    """See DecodeJob."""
     job: DecodeJob | None = None
     offset: int = 0
     """The place of its first step in the job."""

@@ -110,10 +110,7 @@ class EpochCounter:
 
     @property
     def finished(self) -> int:
-        """Epochs below it, from the one that was loaded latest on, were finished by a loader's workers, and set back.
-
-        What was loaded of them doesn't count any more.
-        """
+        """Epochs below it were finished by workers, and set back: what was loaded of them doesn't count any more."""
         return int(self._set[2])
 
     @property
@@ -127,10 +124,7 @@ class EpochCounter:
         return int(self._set[4])
 
     def note_load(self) -> None:
-        """Announce a loaded state to those that count here and weren't given it: passes that have begun, copies.
-
-        A ``StatefulDataLoader`` gives it to each of its workers, so those don't call this.
-        """
+        """Announce a loaded state to those that count here and weren't given it: passes that have begun, copies."""
         self._set[4] += 1
 
     def check_loads(self, known: int) -> None:
@@ -149,9 +143,7 @@ class EpochCounter:
 
     def set(self, epoch: int) -> None:
         """Set the epoch of all passes begun from now on, until one of them is finished."""
-        self._set_to(check_epoch(epoch))
-
-    def _set_to(self, epoch: int) -> None:
+        epoch = check_epoch(epoch)
         self._note_finished(self.current())
         self._note_set(epoch)
 
@@ -198,7 +190,8 @@ class EpochCounter:
     def _finish_alone(self, epoch: int, settings: int) -> bool:
         is_latest = self.settings == settings
         if is_latest and self.current() == epoch:
-            self._set_to(epoch + 1)
+            self._note_finished(epoch)
+            self._note_set(epoch + 1)
         return is_latest
 
     def _finish_share(self, place: int, slot: int, begun: tuple[int, int, int]) -> bool:
@@ -237,10 +230,7 @@ def check_epoch(epoch: Any) -> int:  # noqa: ANN401 - what a user gave
 
 
 def child_number() -> int | None:
-    """This process's among those that multiprocessing has started in its parent, which counts them all.
-
-    None where it wasn't started so.
-    """
+    """This process's among those that multiprocessing has started in its parent; None where it wasn't started so."""
     from multiprocessing.process import current_process  # loaded where it has a number
 
     identity = current_process()._identity  # private, but its public form is a name that its starter may choose

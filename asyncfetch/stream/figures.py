@@ -213,11 +213,7 @@ def _lives(process: int) -> bool:
 
 
 class FiguresBoard:
-    """The pages of a rank's workers, of any number of loaders.
-
-    Args:
-        memory: ``BOARD_BYTES`` zeros, or what other processes made of them.
-    """
+    """The pages of a rank's workers, of any number of loaders, in ``BOARD_BYTES`` that were zeros once."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -225,8 +221,8 @@ class FiguresBoard:
     def claim(self, loader: int, worker: int, num_workers: int, process: int) -> FiguresPage | None:
         """Take a page for a worker; None where all that it may take are in use.
 
-        Children of one process have different numbers, ``process``, and those that begin at the same time neighbouring
-        ones, so that no two take one page.
+        Children of one process have different numbers, ``process``, and those of one loader neighbouring ones, so that
+        no two take one page.
         """
         for step in _STEPS:
             page = self._page((process + step) % PAGES)

@@ -167,10 +167,7 @@ def _stacked(values: list[Any]) -> Stack | list[Any]:
 
 
 class PackedBatch:
-    """A batch of any samples, measured and not yet written. Laying it out costs no copy of a tensor.
-
-    Args:
-        batch: Anything that pickles, in which ``Stack`` and tensors may stand anywhere.
+    """A batch of any samples, measured and not yet written: what pickles, with ``Stack`` and tensors anywhere in it.
 
     Raises:
         ConfigError: It doesn't pickle, or has tensors that aren't in the CPU's memory.

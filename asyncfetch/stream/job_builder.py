@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,9 +36,8 @@ Transform = Callable[["Sample"], "Sample"]
 class FailedSample:
     """The error that a step came to in place of a sample, which may be anything that a transform returns.
 
-    No frame hangs on an error of ours. Those in the traceback of a transform's, and those that called them, hold it
-    only until it is delivered. A cycle would keep all that the consumer's own frames hold until the collector comes by:
-    a whole stream, with threads and files.
+    No frame hangs on an error of ours, and those of a transform's hold it only until it is delivered: a cycle would
+    keep all that the consumer's own frames hold until the collector comes by, a whole stream with threads and files.
     """
 
     error: BaseException
@@ -58,13 +57,7 @@ class Reading(NamedTuple):
 
 
 class JobBuilder:
-    """Makes the samples of a pass.
-
-    Args:
-        readings: Of each member.
-        transform: The user's own, for samples of all.
-        marks_padding: Whether samples say if they are padding.
-    """
+    """Makes the samples of a pass. ``transform`` is for samples of all members."""
 
     def __init__(self, readings: Sequence[Reading], transform: Transform | None, *, marks_padding: bool) -> None:
         self._readings = readings
@@ -73,7 +66,8 @@ class JobBuilder:
         self.weights: Mapping[Cause, float] = {Cause.DECODING: 1e-9}
         """The time of threads so far, divided between reading samples and transforming them."""
         self._has_transform = transform is not None or any(one.transform is not None for one in readings)
-        self._transform_time = TransformTime(self._has_transform)
+        self.transform_seconds = (0.0, 0.0)
+        """Seconds in which threads ran, or waited for a core, in the user's own functions; and those they ran."""
         self._given = [one.samples.layout() for one in readings]
         self._pictures = {
             key if one.shape is None else one.shape.rename.get(key, key)
@@ -93,11 +87,6 @@ class JobBuilder:
         filled = [() if one.shape is None else one.shape.fill.values() for one in self._readings]
         each = zip(self._readings, filled, strict=True)
         return max(one.samples.sample_bytes + sum(like.nbytes for like in fill) for one, fill in each)
-
-    @property
-    def transform_seconds(self) -> tuple[float, float]:
-        """Seconds in which threads ran, or waited for a core, in the user's own functions; and those they ran."""
-        return self._transform_time.worked_seconds, self._transform_time.ran_seconds
 
     def layout(self, step: Step) -> Layout | None:
         """Return the layout of a step's sample, and of others in a batch with it; None where a transform makes it."""
@@ -129,12 +118,8 @@ class JobBuilder:
     ) -> list[Any]:
         """Return a sample for each step, its row in a batch, or a ``FailedSample``. Slow: call it in a thread.
 
-        Args:
-            steps: What to read.
-            episodes: By piece, or the error of one.
-            is_given_up: Whether the pass was left. Called before each sample is transformed, which may take long; if it
-                was, the samples are empty.
-            rows: Where to write them; where one of a member doesn't fit, all of it are samples.
+        ``is_given_up`` says whether the pass was left: then samples are empty. Where one of a member doesn't fit its
+        row, all of it are samples.
         """
         begun_at = time.perf_counter()
         read: deque[Any] = deque([None] * len(steps))  # each is let go of as it is taken: see ``FailedSample``
@@ -156,7 +141,7 @@ class JobBuilder:
             del made, each
         read_at = time.perf_counter()
         results: list[Any] = []
-        with self._transform_time.counted():
+        with self._counted() if self._has_transform else nullcontext():  # to count costs 20 microseconds
             for place, step in enumerate(steps):
                 if is_given_up():
                     return [{} for _ in steps]
@@ -168,6 +153,16 @@ class JobBuilder:
             Cause.TRANSFORM: 0.9 * self.weights.get(Cause.TRANSFORM, 0.0) + transforming_seconds,
         }
         return results
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count this block as a transform's; of threads that add at once one may be lost."""
+        with closing(ThreadClock()) as clock:
+            worked, ran = clock.seconds(), time.thread_time()
+            yield
+            before = self.transform_seconds
+            worked_seconds = max(0.0, clock.seconds() - worked)
+            self.transform_seconds = before[0] + worked_seconds, before[1] + time.thread_time() - ran
 
     def _read(self, samples: SampleMaker, asked: list[Asked], rows: list[BatchRow]) -> Sequence[Any]:
         try:
@@ -205,30 +200,6 @@ class JobBuilder:
         except ConfigError as error:
             return FailedSample(kept(error))
         return sample if self._transform is None else transformed(self._transform, sample)
-
-
-class TransformTime:
-    """The time of threads in a user's own function, to be entered around its calls. Several threads may at once.
-
-    Args:
-        counts: Whether there is one: where there isn't, nothing is counted, for it costs 20 microseconds.
-    """
-
-    def __init__(self, counts: bool) -> None:
-        self._counts = counts
-        self.worked_seconds = self.ran_seconds = 0.0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count this block; of threads that add at once one may be lost."""
-        if not self._counts:
-            yield
-            return
-        with closing(ThreadClock()) as clock:
-            worked, ran = clock.seconds(), time.thread_time()
-            yield
-            self.worked_seconds += max(0.0, clock.seconds() - worked)
-            self.ran_seconds += time.thread_time() - ran
 
 
 def mark_padding(sample: Sample, step: Step) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.job_builder import Transform
 
 Schedule = tuple[tuple[int, tuple[float, ...]], ...]
+_Keys = Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str] | None] | None
 _OF_ORDER = ("pool_segments", "segment_seconds", "group_frames")
 """Settings of a stream's own that hold for its samples in a mixture, too."""
 
@@ -40,11 +41,10 @@ class MixtureSource(SampleSource):
     def __init__(
         self,
         streams: Sequence[SampleSource],
-        weights: Sequence[float] | Mapping[int, Sequence[float]] | Sequence[tuple[int, Sequence[float]]],
-        *,
+        weights: object,
         stop_on: StopOn,
         seed: int,
-        keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str] | None] | None,
+        keys: _Keys,
         missing: Missing,
         transform: Transform | None,
         block_samples: int | None,
@@ -104,13 +104,8 @@ class MixtureSource(SampleSource):
         orders = [
             [dataset.fingerprint, self.order_identity(opened, member)] for member, dataset in enumerate(opened.datasets)
         ]
-        mix = {
-            "version": MIXTURE_VERSION,
-            "members": len(orders),
-            "weights": _digest(self.schedule)[:16],
-            "stop_on": self.stop_on,
-            "seed": self.seed,
-        }
+        mix = {"version": MIXTURE_VERSION, "members": len(orders), "weights": _digest(self.schedule)[:16]}
+        mix |= {"stop_on": self.stop_on, "seed": self.seed}
         run = {"dataset": _digest(orders), "order": mix}
         loaded = self._loaded_of(number)
         known = self.known_identity if loaded is None else identity_of(loaded)
@@ -210,15 +205,7 @@ class Mixture(EpochStream):
         config: StreamConfig | None = None,
     ) -> None:
         self._source = MixtureSource(
-            _members_of(streams),
-            weights,
-            stop_on=stop_on,
-            seed=seed,
-            keys=keys,
-            missing=missing,
-            transform=transform,
-            block_samples=block_samples,
-            config=config,
+            _members_of(streams), weights, stop_on, seed, keys, missing, transform, block_samples, config
         )
 
     @property
@@ -284,9 +271,7 @@ def _numbers(weights: Any) -> tuple[float, ...]:  # noqa: ANN401
     return tuple(map(float, weights))
 
 
-def _renames(
-    keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str] | None] | None, members: int
-) -> tuple[Mapping[str, str], ...]:
+def _renames(keys: _Keys, members: int) -> tuple[Mapping[str, str], ...]:
     if keys is None:
         return ({},) * members
     if isinstance(keys, Mapping):

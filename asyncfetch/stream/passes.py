@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from functools import partial
 from math import lcm
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from asyncfetch.errors import NotFound, UsageError
 from asyncfetch.observe import Histogram
@@ -19,10 +19,8 @@ from asyncfetch.runtime import LoopThread, iterate
 from asyncfetch.runtime.fork import AsyncOnly, ForkGuard, running_loop
 from asyncfetch.runtime.loop_thread import BackgroundContext
 from asyncfetch.runtime.threads import ThreadClock
-from asyncfetch.stream.batch import Rows
-from asyncfetch.stream.decode_ahead import DecodeAhead
 from asyncfetch.stream.decode_jobs import Sizes
-from asyncfetch.stream.samples import DeliveredSample, PassFigures, RunningPass, SampleDelivery, SamplePass
+from asyncfetch.stream.samples import BegunPass, DeliveredSample, MicroBatches, PassFigures, RunningPass, SamplePass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -36,9 +34,7 @@ if TYPE_CHECKING:
     from asyncfetch.order.state import State
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.datasets import OpenDatasets
-    from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.job_builder import JobBuilder
-    from asyncfetch.stream.quarantine import Quarantine
 
 _log = logging.getLogger(__name__)
 
@@ -50,19 +46,12 @@ class OpenSource(Protocol):
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot."""
-        ...
 
 
 class DatasetSession(Generic[R]):
-    """A loop thread with one thing open on it: a dataset, or a mixture of them.
+    """A loop thread with one thing open on it, which ``opener`` gives: a dataset, or a mixture of them.
 
     Belongs to the process that made it. Collected or closed, it ends its thread and with it all that is open.
-
-    Args:
-        opener: Gives it; it is entered on the loop thread.
-
-    Raises:
-        AsyncFetchError: It can't be opened, by ``opened``.
     """
 
     def __init__(self, opener: Callable[[], AbstractAsyncContextManager[R]]) -> None:
@@ -124,30 +113,8 @@ room for two turns of the pool: with five micro-batches threads were idle for a 
 hundredth. One of pictures takes 40 ms to decode, so one wake-up for each is no matter."""
 
 
-class BegunPass(NamedTuple):
-    """A pass that has taken its epoch, for one consumer."""
-
-    plan: PassPlan
-    turn: Turn
-    builder: JobBuilder
-    """Makes its samples."""
-    quarantine: Quarantine
-    """Gets what ``on_error`` leaves out or replaces."""
-    beyond: PassPlan | None
-    """Plan of the pass that will follow and find what this one leaves in memory, if one will."""
-    finish: Callable[[], None]
-    """Counts the pass, when it was read to its end."""
-
-
 class Samples(AsyncOnly):
-    """A pass that isn't open yet; entering it gives the ``SamplePass``.
-
-    Args:
-        opener: Gives what is read, to be entered.
-        begin: Begins the pass over it.
-        new_figures: Gives the account of the pass.
-        memory: For batches of the placement's size, of which samples are then rows where they can be.
-    """
+    """A pass that isn't open yet; entering it gives the ``SamplePass``."""
 
     def __init__(
         self,
@@ -156,10 +123,7 @@ class Samples(AsyncOnly):
         new_figures: Callable[[], PassFigures],
         memory: BatchMemory | None = None,
     ) -> None:
-        self._opener = opener
-        self._begin = begin
-        self._new_figures = new_figures
-        self._memory = memory
+        self._opener, self._begin, self._new_figures, self._memory = opener, begin, new_figures, memory
         self._stack = AsyncExitStack()
 
     def __iter__(self) -> Never:
@@ -177,9 +141,9 @@ class Samples(AsyncOnly):
             try:
                 opened = await stack.enter_async_context(self._opener())
                 begun = self._begin(opened)
-                make = _pass_maker(opened, begun, self._memory)
+                sizes, _ = _sizes(opened, begun, self._memory)
                 running = await stack.enter_async_context(
-                    make(check=begun.turn.check, on_end=begun.finish, figures=self._figures)
+                    RunningPass(opened, begun, sizes, self._figures, self._memory)
                 )
             except BaseException as error:
                 self._figures.fail(error)
@@ -198,53 +162,26 @@ class Samples(AsyncOnly):
         self._figures.close()
 
 
-def _pass_maker(opened: OpenDatasets, begun: BegunPass, memory: BatchMemory | None) -> Callable[..., RunningPass]:
-    """Return a function that makes the pass, on its loop.
-
-    It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
-    """
-    config, plan, builder = opened.config, begun.plan, begun.builder
+def _sizes(opened: OpenDatasets, begun: BegunPass, memory: BatchMemory | None) -> tuple[Sizes, int]:
+    """Return how much is decoded at a time, and how many micro-batches are on their way to the consumer at most."""
+    plan, builder, threads = begun.plan, begun.builder, opened.engine.decode.threads
     _warn_of_parted_groups(plan, is_shuffled=opened.members[0].shuffle)
     _warn_of_few_segments(plan, opened)
-    decoded_samples = config.decoded_max_bytes // builder.sample_bytes
+    decoded_samples = opened.config.decoded_max_bytes // builder.sample_bytes
     _warn_of_large_samples(plan, builder, decoded_samples, opened)
-    open_pieces = plan.own_pieces
     handed_over = _handed_over(builder, memory, decoded_samples)
     sizes = Sizes.within(
         decoded_samples,
         group_frames=plan.group_frames,
-        open_pieces=open_pieces,
-        jobs=2 * opened.engine.decode.threads + handed_over,  # so that every thread has work
+        open_pieces=plan.own_pieces,
+        jobs=2 * threads + handed_over,  # so that every thread has work
         max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
-        readers=min(READERS_IN_TURNS, opened.engine.decode.threads),
+        readers=min(READERS_IN_TURNS, threads),
     )
-    rows = None if memory is None else Rows(plan, builder.layout, memory)
-    max_pieces = open_pieces + config.prefetch_segments
-    decode_ahead = partial(
-        DecodeAhead,
-        opened,
-        plan,
-        builder=builder,
-        sizes=sizes,
-        rows=rows,
-        max_samples=min(
-            decoded_samples - handed_over * sizes.job_samples,
-            sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples,
-        ),
-        max_pieces=max_pieces,
-        prefetch_segments=config.prefetch_segments,
+    ahead_samples = min(
+        decoded_samples - handed_over * sizes.job_samples, sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples
     )
-    return partial(
-        RunningPass,
-        opened,
-        plan,
-        decode_ahead=decode_ahead,
-        delivery=SampleDelivery(
-            plan, rows=rows, on_error=config.on_error, quarantine=begun.quarantine, origin=opened.origin
-        ),
-        max_pieces=max_pieces,
-        beyond=begun.beyond,
-    )
+    return replace(sizes, ahead_samples=ahead_samples), handed_over
 
 
 def _warn_of_parted_groups(plan: PassPlan, *, is_shuffled: bool) -> None:
@@ -311,16 +248,13 @@ def _warn_of_large_samples(plan: PassPlan, builder: JobBuilder, decoded_samples:
 
 
 def _handed_over(builder: JobBuilder, memory: BatchMemory | None, decoded_samples: int) -> int:
-    """Return how many micro-batches, at most, are between those decoded ahead and the end of what the consumer does.
-
-    Of samples of which few may be decoded at a time, two thirds are for those that are being decoded.
-    """
+    """Return how many micro-batches, at most, are between those decoded ahead and the end of what the consumer does."""
     are_large = builder.sample_bytes * JOB_MAX_SAMPLES > JOB_BYTES
     most = HANDED_OVER_MICRO_BATCHES if memory is None or not are_large else HANDED_OVER_TO_BATCHES
-    return max(HANDED_OVER_TO_BATCHES, min(most, decoded_samples // 3))
+    return max(HANDED_OVER_TO_BATCHES, min(most, decoded_samples // 3))  # the rest is for those being decoded
 
 
-class StreamIterator:
+class StreamIterator(Iterator["Sample"]):
     """The samples of one pass, driven by a loop in a thread. Closed, collected or at its end, it stops everything."""
 
     def __init__(
@@ -340,9 +274,6 @@ class StreamIterator:
         self._back: DeliveredSample | None = None
         # No method of this object: it must be collected, and the pass with it, once it isn't iterated any more.
         self._deliveries = _deliver(session, opened, begin, self._plans, figures, memory)
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Sample:
         self._latest, self._back = next(self._deliveries) if self._back is None else self._back, None
@@ -406,85 +337,24 @@ def _deliver(
     figures: PassFigures,
     memory: BatchMemory | None,
 ) -> Generator[DeliveredSample, None, None]:
-    hand_over = _HandOver(figures)
     try:
-        hand_over.ask()
+        figures.clock = ThreadClock()
+        figures.ask()
         begun = begin()
         plans.append(begun.plan)
-        # The pass itself is ahead of the consumer, so it doesn't count the epoch, nor know what it was given.
-        make = partial(_pass_maker(opened, begun, memory), check=lambda: None, on_end=lambda: None, figures=figures)
+        sizes, handed_over = _sizes(opened, begun, memory)
         deliveries = iterate(
             session.thread,
-            partial(_MicroBatches, partial(make, hands_over=True), hand_over.micro_batches),
-            max_batches=_handed_over(
-                begun.builder, memory, opened.config.decoded_max_bytes // begun.builder.sample_bytes
-            )
-            - 1,
+            partial(MicroBatches, opened, begun.ahead(), sizes, figures, memory),
+            max_batches=handed_over - 1,
             times=session.hand_over,
-            on_ask=hand_over.ask,
-            on_given=hand_over.give,
+            on_ask=figures.ask,
+            on_given=figures.receive,
         )
         with closing(deliveries):
             for delivery in deliveries:
-                begun.turn.check()
+                begun.check()
                 yield delivery
     finally:
         figures.close()
-        hand_over.clock.close()
     begun.finish()
-
-
-class _HandOver:
-    """The account of a synchronous consumer's time. ``ask`` and ``give`` are called in its thread."""
-
-    def __init__(self, figures: PassFigures) -> None:
-        self._figures = figures
-        self.micro_batches: deque[tuple[int, tuple[WaitStep, ...]]] = deque()
-        """Samples of each micro-batch on its way, and the steps that it was waited for."""
-        self._asked_at = 0.0
-        self.clock = figures.clock = ThreadClock()
-
-    def ask(self) -> None:
-        """Count a wait from now on."""
-        self._asked_at = time.perf_counter()
-        self._figures.wait(self._asked_at)
-
-    def give(self) -> None:
-        """Count a wait that ends with a micro-batch, or with the end."""
-        samples, path = self.micro_batches.popleft() if self.micro_batches else (0, ())
-        now = time.perf_counter()
-        self._figures.give(now, path, samples)
-        self._figures.trace(self._asked_at, now, path)
-
-
-class _MicroBatches:
-    """A pass as an async iterator of lists, for ``runtime.iterate``."""
-
-    def __init__(self, make: Callable[[], RunningPass], micro_batches: deque[tuple[int, tuple[WaitStep, ...]]]) -> None:
-        self._samples = make()
-        self._micro_batches = micro_batches
-        self._path: tuple[WaitStep, ...] = ()
-
-    async def __aenter__(self) -> Self:
-        await self._samples.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self._samples.__aexit__(kind, error, at)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[DeliveredSample]:
-        try:
-            micro_batch = await self._samples.next_micro_batch()
-        except BaseException:  # which the consumer waited for as well, or for the end
-            self._micro_batches.append((0, self._path + self._samples.latest_path))
-            raise
-        self._path += self._samples.latest_path
-        if micro_batch:  # else nothing is handed over
-            self._micro_batches.append((len(micro_batch), self._path))
-            self._path = ()
-        return micro_batch

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -42,32 +43,28 @@ EARLY_EPISODES = 64
 fewer; hundreds of members' at once would hold the loop for seconds, and the first sample with it."""
 
 
+@dataclass(slots=True, eq=False)
 class _Slot:
     """An admitted piece, from its weighing to its last use."""
 
-    __slots__ = (
-        "begun_at", "caller", "done", "done_at", "error", "finished", "granted", "granted_at", "held",
-        "is_ahead", "is_short_of_room", "meter", "origin", "piece", "size_bytes", "users", "weighed_at",
-    )  # fmt: skip
-
-    def __init__(self, piece: Piece, origin: Origin, behind: Caller) -> None:
-        self.piece, self.origin = piece, origin
-        self.meter = Meter()
-        self.caller = Caller(urgent=False, behind=behind)
-        self.begun_at = time.perf_counter()
-        self.weighed_at: float | None = None
-        self.granted_at: float | None = None
-        self.done_at: float | None = None
-        self.is_short_of_room = False
-        self.size_bytes: int | None = None
-        self.granted = anyio.Event()
-        self.done = anyio.Event()
-        self.held: HeldStretch[Any] | None = None
-        self.error: Exception | None = None
-        self.is_ahead = True
-        """True until its first use is announced."""
-        self.users = 0
-        self.finished = False
+    piece: Piece
+    origin: Origin
+    caller: Caller
+    meter: Meter = field(default_factory=Meter)
+    begun_at: float = field(default_factory=time.perf_counter)
+    weighed_at: float | None = None
+    granted_at: float | None = None
+    done_at: float | None = None
+    is_short_of_room: bool = False
+    size_bytes: int | None = None
+    granted: anyio.Event = field(default_factory=anyio.Event)
+    done: anyio.Event = field(default_factory=anyio.Event)
+    held: HeldStretch[Any] | None = None
+    error: Exception | None = None
+    is_ahead: bool = True
+    """True until its first use is announced."""
+    users: int = 0
+    finished: bool = False
 
     def step(self, now: float) -> WaitStep:
         """Return its time so far, by cause."""
@@ -82,16 +79,15 @@ class _Slot:
 
 
 class Prefetcher:
-    """Fetches the pieces of one pass ahead of their use. Loop-bound; its tasks belong to the group it is given.
+    """Fetches the pieces of one pass ahead of their use. Its tasks belong to ``group``: cancel that before ``close``.
 
     Args:
-        opened: What to read from.
+        opened, pool: What to read from, and the plan's pool.
         pieces: Each once, in the order of their first use; None now and then where they are far apart, to let others
             have their turn.
-        group: Owner of the fetching tasks; cancel it before ``close``.
+        group: Owner of the fetching tasks.
         prefetch_segments: Admitted ahead of the announcement of their first use. Those that come long after it would
             only take the network and the processor from the first ones.
-        pool: Of the plan: see PassPlan.
         on_full: Called when the next piece has to wait for room.
         on_arrival: Called when one has come, or failed.
     """
@@ -107,10 +103,8 @@ class Prefetcher:
         on_full: Callable[[], None],
         on_arrival: Callable[[], None],
     ) -> None:
-        self._opened = opened
+        self._opened, self._group, self._prefetch_segments = opened, group, prefetch_segments
         self._pieces = iter(pieces)
-        self._group = group
-        self._prefetch_segments = prefetch_segments
         self._pool = functools.cache(pool)
         self._on_full, self._on_arrival = on_full, on_arrival
         self.coming = 0
@@ -265,7 +259,7 @@ class Prefetcher:
             return True
         if piece is None:
             return False
-        slot = self._slots[piece] = _Slot(piece, self._opened.origin(piece), self._caller)
+        slot = self._slots[piece] = _Slot(piece, self._opened.origin(piece), Caller(urgent=False, behind=self._caller))
         self._first = self._first or slot
         self._ahead += 1
         self.coming += 1
@@ -342,8 +336,7 @@ class Prefetcher:
             slot.granted, slot.size_bytes = anyio.Event(), None
 
     def _give_back(self, slot: _Slot) -> None:
-        held = self._take_from(slot)
-        if held is not None:
+        if (held := self._take_from(slot)) is not None:
             held.release()
 
     def _take_from(self, slot: _Slot) -> HeldStretch[Any] | None:

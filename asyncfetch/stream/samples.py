@@ -7,10 +7,11 @@ import os
 import time
 from array import array
 from collections import deque
+from collections.abc import AsyncIterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -24,6 +25,8 @@ from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import copied
 from asyncfetch.runtime.threads import ThreadClock, run_sync
+from asyncfetch.stream.batch import Rows
+from asyncfetch.stream.decode_ahead import DecodeAhead
 from asyncfetch.stream.figures import PUBLISH_SECONDS
 from asyncfetch.stream.job_builder import FailedSample
 from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes, raise_where_none_is_good
@@ -33,19 +36,20 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from anyio.abc import TaskGroup
-
-    from asyncfetch.config import OnError, StreamConfig
+    from asyncfetch.config import StreamConfig
     from asyncfetch.formats import DatasetStatistics, Sample
     from asyncfetch.observe import Quantiles
     from asyncfetch.observe.trace import Tracer
-    from asyncfetch.order.line import Piece
     from asyncfetch.order.plan import PassPlan, Step
     from asyncfetch.order.state import State
-    from asyncfetch.stream.batch import Rows
-    from asyncfetch.stream.datasets import OpenDatasets, Origin
-    from asyncfetch.stream.decode_ahead import DecodeAhead
+    from asyncfetch.stream.batch import BatchMemory
+    from asyncfetch.stream.datasets import OpenDatasets
+    from asyncfetch.stream.decode_jobs import Sizes
     from asyncfetch.stream.figures import FiguresPage
+    from asyncfetch.stream.job_builder import JobBuilder
+
+
+T = TypeVar("T")
 
 
 class DeliveredSample(NamedTuple):
@@ -119,9 +123,11 @@ class PassFigures:
         """Gives the steps that a waiting consumer waits for."""
         self._seen: Callable[[], DatasetStatistics | None] = lambda: None
         self._seen_before: DatasetStatistics | None = None
+        self.handed_over: deque[tuple[int, tuple[WaitStep, ...]]] = deque()
+        """Samples of each micro-batch on its way to the consumer, and the steps that it was waited for."""
         self.clock: ThreadClock | None = None
         """The clock of the consumer's thread; None where that is the loop's."""
-        self._worked_before = 0.0
+        self._asked_at = self._worked_before = 0.0
         self._lane: tuple[Tracer, int] | None = None
         self._failure = ""
         self._is_over = False
@@ -158,6 +164,20 @@ class PassFigures:
         self._is_over = True
         self.leave_lane()
         self._publish()
+        if self.clock is not None:
+            self.clock.close()
+
+    def ask(self) -> None:
+        """Count a wait for a micro-batch from now on; in the consumer's thread."""
+        self._asked_at = time.perf_counter()
+        self.wait(self._asked_at)
+
+    def receive(self) -> None:
+        """Count a wait that ends with the next micro-batch handed over, or with the end; in the consumer's thread."""
+        samples, path = self.handed_over.popleft() if self.handed_over else (0, ())
+        now = time.perf_counter()
+        self.give(now, path, samples)
+        self.trace(self._asked_at, now, path)
 
     def wait(self, now: float) -> None:
         """Count a wait from now on; in the consumer's thread."""
@@ -214,20 +234,14 @@ class PassFigures:
     def all_waits(self) -> Waits:
         """Return where its time went in this pass and in those before, without the wait that goes on now."""
         now = time.perf_counter()
-        waits = counts_of(self._waits_before)
-        for other in self._others:
-            waits = sum_of(waits, counts_of(other.account.settled(now)))
-        return sum_of(waits, self.account.settled(now))
+        others = (counts_of(other.account.settled(now)) for other in self._others)
+        return sum_of(counts_of(self._waits_before), *others, self.account.settled(now))
 
     def handed_on(self) -> tuple[Waits, Sequence[PassFigures]]:
         """Return the waits of the passes so far that are over, and the figures of those that go on."""
-        now, waits, others = time.perf_counter(), counts_of(self._waits_before), []
-        for each in (*self._others, self):
-            if each._is_over:
-                waits = sum_of(waits, counts_of(each.account.settled(now)))
-            else:
-                others.append(each)
-        return waits, others
+        now, each = time.perf_counter(), (*self._others, self)
+        over = (counts_of(one.account.settled(now)) for one in each if one._is_over)
+        return sum_of(counts_of(self._waits_before), *over), [one for one in each if not one._is_over]
 
     def trace(self, since: float, until: float, path: Iterable[WaitStep]) -> None:
         """Add a wait to the trace, if there is one, in a lane of this pass's own."""
@@ -263,33 +277,14 @@ def _opening() -> tuple[WaitStep, ...]:
 
 
 class SampleDelivery:
-    """Decoded samples, as the consumer gets them: numbered, and bad samples raised, left out or replaced.
+    """Decoded samples, as the consumer gets them: numbered, and bad samples raised, left out or replaced."""
 
-    Args:
-        plan: Of the pass.
-        rows: Where in which batch each sample goes, for a consumer of batches.
-        on_error: As in StreamConfig.
-        quarantine: Where to note what is left out or replaced.
-        origin: Where a piece comes from.
-    """
-
-    def __init__(
-        self,
-        plan: PassPlan,
-        *,
-        rows: Rows | None,
-        on_error: OnError,
-        quarantine: Quarantine,
-        origin: Callable[[Piece], Origin],
-    ) -> None:
-        self._plan = plan
-        self._rows = rows
-        self._on_error = on_error
-        self._quarantine = quarantine
-        self._origin = origin
+    def __init__(self, opened: OpenDatasets, begun: BegunPass, rows: Rows | None) -> None:
+        self._plan, self._quarantine, self._rows = begun.plan, begun.quarantine, rows
+        self._on_error, self._origin = opened.config.on_error, opened.origin
         self._substitutes = Substitutes()
         self._first_bad: Exception | None = None
-        self._number = plan.progress.delivered  # of the consumer's part of the epoch
+        self._number = begun.plan.progress.delivered  # of the consumer's part of the epoch
         self.samples = 0
         """Delivered by this pass."""
         self.failure: BaseException | None = None
@@ -340,94 +335,104 @@ class SampleDelivery:
         return []
 
 
-class RunningPass:
-    """A pass at work: all that a ``SamplePass`` gives, and what the makers of batches need besides.
+class BegunPass(NamedTuple):
+    """A pass that has taken its epoch, for one consumer."""
+
+    plan: PassPlan
+    builder: JobBuilder
+    """Makes its samples."""
+    quarantine: Quarantine
+    """Gets what ``on_error`` leaves out or replaces."""
+    beyond: PassPlan | None
+    """Plan of the pass that will follow and find what this one leaves in memory, if one will."""
+    check: Callable[[], object]
+    """A function to call before a sample is given; an error that it raises comes in the sample's place."""
+    finish: Callable[[], object]
+    """Counts the pass, when it was read to its end."""
+
+    def ahead(self) -> BegunPass:
+        """Return the same for a loop that is ahead of the consumer: it neither counts, nor knows what was given.
+
+        It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
+        """
+        return self._replace(check=_nothing, finish=_nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+class PassAtWork(AsyncIterator[T]):
+    """A pass at work, for a consumer on its loop or, where it ``hands_over``, in another thread, which counts there.
 
     Args:
-        opened: What to read from.
-        plan: What to read, in which order.
-        decode_ahead: Starts decoding in a task group.
-        delivery: Turns what was decoded into what the consumer gets.
-        max_pieces: That the order draws from at a time, and that are fetched ahead.
-        beyond: Of the pass that will follow on the same dataset, if one will: its first pieces are prefetched while
-            the last ones of this pass are used.
-        check: Called before ``__anext__`` gives a sample; an error that it raises comes in the sample's place.
-        on_end: Called when the consumer has come to the end.
+        opened, begun, sizes: What to read from; what and in which order; how much is decoded at a time.
         figures: Of its consumer's time.
-        hands_over: Whether that consumer is in another thread, which counts there.
+        memory: For batches, of which samples are then rows where they can be.
     """
+
+    hands_over: ClassVar[bool] = False
 
     def __init__(
         self,
         opened: OpenDatasets,
-        plan: PassPlan,
-        *,
-        decode_ahead: Callable[[TaskGroup], DecodeAhead],
-        delivery: SampleDelivery,
-        max_pieces: int,
-        beyond: PassPlan | None,
-        check: Callable[[], None],
-        on_end: Callable[[], None],
+        begun: BegunPass,
+        sizes: Sizes,
         figures: PassFigures,
-        hands_over: bool = False,
+        memory: BatchMemory | None = None,
     ) -> None:
-        self._opened = opened
-        self._plan = plan
-        self._decode_ahead = decode_ahead
-        self._delivery = delivery
-        self._max_pieces = max_pieces
-        self._beyond = beyond
-        self._check_given = check
-        self._on_end = on_end
+        self._opened, self._begun, self._plan, self._sizes = opened, begun, begun.plan, sizes
+        self._rows = None if memory is None else Rows(begun.plan, begun.builder.layout, memory)
+        self._delivery = SampleDelivery(opened, begun, self._rows)
+        self._max_pieces = sizes.open_pieces + opened.config.prefetch_segments
         self._turn = anyio.Lock(fast_acquire=True)
         self._ended = False
         self._current: deque[DeliveredSample] = deque()
         self._latest = DeliveredSample(0, 0, {})
         self._waits, self._hand_overs = Histogram(), Histogram()
         self._first_sample_seconds: float | None = None
-        self._figures = figures
-        self._account = None if hands_over else figures.account
-        """The account to count in; None where another thread counts."""
+        self.figures = figures
         self._asked_at: float | None = None  # while the consumer waits
-        self.latest_path: tuple[WaitStep, ...] = ()
-        """The steps that it waited for when it had its latest samples."""
+        self._waited_for: tuple[WaitStep, ...] = ()  # since samples were handed over
 
     async def __aenter__(self) -> Self:
         self._started_at = time.perf_counter()
         self._clock = ThreadClock()
         self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
-        if self._account is not None:
-            self._account.wait(self._started_at)
+        if not self.hands_over:
+            self.figures.account.wait(self._started_at)
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         try:
             if self._plan.is_far:
                 await run_sync(self._plan.find)
-            self._ahead = self._decode_ahead(self._group)
-            self._group.start_soon(self._figures.publish, name="publish figures")
-            if self._beyond is not None:
-                self._group.start_soon(self._look_beyond, self._beyond, name="prefetch the next epoch")
+            self._ahead = DecodeAhead(
+                self._opened, self._plan, self._group, builder=self._begun.builder, sizes=self._sizes, rows=self._rows
+            )
+            self._group.start_soon(self.figures.publish, name="publish figures")
+            if self._begun.beyond is not None:
+                self._group.start_soon(self._look_beyond, self._begun.beyond, name="prefetch the next epoch")
         except BaseException as error:
             await self._group.__aexit__(type(error), error, error.__traceback__)
-            if self._account is not None:
-                self._account.end(time.perf_counter())
+            if not self.hands_over:
+                self.figures.account.end(time.perf_counter())
             self._clock.close()
             raise
-        self._figures.begin(self._opened.statistics, self.path)
-        self._opened.pass_report = self._figures.report
-        if self._account is not None:
-            self._figures.opened()
-            self._account.give(time.perf_counter(), _opening())
+        self.figures.begin(self._opened.statistics, self.path)
+        self._opened.pass_report = self.figures.report
+        if not self.hands_over:
+            self.figures.opened()
+            self.figures.account.give(time.perf_counter(), _opening())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._ahead.leave()
-        if self._account is not None:
-            self._account.end(time.perf_counter(), self.path())
-            self._figures.leave_lane()
-        self._figures.end(self._opened.statistics())
+        if not self.hands_over:
+            self.figures.account.end(time.perf_counter(), self.path())
+            self.figures.leave_lane()
+        self.figures.end(self._opened.statistics())
         try:
             await end_tasks(self._group)
         finally:
@@ -435,73 +440,41 @@ class RunningPass:
             self._current.clear()
             self._clock.close()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Sample:
-        if not self._current:
-            async with self._turn:
-                while not self._current:
-                    self._current.extend(await self._next_micro_batch())
-        self._check_given()
-        self._latest = self._current.popleft()
-        self._plan.progress.delivered = self._latest.delivered
-        sample: Sample = self._latest.sample
-        return sample
-
-    def put_back(self) -> None:
-        """Put the latest sample back: it comes once more."""
-        self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
-        self._current.appendleft(self._latest)
-
-    @property
-    def batches(self) -> tuple[int, int]:
-        """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
-        return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
-
-    async def next_micro_batch(self) -> list[DeliveredSample]:
-        """The next few samples, for handing over to another thread, which is to note how many it delivered.
-
-        Empty where an error comes next. Raises StopAsyncIteration at the end. Don't mix it with ``async for``.
-        """
-        async with self._turn:
-            return await self._next_micro_batch()
-
-    def state_dict(self) -> State:
-        """See SamplePass."""
-        return self._plan.progress.state()
-
     async def _next_micro_batch(self) -> list[DeliveredSample]:
-        """The next samples; none of them where an error is next."""
         self._check_open()
         if self._delivery.failure is not None:
             failure, self._delivery.failure, self._ended = self._delivery.failure, None, True
-            self._figures.fail(failure)
+            self.figures.fail(failure)
+            if self.hands_over:
+                self.figures.handed_over.append((0, self._waited_for))
             try:
                 raise failure
             finally:
                 del failure  # else error -> traceback -> this frame -> error is a cycle
-        before, waiting_since = self._delivery.samples, time.perf_counter()
-        if self._account is not None:
-            self._account.wait(waiting_since)
+        samples, waiting_since = None, time.perf_counter()
+        if not self.hands_over:
+            self.figures.ask()
         self._asked_at = waiting_since
         try:
-            return await self._wait_for_micro_batch(waiting_since)
+            samples = await self._wait_for_micro_batch(waiting_since)
+            return samples
         finally:
-            self.latest_path, self._asked_at = self.path(), None
+            path, self._asked_at = self.path(), None
             self._ahead.forget_path()
             worked, ran = self._worked_seconds, self._ran_seconds
             self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
-            self._figures.account.note(
+            self.figures.account.note(
                 self._worked_seconds - worked,
                 self._ran_seconds - ran,
                 self._ahead.prefetcher.sizes,
-                self._ahead.transform_seconds,
+                self._begun.builder.transform_seconds,
             )
-            if self._account is not None:
-                now = time.perf_counter()
-                self._account.give(now, self.latest_path, self._delivery.samples - before)
-                self._figures.trace(waiting_since, now, self.latest_path)
+            self._waited_for += path
+            if samples != [] or not self.hands_over:  # else nothing goes to the other thread
+                self.figures.handed_over.append((len(samples or ()), self._waited_for))
+                self._waited_for = ()
+            if not self.hands_over:
+                self.figures.receive()
 
     async def _wait_for_micro_batch(self, waiting_since: float) -> list[DeliveredSample]:
         if self._ended or not await self._ahead.wait():
@@ -509,7 +482,7 @@ class RunningPass:
             if not self._ended:
                 self._ended = True
                 self._delivery.end()
-                self._on_end()
+                self._begun.finish()
             raise StopAsyncIteration
         results, ready_at = self._ahead.take()
         samples = self._delivery.deliver(results)
@@ -550,13 +523,48 @@ class RunningPass:
             return ()
         return self._ahead.path(since, Cause.HAND_OVER if self._delivery.samples else Cause.OPENING)
 
+
+class MicroBatches(PassAtWork[list[DeliveredSample]]):
+    """A pass for another thread: the next few samples, or none where an error comes next."""
+
+    hands_over = True
+
+    async def __anext__(self) -> list[DeliveredSample]:
+        async with self._turn:
+            return await self._next_micro_batch()
+
+
+class RunningPass(PassAtWork["Sample"]):
+    """A pass whose samples count as delivered: what a ``SamplePass`` gives, and what makers of batches need besides."""
+
+    async def __anext__(self) -> Sample:
+        if not self._current:
+            async with self._turn:
+                while not self._current:
+                    self._current.extend(await self._next_micro_batch())
+        self._begun.check()
+        self._latest = self._current.popleft()
+        self._plan.progress.delivered = self._latest.delivered
+        sample: Sample = self._latest.sample
+        return sample
+
+    def put_back(self) -> None:
+        """Put the latest sample back: it comes once more."""
+        self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
+        self._current.appendleft(self._latest)
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
+        return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
+
+    def state_dict(self) -> State:
+        """See SamplePass."""
+        return self._plan.progress.state()
+
     def handing_over(self) -> AbstractContextManager[None]:
         """See PassFigures, for a consumer on this loop."""
-        return self._figures.handing_over()
-
-    def report(self) -> Report:
-        """See SamplePass."""
-        return self._figures.report()
+        return self.figures.handing_over()
 
     def statistics(self) -> PassStatistics:
         """See SamplePass."""
@@ -568,11 +576,11 @@ class RunningPass:
             hand_over=self._hand_overs.snapshot(),
             first_sample_seconds=self._first_sample_seconds,
             open_segments=self._ahead.prefetcher.open_pieces,
-            waits=self._figures.account.snapshot(time.perf_counter(), self.path()),
+            waits=self.figures.account.snapshot(time.perf_counter(), self.path()),
         )
 
 
-class SamplePass:
+class SamplePass(AsyncIterator["Sample"]):
     """The samples of one consumer for one epoch. Entered with ``async with``, iterated once.
 
     Samples come in order. An error is raised at its place, after every sample before it, and ends the pass.
@@ -584,9 +592,6 @@ class SamplePass:
         """``running`` is entered already."""
         self._running = running
 
-    def __aiter__(self) -> Self:
-        return self
-
     def __anext__(self) -> Coroutine[Any, Any, Sample]:
         return self._running.__anext__()
 
@@ -596,7 +601,7 @@ class SamplePass:
 
     def report(self) -> Report:
         """Return why the consumer waits, and what to set; also after the pass. It may be called in any thread."""
-        return self._running.report()
+        return self._running.figures.report()
 
     def statistics(self) -> PassStatistics:
         """A snapshot; it may be taken in any thread."""

@@ -134,15 +134,9 @@ def shapes(
             )
     found = []
     for layout, rename in zip(renamed, complete, strict=True):
+        dropped = frozenset(uncommon & layout.keys()) if missing == "drop" else frozenset()
         lacks = {key: somewhere[key] for key in filled if key not in layout}
-        found.append(
-            Shape(
-                rename,
-                frozenset(uncommon & layout.keys()) if missing == "drop" else frozenset(),
-                lacks,
-                {f"{key}_is_missing": key in lacks for key in filled},
-            )
-        )
+        found.append(Shape(rename, dropped, lacks, {f"{key}_is_missing": key in lacks for key in filled}))
     final = [
         {key: like for key, like in layout.items() if key not in shape.drop} | dict(shape.fill)
         for layout, shape in zip(renamed, found, strict=True)

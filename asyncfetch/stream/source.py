@@ -16,7 +16,7 @@ import numpy as np
 from asyncfetch.config import WorkerConfig
 from asyncfetch.config.checks import is_whole_number
 from asyncfetch.config.secrets import goes_to_own_child
-from asyncfetch.errors import ConfigError, NotFound, UsageError
+from asyncfetch.errors import ConfigError, UsageError
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
 from asyncfetch.order.deal import Deal, Left, Leg
@@ -35,9 +35,9 @@ from asyncfetch.runtime.liveness import beat
 from asyncfetch.stream.datasets import Member, OpenDatasets
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
 from asyncfetch.stream.job_builder import JobBuilder, Reading
-from asyncfetch.stream.passes import BegunPass, DatasetSession, Samples, StreamIterator
+from asyncfetch.stream.passes import DatasetSession, Samples, StreamIterator
 from asyncfetch.stream.quarantine import Quarantine
-from asyncfetch.stream.samples import PassFigures
+from asyncfetch.stream.samples import BegunPass, PassFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +72,7 @@ class SampleSource:
         self.transform: Transform | None = checked_transform(transform)
         self._epochs: EpochCounter = EpochCounter()
         self._opened: OpenDatasets | None = None
-        """The source, if it is open already; else each pass, or the session of all synchronous ones, opens it."""
+        """The datasets, if they are open; else each pass, or the session of all synchronous ones, opens them."""
         self._session: DatasetSession[OpenDatasets] | None = None
         self._loaded: dict[int, State] = {}
         """The state that was loaded, by epoch."""
@@ -100,8 +100,6 @@ class SampleSource:
         self.workers_memory: Any = None
         """Memory in which a loader's workers share epochs and quarantine, where there is a torch dataset of this."""
         self._passes: int = 0
-
-    # What is read. A mixture says more of it.
 
     def opener(self) -> Callable[[], AbstractAsyncContextManager[OpenDatasets]]:
         """Return a function that gives the datasets, to be entered. It holds no reference to this."""
@@ -183,8 +181,6 @@ class SampleSource:
         twin._opened = opened
         return twin
 
-    # Epochs and passes.
-
     @property
     def epochs(self) -> EpochCounter:
         """The counter of epochs; a loader puts it into memory that its workers share, and those of no other rank."""
@@ -225,14 +221,7 @@ class SampleSource:
         memory: BatchMemory | None = None,
         figures: PassFigures | None = None,
     ) -> Samples:
-        """Return what ``samples`` does, for one consumer of many.
-
-        Args:
-            placement: Which one.
-            epoch: See ``samples``.
-            memory: For batches.
-            figures: Those of the pass, if they were begun when its dataset was opened.
-        """
+        """Return what ``samples`` does, for one consumer of many. ``figures`` may have begun as the dataset opened."""
         is_followed = self.is_open and epoch is None
         return Samples(
             self.opener(),
@@ -253,8 +242,7 @@ class SampleSource:
 
         Args:
             placement: Which one.
-            epoch: None counts; the pass then takes its epoch when the first sample is asked for. One that is given
-                isn't counted.
+            epoch: None counts; the pass then takes its epoch when the first sample is asked for.
             loader: In a loader's worker the number that all workers of this loader have; see ``EpochCounter``.
             memory: For batches of the placement's size, of which samples are then rows where they can be.
         """
@@ -267,8 +255,6 @@ class SampleSource:
             figures.fail(error)
             figures.opened()
             figures.close()
-            if isinstance(error, NotFound):  # most often a typing error: the way to it tells nothing
-                raise error.with_traceback(None) from None
             raise
         figures.opened()
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
@@ -325,17 +311,13 @@ class SampleSource:
         """Begin a pass; ``is_followed`` says that one of the next epoch will find what this one leaves in memory."""
         plan = self.begin(opened, placement, turn)
         beyond = self.plan(opened, placement, turn.epoch + 1) if is_followed else None
-        return BegunPass(plan, turn, self.builder(opened), self.quarantine, beyond, partial(self.finish, turn, plan))
+        finish = partial(self.finish, turn, plan)
+        return BegunPass(plan, self.builder(opened), self.quarantine, beyond, turn.check, finish)
 
     def _count_latest(self) -> None:
-        """Finish the latest pass if it has given all it had, though its consumer didn't ask for more.
-
-        A consumer that counts batches doesn't ask: Lightning, for one, where there is a length.
-        """
-        if self._latest is not None:
-            turn, plan = self._latest
-            if plan.left < plan.progress.placement.least_samples:
-                self.finish(turn, plan)
+        """Finish the latest pass if it has given all it had, though its consumer, as Lightning, didn't ask for more."""
+        if self._latest is not None and self._latest[1].left < self._latest[1].progress.placement.least_samples:
+            self.finish(*self._latest)
 
     def count(self, placement: Placement) -> int:
         """Return how many samples a consumer takes of the whole next epoch. Opens the datasets if no pass has."""
@@ -440,12 +422,7 @@ class SampleSource:
         return self._session
 
     def new_figures(self, *, is_open: bool = False, begun_at: float | None = None) -> PassFigures:
-        """Return the figures of a pass that begins, which are from now on those of the latest one.
-
-        Args:
-            is_open: Whether what it reads was open before it; of an open dataset that is known.
-            begun_at: See PassFigures.
-        """
+        """Return the figures of a pass that begins, which are from now on those of the latest one."""
         before: tuple[Waits, Sequence[PassFigures]] = Waits(), ()
         if self.figures is not None:
             self.figures.leave_page()
@@ -478,7 +455,7 @@ class SampleSource:
             self._session = None
 
     def shared_by(self, workers: int, readers_name: str | None = None) -> Self:
-        """Return the source of one of a rank's loader workers: bounds, host limits and threads are divided among them.
+        """Return the source of one of a rank's loader workers, with its share of bounds, host limits and threads.
 
         With a name that only those of one loader have, they read as one: see ``RankReader``.
         """
@@ -501,7 +478,7 @@ class SampleSource:
                 _check_goes_along(transform)
         return self._unread().__dict__ | {"workers_memory": None, "page": None}
 
-    def __copy__(self) -> Self:
+    def __copy__(self) -> Self:  # not by way of __getstate__, which is for other processes
         twin = self.__class__.__new__(self.__class__)
         twin.__dict__.update(self.__dict__)
         return twin

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -47,7 +47,7 @@ class AsyncIterableDataset(IterableDataset[T], Generic[T]):
         yield from iterate(thread, lambda: _Batches(self.factory), max_batches=self.max_ahead, ends_thread=True)
 
 
-class _Batches(Generic[T]):
+class _Batches(AsyncIterator[tuple[T]]):
     """The factory's iterator in batches of one, entered and left in one task."""
 
     def __init__(self, factory: Factory[T]) -> None:
@@ -74,9 +74,6 @@ class _Batches(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, at)
-
-    def __aiter__(self) -> _Batches[T]:
-        return self
 
     async def __anext__(self) -> tuple[T]:
         return (await anext(self._iterator),)

@@ -7,9 +7,11 @@ import operator
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -349,17 +351,12 @@ class StreamDataset(IterableDataset[Any]):
         left = [self._count_batches(len(plan), size) for plan in plans]
         if not 0 <= batches <= sum(left):
             raise ConfigError(f"batches={batches} isn't among the {sum(left)} of what this rank takes of epoch {epoch}")
-        given = [0] * workers
-        turn = 0
-        for _ in range(batches):
-            while given[turn % workers] == left[turn % workers]:
-                turn += 1
-            given[turn % workers] += 1
-            turn += 1
+        turns = (worker for turn in count() for worker in range(workers) if turn < left[worker])
+        given = Counter(islice(turns, batches))
         states = []
-        for plan, placement, count in zip(plans, placements, given, strict=True):
-            delivered = plan.begun + count * size if count * size < len(plan) else plan.end
-            states.append(replace(plan.progress, placement=placement, delivered=delivered).state())
+        for worker, plan in enumerate(plans):
+            delivered = min(plan.begun + given[worker] * size, plan.end)
+            states.append(replace(plan.progress, placement=placements[worker], delivered=delivered).state())
         return merge_shares(states)
 
     def statistics(self) -> DatasetStatistics | None:
@@ -381,19 +378,12 @@ class StreamDataset(IterableDataset[Any]):
             return report
         board = self._board()
         pages = board.latest()
-        all_waits, all_statistics = board.together()
-        all_waits, all_statistics = (
-            sum_of(all_waits, report.all_waits),
-            sum_known([all_statistics, report.all_statistics]),
-        )
+        waits, statistics = board.together()
+        all_waits, all_statistics = sum_of(waits, report.all_waits), sum_known([statistics, report.all_statistics])
         own_begun_at = own.figures.begun_at if own.figures is not None and report.waits.consumers else 0.0
         if pages and max(page.begun_at for page in pages) > own_begun_at:
             report = report_of(pages, self._source.config)
         return replace(report, all_waits=all_waits, all_statistics=all_statistics)
-
-    def _care(self) -> Care:
-        """Return how a loader looks after the workers that read this."""
-        return Care(self._source.config.fetch.timeouts.silent_process_seconds, self._memory.figures.pages)
 
     def _board(self) -> FiguresBoard:
         self._memory.keep_apart()  # a forked child's loaders are its own
@@ -401,12 +391,8 @@ class StreamDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._memory.keep_apart()
-        return self.__dict__ | {
-            "_workers_stream": None,
-            "_batches_memory": None,
-            "_ended": None,
-            "_sent_rank": self._rank(),
-        }
+        apart = dict.fromkeys(("_workers_stream", "_batches_memory", "_ended"))
+        return self.__dict__ | apart | {"_sent_rank": self._rank()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _sent_rank=(os.getpid(), state["_sent_rank"]))
@@ -602,7 +588,7 @@ async def _read_all(dataset: LeRobotDataset, places: list[tuple[int, int]], wind
 
 def _care_of(dataset: Any) -> Care | None:  # noqa: ANN401
     if isinstance(dataset, StreamDataset):
-        return dataset._care()
+        return Care(dataset.stream.config.fetch.timeouts.silent_process_seconds, dataset._memory.figures.pages)
     if isinstance(dataset, FrameDataset):
         return Care(dataset.config.fetch.timeouts.silent_process_seconds, tuple)
     return None

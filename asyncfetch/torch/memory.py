@@ -34,13 +34,10 @@ _live: WeakSet[WorkersMemory] = WeakSet()
 
 
 class WorkersMemory:
-    """A stream's counts of epochs and bad data, shared with workers, whether they were forked or spawned.
+    """A stream's counts of epochs, bad data and figures, shared with workers, whether they were forked or spawned.
 
-    All datasets of a stream count in one, and a copy of a dataset in one of its own.
-
-    Args:
-        shared: Where they count: epochs, then bad data, then figures.
-        owner: The id of the process that it belongs to.
+    All datasets of a stream count in one, and a copy of a dataset in one of its own. ``owner`` is the id of the process
+    that it belongs to.
     """
 
     def __init__(self, shared: SharedBytes, owner: int) -> None:

@@ -51,12 +51,7 @@ class Care(NamedTuple):
 
 
 class _Workers:
-    """The processes of one loader.
-
-    Args:
-        care: How to look after them.
-        processes: They themselves.
-    """
+    """The processes of one loader."""
 
     def __init__(self, care: Care, processes: Sequence[BaseProcess]) -> None:
         self._care = care
