@@ -32,8 +32,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -61,19 +62,15 @@ PAUSE_SECONDS = 10.0
 read."""
 
 
+@dataclass(slots=True)
 class StagingRoom:
-    """A semaphore of bytes and files, without waiting: what doesn't fit stays in the queue.
+    """A semaphore of bytes and files, without waiting: what doesn't fit stays in the queue."""
 
-    Args:
-        max_bytes: Most bytes that are taken together.
-        max_count: Most files that they are for; an empty one counts, too.
-    """
-
-    def __init__(self, max_bytes: int, max_count: int) -> None:
-        self.max_bytes = max_bytes
-        self.max_count = max_count
-        self.bytes = 0
-        self.count = 0
+    max_bytes: int
+    max_count: int
+    """Most files; an empty one counts, too."""
+    bytes: int = 0
+    count: int = 0
 
     @property
     def free_bytes(self) -> int:
@@ -108,70 +105,44 @@ class Urgency(Enum):
     LATER = "later"
 
 
+@dataclass(eq=False, slots=True)
 class StagedEntry:
-    """One generation of one file. At rest while it isn't queued and no thread works on it.
+    """One generation of one file. At rest while it isn't queued and no thread works on it."""
 
-    Attributes:
-        binding: How it is read: the first handle's.
-        references: Handles that haven't asked for their value yet.
-        waiters: Handles that wait for the read.
-        future: The read's bytes for the waiters; of a failed entry, the error for all its handles.
-        in_hand: Returns the bytes of the last read, as long as a handle holds them.
-        urgency: Its part of the queue; None if it isn't queued.
-        is_taken: Whether a thread works on it.
-        has_failed: Whether its read raised.
-        size_bytes: Its size, if known.
-        room_bytes: Its room on disk, if any.
-        file: Its file, once staged.
-    """
-
-    __slots__ = (
-        "binding",
-        "file",
-        "future",
-        "has_failed",
-        "in_hand",
-        "is_taken",
-        "references",
-        "room_bytes",
-        "size_bytes",
-        "urgency",
-        "waiters",
-    )
-
-    def __init__(self, binding: Binding) -> None:
-        self.binding = binding
-        self.references = self.waiters = 0
-        self.future: SharedFuture[StoredFile] | None = None
-        self.in_hand: Callable[[], StoredFile | None] = _nothing
-        self.urgency: Urgency | None = None
-        self.is_taken = self.has_failed = False
-        self.size_bytes: int | None = None
-        self.room_bytes: int | None = None
-        self.file: StagedFile | None = None
+    binding: Binding
+    """How it is read: the first handle's."""
+    references: int = 0
+    """Handles that haven't asked for their value yet."""
+    waiters: int = 0
+    """Handles that wait for the read."""
+    future: SharedFuture[StoredFile] | None = None
+    """The read's bytes for the waiters; of a failed entry, the error for all its handles."""
+    in_hand: Callable[[], StoredFile | None] = lambda: None
+    """Returns the bytes of the last read, as long as a handle holds them."""
+    urgency: Urgency | None = None
+    """Its part of the queue; None if it isn't queued."""
+    is_taken: bool = False
+    """Whether a thread works on it."""
+    has_failed: bool = False
+    size_bytes: int | None = None
+    """Its size, if known."""
+    room_bytes: int | None = None
+    """Its room on disk, if any."""
+    file: StagedFile | None = None
+    """Its file, once staged."""
 
 
-def _nothing() -> None:
-    """Return None: no handle has the bytes."""
-
-
+@dataclass(eq=False, slots=True)
 class StagingClaim:
-    """A handle's reference to an entry. A second release does nothing.
+    """A handle's reference to an entry. A second release does nothing."""
 
-    Attributes:
-        entry: The entry.
-        is_held: Whether it is one of the entry's references.
-        future: The read that serves it.
-        has_failed: Whether its handle got the error of that read; then the next ``join`` requests the file again.
-    """
-
-    __slots__ = ("entry", "future", "has_failed", "is_held")
-
-    def __init__(self, entry: StagedEntry) -> None:
-        self.entry = entry
-        self.is_held = True
-        self.future: SharedFuture[StoredFile] | None = None
-        self.has_failed = False
+    entry: StagedEntry
+    is_held: bool = True
+    """Whether it is one of the entry's references."""
+    future: SharedFuture[StoredFile] | None = None
+    """The read that serves it."""
+    has_failed: bool = False
+    """Whether its handle got the error of that read; then the next ``join`` requests the file again."""
 
     @property
     def is_counted(self) -> bool:
@@ -242,15 +213,22 @@ class StagingEngine:
         self._resume_at = 0.0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._workers = self._idle = self._helpers = 0
+        self._threads = Counter[bool]()
+        """Workers (False) and helpers (True)."""
+        self._idle = 0
         self._has_janitor = False
+        self._leftovers: list[StagedFile] = []
+        """Files of ended entries, which still have their room."""
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """The lock; after it, work that the change made possible begins."""
+        """The lock; after it, leftovers are removed, and work that the change made possible begins."""
         with self._lock:
             yield
             helps = self._hire()
+            leftovers, self._leftovers = self._leftovers, []
+        for leftover in leftovers:
+            self._discard(leftover)
         self._start(helps)
 
     def figures(self) -> dict[str, int]:
@@ -281,8 +259,7 @@ class StagingEngine:
         except CacheError:  # no thread can be started
             if claim is not None:
                 with self._lock:
-                    leftover = self._release(claim)
-                self._discard(leftover)
+                    self._release(claim)
             raise
         return claim
 
@@ -305,8 +282,8 @@ class StagingEngine:
         with self._changing():
             entry.references = 1
             self._entries[binding.key] = entry
-            leftover = self._release(claim) if self.is_closed else None
-        self._discard(leftover)  # closed meanwhile
+            if self.is_closed:  # meanwhile
+                self._release(claim)
         return claim
 
     def join(self, claim: StagingClaim) -> SharedFuture[StoredFile] | StagedFile | None:
@@ -343,15 +320,14 @@ class StagingEngine:
         """``join`` for a claim whose file is missing or damaged: it is read again, once for all its handles."""
         with self._changing():
             self._damaged += 1
-            leftover = self._leftover(claim.entry) if claim.entry.file is file else None
-        self._discard(leftover)
+            if claim.entry.file is file:
+                self._give_up_file(claim.entry)
         return self.join(claim)
 
     def release(self, claim: StagingClaim) -> None:
         """End the claim, served or not. The entry ends with its last claim, or with the read or write under way."""
         with self._changing():
-            leftover = self._release(claim)
-        self._discard(leftover)
+            self._release(claim)
 
     def drain(self) -> None:
         """Release all claims dropped until now."""
@@ -367,14 +343,13 @@ class StagingEngine:
         """
         with self._changing():
             self.is_closed = True
-            at_rest = [each for each in self._entries.values() if not each.is_taken and each.urgency is not Urgency.NOW]
-            leftovers = [self._end(each) for each in at_rest]
+            for entry in [*self._entries.values()]:
+                if not entry.is_taken and entry.urgency is not Urgency.NOW:
+                    self._end(entry)
             self._changed.notify_all()
         self.drain()
-        for leftover in leftovers:
-            self._discard(leftover)
         with self._lock:
-            ended = self._changed.wait_for(lambda: not self._workers + self._helpers, wait_seconds)
+            ended = self._changed.wait_for(lambda: not self._threads.total(), wait_seconds)
         if not ended:
             _LOGGER.warning("a read is still under way %g s after the pool's close; it goes on alone", wait_seconds)
         self.directory.close()
@@ -398,10 +373,10 @@ class StagingEngine:
             return
         self.directory.close_at_exit()
         try:
-            threading.Thread(target=self._tidy, name="asyncfetch staging janitor", daemon=True).start()
-        except RuntimeError as error:
+            _start_thread(self._tidy, "asyncfetch staging janitor")
+        except CacheError:
             self._has_janitor = False
-            raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
+            raise
 
     def _tidy(self) -> None:
         """Be the janitor: release dropped claims, and close if abandoned."""
@@ -416,16 +391,15 @@ class StagingEngine:
 
     def _size(self, entry: StagedEntry) -> Step | None:
         """Find out its size, and take that room; not if handles wait."""
-        size_bytes = None
-        if entry.size_bytes is None and not entry.waiters:  # checked again under the lock
+        size_bytes = entry.size_bytes
+        if size_bytes is None and not entry.waiters:  # checked again under the lock
             try:
                 size_bytes = entry.binding.size()
             except BaseException as error:  # noqa: BLE001 - it is for the handles
                 self._fail(entry, error)
                 return None
         with self._changing():
-            if size_bytes is not None:
-                entry.size_bytes = size_bytes
+            entry.size_bytes = size_bytes
             if not entry.waiters:  # else it is read with or without room
                 if not entry.references or self.is_closed:
                     self._end(entry)
@@ -466,15 +440,13 @@ class StagingEngine:
     def _write(self, entry: StagedEntry, stored: StoredFile) -> None:
         """Write the bytes to disk for the handles that will ask later."""
         file = self._written(stored)
-        leftover = None
         with self._changing():
             entry.file = file
             entry.is_taken = False
             if not entry.references or self.is_closed:
-                leftover = self._end(entry)
+                self._end(entry)
             elif file is None:
                 self._put_back(entry, Urgency.LATER)
-        self._discard(leftover)
 
     def _fail(self, entry: StagedEntry, error: BaseException) -> None:
         """Raise the error in all handles of the entry. Later requests read again."""
@@ -489,16 +461,12 @@ class StagingEngine:
         try:
             return self.directory.write(stored)
         except (OSError, MemoryError) as error:
-            if self.directory.is_closed:
-                with self._lock:
-                    self._resume_at = self._now() + PAUSE_SECONDS  # else it would be read again and again
-                return None
             with self._changing():
-                first = not self._write_failures
-                self._write_failures += 1
-                self._resume_at = self._now() + PAUSE_SECONDS
+                self._resume_at = self._now() + PAUSE_SECONDS  # else it would be read again and again
+                self._write_failures += not self.directory.is_closed
+                is_first = self._write_failures == 1 and not self.directory.is_closed
                 self._changed.notify_all()
-            if first:
+            if is_first:
                 _LOGGER.warning(
                     "can't stage in %s: %s. Data is served without staging, and staging tried again every %g s; said "
                     "once, statistics() counts on.",
@@ -508,10 +476,8 @@ class StagingEngine:
                 )
             return None
 
-    def _discard(self, leftover: StagedFile | None) -> None:
+    def _discard(self, leftover: StagedFile) -> None:
         """Remove a file, then give its room back; a file that can't be removed keeps its room."""
-        if leftover is None:
-            return
         try:
             self.directory.remove(leftover)
         except OSError as error:
@@ -547,7 +513,7 @@ class StagingEngine:
         if not entry.is_taken and not entry.has_failed:
             self._queue.put(entry, Urgency.NOW)
 
-    def _release(self, claim: StagingClaim) -> StagedFile | None:
+    def _release(self, claim: StagingClaim) -> None:
         entry = claim.entry
         if claim.is_held:
             claim.is_held = False
@@ -555,9 +521,8 @@ class StagingEngine:
         elif claim.future is not None and claim.future is entry.future:
             claim.future = None
             entry.waiters -= 1
-        if entry.references or entry.waiters or entry.is_taken:
-            return None
-        return self._end(entry)
+        if not (entry.references or entry.waiters or entry.is_taken):
+            self._end(entry)
 
     def _put_back(self, entry: StagedEntry, urgency: Urgency) -> None:
         """Queue it again, unless it is too large for any room."""
@@ -566,22 +531,19 @@ class StagingEngine:
         if entry.size_bytes is None or entry.size_bytes <= self._room.max_bytes:
             self._queue.put(entry, urgency)
 
-    def _end(self, entry: StagedEntry) -> StagedFile | None:
-        """Forget the entry; returns its file, which still has its room."""
+    def _end(self, entry: StagedEntry) -> None:
+        """Forget the entry."""
         self._queue.remove(entry)
         if self._entries.get(entry.binding.key) is entry:
             del self._entries[entry.binding.key]
         entry.is_taken = False
-        leftover = self._leftover(entry)
+        self._give_up_file(entry)
         self._give_back(entry)
-        return leftover
 
-    def _leftover(self, entry: StagedEntry) -> StagedFile | None:
-        """Its file, to be discarded; the file's room is given back after that."""
-        leftover = entry.file
-        if leftover is not None:
+    def _give_up_file(self, entry: StagedEntry) -> None:
+        if entry.file is not None:
+            self._leftovers.append(entry.file)
             entry.file = entry.room_bytes = None
-        return leftover
 
     def _take_room(self, entry: StagedEntry, size_bytes: int) -> bool:
         """Take exactly so much room in place of its own; if that fails, it has none."""
@@ -623,13 +585,13 @@ class StagingEngine:
         if helps is None:
             return
         try:
-            threading.Thread(target=partial(self._work, helps=helps), name="asyncfetch staging", daemon=True).start()
-        except RuntimeError as error:
+            _start_thread(partial(self._work, helps=helps), "asyncfetch staging")
+        except CacheError:
             with self._lock:
                 self._leave(helps=helps)
-                is_served = self._workers + self._helpers > 0
+                is_served = self._threads.total() > 0
             if not is_served:
-                raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
+                raise
 
     def _next(self, *, helps: bool) -> StagedEntry | None:
         """The entry that this thread reads next, or None for its end."""
@@ -675,22 +637,28 @@ class StagingEngine:
         """Wake an idle thread if there is work. Without one, returns whether to start a helper or a worker, or None."""
         entry = self._first()
         # True if a worker is needed to wait for the end of a pause.
-        waits = entry is None and self._is_paused and self._queue.count(Urgency.LATER) > 0 and not self._workers
+        waits = entry is None and self._is_paused and self._queue.count(Urgency.LATER) > 0 and not self._threads[False]
         if entry is None and not waits:
             return None
         if self._idle:
             self._changed.notify()
-        elif self._workers < self._max_workers and not self.is_closed:
-            self._workers += 1
-            return False
-        elif self._queue.first(Urgency.NOW) is not None and self._helpers < DIRECT_THREADS:
-            self._helpers += 1
-            return True
-        return None
+            return None
+        if self._threads[False] < self._max_workers and not self.is_closed:
+            helps = False
+        elif self._queue.first(Urgency.NOW) is not None and self._threads[True] < DIRECT_THREADS:
+            helps = True
+        else:
+            return None
+        self._threads[helps] += 1
+        return helps
 
     def _leave(self, *, helps: bool) -> None:
-        if helps:
-            self._helpers -= 1
-        else:
-            self._workers -= 1
+        self._threads[helps] -= 1
         self._changed.notify_all()
+
+
+def _start_thread(target: Callable[[], object], name: str) -> None:
+    try:
+        threading.Thread(target=target, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error

@@ -20,7 +20,6 @@ from asyncfetch.observe import Figures
 if TYPE_CHECKING:
     from typing import Self
 
-    from asyncfetch.cache.staging.engine import StagingClaim
     from asyncfetch.cache.staging.stores import FileStore, SourceInfo
 
 T = TypeVar("T")
@@ -185,7 +184,7 @@ class CachePool(StagingPool):
         """
         self._check_open()
         binding = Binding(store, name, self._method)
-        return self._lazy(store, name, binding, self._engine().request(binding))
+        return StagedLazy(self, binding, self._engine().request(binding), self._engine, self._timeout_seconds)
 
     def to_cache(self, value: T, name: str) -> Lazy[T]:
         """A handle for a value, which is pickled and written now: from a thread, not on an event loop.
@@ -198,7 +197,7 @@ class CachePool(StagingPool):
         self._check_open()
         store = ValueStore(value, name)
         binding = Binding(store, name, "raw")
-        return self._lazy(None, name, binding, self._engine().adopt(binding, store))
+        return StagedLazy(self, binding, self._engine().adopt(binding, store), self._engine, self._timeout_seconds)
 
     def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
         """End the pool; idempotent.
@@ -243,17 +242,6 @@ class CachePool(StagingPool):
             if engine is fresh:
                 weakref.finalize(self, engine.abandon).atexit = False
         return engine
-
-    def _lazy(self, store: FileStore[T] | None, name: str, binding: Binding, claim: StagingClaim) -> Lazy[T]:
-        return StagedLazy(
-            self,
-            store,
-            name,
-            binding=binding,
-            claim=claim,
-            engine_here=self._engine,
-            timeout_seconds=self._timeout_seconds,
-        )
 
     def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]:
         self._check_open()
