@@ -164,8 +164,8 @@ class CachePool(StagingPool):
         require_seconds("timeout_seconds", timeout_seconds)
         if timeout_seconds is not None and timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds must be positive, or None for no limit, not {timeout_seconds}")
+        self._parent_dir = parent_dir
         self._parent = None if parent_dir is None else str(absolute_directory(parent_dir))
-        self._settings: tuple[Any, ...] = (parent_dir, workers, max_bytes, max_count, method, timeout_seconds)
         self._workers = workers
         self._max_bytes = max_bytes
         self._max_count = max_count
@@ -222,9 +222,8 @@ class CachePool(StagingPool):
     def statistics(self) -> StagingStatistics:
         """A snapshot. Handles dropped before the call don't count; on an event loop, they may for a moment."""
         engine = self._engines.get(os.getpid())
-        if engine is None:
-            return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count)
-        return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count, **engine.figures())
+        figures = {} if engine is None else engine.figures()
+        return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count, **figures)
 
     @property
     def path(self) -> str | None:
@@ -253,8 +252,8 @@ class CachePool(StagingPool):
             raise CacheError("this cache pool is closed: make a new one, or pick up what it has before the end")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        *settings, timeout_seconds = self._settings
-        return partial(type(self), *settings, timeout_seconds=timeout_seconds), ()
+        settings = self._parent_dir, self._workers, self._max_bytes, self._max_count, self._method
+        return partial(type(self), timeout_seconds=self._timeout_seconds), settings
 
     def __repr__(self) -> str:
         now = self.statistics()
