@@ -233,8 +233,7 @@ def require_locks(directory: Path, lock_file: Path) -> None:
     """
     mount = None
     if _MOUNTS.exists():
-        # Names of mounts needn't be UTF-8.
-        lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = os.fsdecode(_MOUNTS.read_bytes()).splitlines()
         mount = mount_of(os.path.realpath(directory), lines)
     unfit = why_unfit(mount) if mount is not None else None
     if unfit is None and not _locks_work(lock_file):
@@ -245,22 +244,17 @@ def require_locks(directory: Path, lock_file: Path) -> None:
 
 
 def _locks_work(lock_file: Path) -> bool:
-    one = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    other = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(one, fcntl.LOCK_EX)
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # no locks at all
-    else:
-        return False
-    finally:
-        with suppress(OSError):
-            fcntl.flock(one, fcntl.LOCK_UN)  # a child forked meanwhile has it open
-        os.close(other)
-        os.close(one)
+    with open(lock_file, "ab") as one, open(lock_file, "ab") as other:
+        try:
+            fcntl.flock(one, fcntl.LOCK_EX)
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # another one: no locks at all
+            return isinstance(error, BlockingIOError)
+        else:
+            return False
+        finally:
+            with suppress(OSError):
+                fcntl.flock(one, fcntl.LOCK_UN)  # a child forked meanwhile has it open
 
 
 SLACK: Final = 20
@@ -290,7 +284,7 @@ class NewFile:
 
     descriptor: int
     path: str
-    cost_bytes: int
+    file_bytes: int
 
 
 class Folder:
@@ -356,14 +350,8 @@ class Folder:
         return status.f_bavail * status.f_frsize
 
     def new_file(self, file_bytes: int, limit_bytes: Callable[[int], int]) -> NewFile | None:
-        """A file of this length to write, or None without room for it.
-
-        Args:
-            file_bytes: Its length.
-            limit_bytes: The limit, as a function of the bytes in use.
-        """
-        cost = cost_bytes(file_bytes)
-        return self._counter.take(cost, limit_bytes, partial(self._make_file, file_bytes, cost))
+        """A file of this length to write, or None without room for it; ``limit_bytes`` is SharedCounter.take's."""
+        return self._counter.take(cost_bytes(file_bytes), limit_bytes, partial(self._make_file, file_bytes))
 
     def make_room(self, file_bytes: int, limit_bytes: Callable[[int], int]) -> bool:
         """Delete the least recently used files, so that one of this length and a few more fit; returns whether it does.
@@ -373,13 +361,12 @@ class Folder:
         cost = cost_bytes(file_bytes)
         if limit_bytes(self.used_bytes()) < cost:
             return False
-        removed = self._evict(lambda used: _goal(limit_bytes(used), cost, used), wait=False, progress=unwatched)
-        if removed is None:
+        if self._evict(lambda used: _goal(limit_bytes(used), cost, used), wait=False) is None:
             return False
         used = self.used_bytes()
         return used + cost <= limit_bytes(used)
 
-    def _make_file(self, file_bytes: int, cost: int) -> NewFile:
+    def _make_file(self, file_bytes: int) -> NewFile:
         path = f"{self._new}/{os.urandom(12).hex()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
@@ -394,24 +381,18 @@ class Folder:
             os.close(descriptor)
             os.unlink(path)
             raise
-        return NewFile(descriptor, path, cost)
-
-    def publish(self, new: NewFile, version: VersionFile, piece: BlockSpan) -> None:
-        """Let others find the file. It replaces an equal one. Close the descriptor after that."""
-        self.subdirectories.put(new.path, version, piece)
+        return NewFile(descriptor, path, file_bytes)
 
     def discard(self, new: NewFile) -> None:
         """Give up a file that isn't published. Close the descriptor after that."""
-        self._counter.give_back(partial(_delete, new.path, new.cost_bytes))
+        self._counter.give_back(partial(_delete, new.path, new.file_bytes))
 
     def remove(self, version: VersionFile, piece: BlockSpan) -> None:
         """Delete the file of a piece, if it still exists."""
-        self._counter.give_back(
-            partial(_delete, self.subdirectories.path(version, piece), cost_bytes(piece.file_bytes))
-        )
+        self._counter.give_back(partial(_delete, self.subdirectories.path(version, piece), piece.file_bytes))
 
     def survey(self, progress: Progress = unwatched) -> Survey:
-        """Look at all files; see Subdirectories.look."""
+        """A look at all files."""
         found = self.subdirectories.look(progress)
         times = found.used_at_ns
         return Survey(
@@ -425,7 +406,7 @@ class Folder:
 
     def count(self) -> int:
         """Count all bytes, and correct the counter. Waits for evictions."""
-        self._evict(lambda used: used, wait=True, progress=unwatched)
+        self._evict(lambda used: used, wait=True)
         return self.used_bytes()
 
     def prune(self, max_bytes: int, progress: Progress = unwatched) -> Removal:
@@ -441,39 +422,32 @@ class Folder:
         """Delete the unfinished files of dead writers; returns their bytes."""
         return self._counter.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in entries(self._new)))
 
-    def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool, progress: Progress) -> Removal | None:
+    def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool, progress: Progress = unwatched) -> Removal | None:
         """Delete the least recently used until ``goal_bytes(total)`` are left; None while another process does."""
-        with self._sole_evictor(wait=wait) as sole:
-            if not sole:
+        with open(self._evicting, "ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
                 return None
-            taken_before = self._counter.taken_bytes()
-            self.sweep()
-            # Unfinished files first: one that is published meanwhile counts twice, else it might be missed.
-            unfinished_bytes = self._unfinished_bytes()
-            found = self.subdirectories.look(progress)
-            total = unfinished_bytes + int(found.cost_bytes.sum())
-            removed = self.subdirectories.delete_oldest(found, total - goal_bytes(total), progress)
-            self._counter.recount(total - removed.cost_bytes, taken_before)
-            return removed
+            try:
+                taken_before = self._counter.taken_bytes()
+                self.sweep()
+                # Unfinished files first: one that is published meanwhile counts twice, else it might be missed.
+                unfinished_bytes = self._unfinished_bytes()
+                found = self.subdirectories.look(progress)
+                total = unfinished_bytes + int(found.cost_bytes.sum())
+                removed = self.subdirectories.delete_oldest(found, total - goal_bytes(total), progress)
+                self._counter.recount(total - removed.cost_bytes, taken_before)
+                return removed
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile may keep it open for hours
 
     def _unfinished_bytes(self) -> int:
-        return sum(_cost_of(entry) for entry in entries(self._new))
-
-    @contextmanager
-    def _sole_evictor(self, *, wait: bool) -> Iterator[bool]:
-        descriptor = os.open(self._evicting, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-            else:
-                try:
-                    yield True
-                finally:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile may keep it open for hours
-        finally:
-            os.close(descriptor)
+        total = 0
+        for entry in entries(self._new):
+            with suppress(FileNotFoundError):
+                total += cost_bytes(entry.stat(follow_symlinks=False).st_size)
+        return total
 
 
 def _goal(limit_bytes: int, needed_bytes: int, used_bytes: int) -> int:
@@ -481,50 +455,39 @@ def _goal(limit_bytes: int, needed_bytes: int, used_bytes: int) -> int:
     return used_bytes if limit_bytes < needed_bytes else limit_bytes - max(needed_bytes, limit_bytes // SLACK)
 
 
-def _cost_of(entry: os.DirEntry[str]) -> int:
+def _delete(path: str, file_bytes: int) -> int:
+    """Delete a file and return the bytes that it takes, at most those of the length that it was counted with."""
     try:
-        return cost_bytes(entry.stat(follow_symlinks=False).st_size)
-    except FileNotFoundError:
-        return 0
-
-
-def _delete(path: str, most_bytes: int) -> int:
-    """Delete a file and return its bytes, at most those it was counted with."""
-    try:
-        cost = cost_bytes(os.stat(path).st_size)
+        size_bytes = os.stat(path).st_size
         os.unlink(path)
     except FileNotFoundError:
         return 0
-    return min(cost, most_bytes)
+    return cost_bytes(min(size_bytes, file_bytes))
 
 
 def _delete_if_abandoned(path: str) -> int:
-    """Delete an unfinished file of a dead writer; returns its bytes."""
+    """Delete an unfinished file of a dead writer; returns the bytes that it takes."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, PermissionError, IsADirectoryError):
-        return 0
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
-        return cost_bytes(os.fstat(descriptor).st_size)
-    except (BlockingIOError, FileNotFoundError, PermissionError):  # it is being written, was published, or isn't ours
-        return 0
-    finally:
-        os.close(descriptor)
+        with open(path, "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+            return cost_bytes(os.fstat(file.fileno()).st_size)
+    except (BlockingIOError, FileNotFoundError, PermissionError, IsADirectoryError):
+        return 0  # it is being written, was published, or isn't ours
 
 
 def _unusable(directory: Path, error: OSError) -> CacheError:
     message = f"the disk cache's directory {directory} can't be used: {error.strerror or error}"
     if not isinstance(error, PermissionError):
         return CacheError(f"{message} ({error.filename or directory}). Choose another one, or see to it")
+    user = _user(os.geteuid())
     try:
-        owner = directory.stat().st_uid
+        owner = _user(directory.stat().st_uid)
     except OSError:
-        return CacheError(f"{message}. Choose one below a folder that user {_user(os.geteuid())} may write to")
+        return CacheError(f"{message}. Choose one below a folder that user {user} may write to")
     return CacheError(
-        f"{message}. It belongs to user {_user(owner)}, and this is user {_user(os.geteuid())}: choose a directory of "
-        "your own, or share it (a common group, chmod -R g+rwX and g+s on its folders, and umask 002 for both)"
+        f"{message}. It belongs to user {owner}, and this is user {user}: choose a directory of your own, or share it "
+        "(a common group, chmod -R g+rwX and g+s on its folders, and umask 002 for both)"
     )
 
 
