@@ -8,22 +8,20 @@
 An entry is one generation of a file: a future for the handles that wait for its bytes, and a count of those that don't
 yet. A handle refers to the entry, never to its key, so a late handle can't touch a newer one.
 
-There is one queue: first the entries that handles wait for, then those that wait for room, then the rest in the order
-of the requests. Room is taken before a read. But when a handle asks for bytes whose read hasn't begun, it begins at
-once, with or without room; handles that ask meanwhile join it. So no handle waits for room, nor for another file that
-does. A file larger than all room isn't queued, but read each time that a handle asks.
+Room is taken before a read. But when a handle asks for bytes whose read hasn't begun, it begins at once, with or
+without room; handles that ask meanwhile join it. So no handle waits for room, nor for another file that does. A file
+larger than all room isn't queued, but read each time that a handle asks.
 
 No file is read while its bytes are on disk, on their way, or still being decoded by a handle of the last read. Bytes
 are given up only if there is no room or the disk can't be written; the entry then queues again, at the tail. No bounded
 pool can promise more: two files of its size, picked up by turns, are each read for every handle.
 
 One lock guards all of this. No file, store, decoder or callback is used under it. A handle may be collected anywhere,
-under this very lock too, so its finaliser only puts its claim into ``dropped``: a ``put`` is safe anywhere. A thread of
-its own takes it from there.
+under this very lock too, so its finaliser only puts its claim into ``dropped``, from which a thread of its own, the
+janitor, takes it.
 
 All threads are daemons that hold the engine and never the pool: a forgotten pool is collected, which ends them, and
-none of them can keep an interpreter from exiting. Those of a ThreadPoolExecutor would, and it has no extra thread for a
-handle that waits.
+none keeps an interpreter from exiting. Those of a ThreadPoolExecutor would, and it has none extra for waiting handles.
 """
 
 from __future__ import annotations
@@ -72,14 +70,9 @@ class StagingRoom:
     bytes: int = 0
     count: int = 0
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that can be taken now."""
-        return self.max_bytes - self.bytes
-
     def fits(self, size_bytes: int) -> bool:
         """Return whether so many bytes can be taken now."""
-        return self.count < self.max_count and size_bytes <= self.free_bytes
+        return self.count < self.max_count and size_bytes <= self.max_bytes - self.bytes
 
     def take(self, size_bytes: int) -> bool:
         """Take so much for one file, if it fits."""
@@ -180,14 +173,9 @@ class StagingQueue:
 
 
 class StagingEngine:
-    """Entries, directory and threads.
+    """Entries, directory and threads: so many workers that stage, and helpers for reads that handles wait for.
 
-    Args:
-        directory: The directory of staged files.
-        room: Bounds on them.
-        workers: Threads that stage.
-        is_closed: Whether it only serves handles that outlive their pool.
-        now: Monotonic seconds.
+    Made closed, it only serves handles that outlive their pool.
     """
 
     def __init__(
@@ -201,6 +189,7 @@ class StagingEngine:
     ) -> None:
         self.directory = directory
         self.dropped: SimpleQueue[StagingClaim | None] = SimpleQueue()
+        """Claims of collected handles; None has the janitor ``close``. A ``put`` is safe anywhere."""
         self.is_closed = is_closed
         """True if requests are refused."""
         self._room = room
@@ -233,7 +222,8 @@ class StagingEngine:
 
     def figures(self) -> dict[str, int]:
         """The fields of StagingStatistics, but for the bounds."""
-        self._settle()
+        if asyncio._get_running_loop() is None:  # on one, the janitor does it
+            self.drain()
         with self._lock:
             return {
                 "bytes": self._room.bytes,
@@ -252,14 +242,14 @@ class StagingEngine:
     def request(self, binding: Binding) -> StagingClaim:
         """A reference to the binding's file, which is staged in the background."""
         self._open()
-        claim: StagingClaim | None = None
+        with self._lock:
+            claim = StagingClaim(self._entry(binding))
+            helps = self._hire()
         try:
-            with self._changing():
-                claim = StagingClaim(self._entry(binding))
-        except CacheError:  # no thread can be started
-            if claim is not None:
-                with self._lock:
-                    self._release(claim)
+            self._start(helps)
+        except CacheError:
+            with self._lock:
+                self._release(claim)
             raise
         return claim
 
@@ -325,7 +315,7 @@ class StagingEngine:
         return self.join(claim)
 
     def release(self, claim: StagingClaim) -> None:
-        """End the claim, served or not. The entry ends with its last claim, or with the read or write under way."""
+        """End the claim. The entry ends with its last one, or with the read or write under way."""
         with self._changing():
             self._release(claim)
 
@@ -337,10 +327,7 @@ class StagingEngine:
             self.dropped.put(None)  # the janitor's
 
     def close(self, wait_seconds: float | None) -> None:
-        """Cancel queued reads, wait for those under way, at most so long, and remove the directory.
-
-        Reads under way serve the handles that joined them.
-        """
+        """Cancel queued reads, wait for those under way, at most so long, and remove the directory."""
         with self._changing():
             self.is_closed = True
             for entry in [*self._entries.values()]:
@@ -354,15 +341,6 @@ class StagingEngine:
             _LOGGER.warning("a read is still under way %g s after the pool's close; it goes on alone", wait_seconds)
         self.directory.close()
         self.dropped.put(None)
-
-    def abandon(self) -> None:
-        """Have the janitor ``close``: the pool was collected, which may happen anywhere."""
-        self.dropped.put(None)
-
-    def _settle(self) -> None:
-        """``drain``, except on an event loop, where the janitor will do it."""
-        if asyncio._get_running_loop() is None:
-            self.drain()
 
     def _open(self) -> None:
         with self._lock:
@@ -379,15 +357,14 @@ class StagingEngine:
             raise
 
     def _tidy(self) -> None:
-        """Be the janitor: release dropped claims, and close if abandoned."""
         while (claim := self.dropped.get()) is not None:
             self.release(claim)
             del claim
         if not self.is_closed:
             self.close(None)
 
-    # The way of an entry: each step does its I/O, then decides on the next one under the lock. Everything that another
-    # thread can do happens between two steps, so tests can take them one by one, in every order, in one thread.
+    # The way of an entry: each step does its I/O, then decides on the next one under the lock. What other threads do
+    # happens between two steps, so tests can take them one by one, in every order, in one thread.
 
     def _size(self, entry: StagedEntry) -> Step | None:
         """Find out its size, and take that room; not if handles wait."""
@@ -438,7 +415,6 @@ class StagingEngine:
         return partial(self._write, entry, stored) if writes else None
 
     def _write(self, entry: StagedEntry, stored: StoredFile) -> None:
-        """Write the bytes to disk for the handles that will ask later."""
         file = self._written(stored)
         with self._changing():
             entry.file = file
@@ -449,7 +425,7 @@ class StagingEngine:
                 self._put_back(entry, Urgency.LATER)
 
     def _fail(self, entry: StagedEntry, error: BaseException) -> None:
-        """Raise the error in all handles of the entry. Later requests read again."""
+        """End the entry by an error for all its handles. Later requests read again."""
         with self._changing():
             self._end(entry)
             entry.has_failed = True
@@ -489,7 +465,6 @@ class StagingEngine:
     # Under the lock.
 
     def _entry(self, binding: Binding) -> StagedEntry:
-        """The file's entry, queued if it is new, with one more reference."""
         entry = self._entries.get(binding.key)
         if entry is None:
             entry = self._entries[binding.key] = StagedEntry(binding)
@@ -532,7 +507,6 @@ class StagingEngine:
             self._queue.put(entry, urgency)
 
     def _end(self, entry: StagedEntry) -> None:
-        """Forget the entry."""
         self._queue.remove(entry)
         if self._entries.get(entry.binding.key) is entry:
             del self._entries[entry.binding.key]
@@ -562,7 +536,7 @@ class StagingEngine:
         if entry.size_bytes is not None:
             return entry.size_bytes
         if self._usual_bytes is None:
-            return max(1, self._room.free_bytes)
+            return max(1, self._room.max_bytes - self._room.bytes)
         return min(self._usual_bytes, self._room.max_bytes)
 
     def _learn(self, size_bytes: int) -> None:
@@ -573,7 +547,6 @@ class StagingEngine:
     # Threads.
 
     def _work(self, *, helps: bool) -> None:
-        """Read one entry after the other; a helper only those that handles wait for, as long as there are any."""
         while (entry := self._next(helps=helps)) is not None:
             step: Step | None = partial(self._size, entry)
             del entry
@@ -581,7 +554,6 @@ class StagingEngine:
                 step = step()
 
     def _start(self, helps: bool | None) -> None:
-        """Start the thread that ``_hire`` decided on."""
         if helps is None:
             return
         try:
@@ -594,7 +566,7 @@ class StagingEngine:
                 raise
 
     def _next(self, *, helps: bool) -> StagedEntry | None:
-        """The entry that this thread reads next, or None for its end."""
+        """The entry that this thread reads next, a helper only one that handles wait for; None for its end."""
         with self._lock:
             while (entry := self._take(urgent_only=helps)) is None:
                 if helps or self.is_closed:

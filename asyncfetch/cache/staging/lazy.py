@@ -145,12 +145,7 @@ class Lazy(Generic[T]):
 class StagedLazy(Lazy[T]):
     """A reference to an entry of a pool's engine, given back when the value is picked up or the handle collected.
 
-    Args:
-        pool: Its pool.
-        binding: How its file is read.
-        claim: The engine's, for the binding.
-        engine_here: Returns the pool's engine in the calling process.
-        timeout_seconds: The pool's.
+    ``engine_here`` returns the engine in the calling process.
     """
 
     __slots__ = ("_binding", "_claim", "_engine", "_engine_here", "_timeout_seconds")
@@ -181,14 +176,14 @@ class StagedLazy(Lazy[T]):
         return super()._deadline(self._timeout_seconds if timeout_seconds is None else timeout_seconds)
 
     def _advance(self, awaited: SharedFuture[StoredFile] | None = None) -> SharedFuture[StoredFile] | None:
-        engine, claim = self._at_home()
+        engine, claim = self._here()
         found = awaited or (None if claim is None else engine.join(claim))
         while self._picked is None:  # a thread that gets the same handle may be quicker
             if found is None or claim is None:
                 super()._advance()  # the pool was closed
             elif not isinstance(found, SharedFuture):
                 if (stored := found.read()) is not None:
-                    self._decode(stored)
+                    self._keep(self._binding.value(stored), stored.source)
                 elif self._picked is None:
                     found = engine.distrust(claim, found)
             elif not found.done():
@@ -199,16 +194,13 @@ class StagedLazy(Lazy[T]):
                 except BaseException:
                     engine.ask_anew(claim, found)
                     raise
-                self._decode(stored)
+                self._keep(self._binding.value(stored), stored.source)
         claim, self._claim = self._claim, None
         if claim is not None:
             engine.release(claim)
         return None
 
-    def _decode(self, stored: StoredFile) -> None:
-        self._keep(self._binding.value(stored), stored.source)
-
-    def _at_home(self) -> tuple[StagingEngine, StagingClaim | None]:
+    def _here(self) -> tuple[StagingEngine, StagingClaim | None]:
         """The engine and the claim to use; in a forked child, new ones."""
         engine = self._engine_here()
         if engine is not self._engine:

@@ -96,8 +96,7 @@ class StagingPool(ABC):
         """End it, and wait for reads under way, at most so long."""
 
     @abstractmethod
-    def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]:
-        """Read a file and count that."""
+    def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]: ...
 
     def __enter__(self) -> Self:
         return self
@@ -239,7 +238,7 @@ class CachePool(StagingPool):
             fresh = StagingEngine(StagingDirectory(self._parent), room, self._workers, is_closed=self._closed)
             engine = self._engines.setdefault(process, fresh)
             if engine is fresh:
-                weakref.finalize(self, engine.abandon).atexit = False
+                weakref.finalize(self, engine.dropped.put, None).atexit = False
         return engine
 
     def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]:

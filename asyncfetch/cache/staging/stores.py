@@ -29,9 +29,10 @@ class StoredFile:
 
 
 class Binding:
-    """A file of a store, as one handle sees it. Handles with equal keys share what is read.
+    """A file of a store, as one handle sees it.
 
-    Raw bytes are shared by stores of one identity; pickled values by handles of one store.
+    Handles with equal keys share what is read: raw bytes those of stores of one identity, pickled values those of one
+    store.
     """
 
     __slots__ = ("_raw", "key", "name", "store")
@@ -302,21 +303,14 @@ class _PickledStore(_ForwardingStore[Any]):
 
 
 class ValueStore(SplitStore[Any]):
-    """A value given to ``to_cache``. Its pickle is on disk, or here if the disk had no room.
-
-    Attributes:
-        data: The pickle; None once it is on disk.
-    """
+    """A value given to ``to_cache``. Its pickle is on disk, or here if the disk had no room."""
 
     path = ""
 
     def __init__(self, value: object, name: str) -> None:
         self.data: bytes | None = _dumps(value, name)
-
-    @property
-    def identity(self) -> Hashable:
-        """The store's id, so nothing is shared."""
-        return id(self)
+        """None once it is on disk."""
+        self.identity: Hashable = id(self)
 
     def read_raw(self, name: str) -> tuple[bytes, Any]:
         """The pickle, if it is here; CacheError if it was on disk and is gone."""
