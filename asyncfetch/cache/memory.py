@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right, insort
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
 
@@ -157,8 +157,6 @@ class Lease:
 
 
 class _EntrySpan(NamedTuple):
-    """An entry's range and bytes."""
-
     start: int
     stop: int
     view: memoryview
@@ -171,8 +169,8 @@ class _Held:
     """One for each entry, ordered by start and stop."""
 
 
-class HeldVersions:
-    """The version and ranges of each object's entries. Not thread-safe."""
+class _HeldVersions:
+    """The version and ranges of each object's entries."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
@@ -184,16 +182,11 @@ class HeldVersions:
 
     def add(self, key: CacheKey, buffer: memoryview, info: ObjectInfo | None) -> None:
         """Note an entry, of a version that ``agrees``."""
-        name = key.range.url
-        held = self._held.get(name)
-        if held is None:
-            held = self._held[name] = _Held(info)
-        elif held.info is None:
-            held.info = info
+        held = self._held.setdefault(key.range.url, _Held(info))
+        held.info = held.info or info
         insort(held.spans, _span(key, buffer), key=lambda span: span[:2])
 
     def remove(self, key: CacheKey, buffer: memoryview) -> None:
-        """Forget an entry."""
         name = key.range.url
         held = self._held[name]
         del held.spans[bisect_left(held.spans, _span(key, buffer)[:2], key=lambda span: span[:2])]
@@ -232,7 +225,7 @@ class ReservationQueue:
     """Reservations of room for entries, first come, first served.
 
     A small request behind a large one waits for it, or a stream of small ones would starve the large one. After room
-    is freed (a lease or a reservation given back, entries dropped), call ``grant``. Bound to one loop, not thread-safe.
+    is freed (a lease or a reservation given back, entries dropped), call ``grant``.
     """
 
     def __init__(self, lru: Entries) -> None:
@@ -264,7 +257,7 @@ class ReservationQueue:
             raise
 
     def reserve_nowait(self, size_bytes: int) -> Reservation | None:
-        """Room for ``size_bytes`` if there is some and no request waits, or None."""
+        """Room if there is some and no request waits, or None."""
         return None if self._waiters else self._lru.reserve(size_bytes)
 
     def grant(self) -> None:
@@ -356,7 +349,7 @@ class ByteCache(AsyncOnly):
         self._disk = None if disk is None else DiskReader(fetcher, disk)
         self._fetcher: RangeReader = self._disk or fetcher
         self._versioned = self._fetcher if isinstance(self._fetcher, VersionedReader) else None
-        self._versions = HeldVersions()
+        self._versions = _HeldVersions()
         self._max_bytes = max_bytes
         self._allocate = allocate
         self._lru: Entries = LeasedLRU(max_bytes, on_evict=self._tell_evicted)
@@ -463,18 +456,10 @@ class ByteCache(AsyncOnly):
 
     def statistics(self) -> CacheStatistics:
         """A snapshot; taken off the loop its figures can be one event apart."""
-        held = self._lru.statistics()
         return CacheStatistics(
-            hits=held.hits,
+            **asdict(self._lru.statistics()) | {"misses": self._misses},  # the table's are lookups
             joins=self._joins,
-            misses=self._misses,
             bypasses=self._bypasses,
-            evictions=held.evictions,
-            entries=held.entries,
-            max_bytes=held.max_bytes,
-            used_bytes=held.used_bytes,
-            leased_bytes=held.leased_bytes,
-            reserved_bytes=held.reserved_bytes,
             waiting=len(self._space),
             waited=self._space.waited,
             disk=None if self._disk is None else self._disk.disk_statistics(),
@@ -520,7 +505,6 @@ class ByteCache(AsyncOnly):
         return None if held is None else Lease(key, held.value, partial(self._give_back, held))
 
     async def _obtain(self, wanted: ByteRange, key: CacheKey) -> Lease:
-        """A lease: at once if the bytes are held, else by the key's flight, or a new one."""
         self._check()
         lease = self._hit(wanted.url, key)
         if lease is not None:

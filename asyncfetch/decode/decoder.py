@@ -111,8 +111,8 @@ class Clip:
     """Frames that a decoder may start at; None where it finds out by itself."""
     first_frame: int = 0
     misplaced: NDArray[np.float64] | None = field(default=None, repr=False)
-    """Shape (N, 2), where the table and the video put some frame too far apart: when each frame is shown by the one and
-    by the other, in seconds of the file, and NaN for the frames that have no such trouble."""
+    """Shape (N, 2): when each frame is shown by the table and by the video, in seconds of the file, if these are too
+    far apart; NaN for other frames."""
     whole_from: int | None = None
     """Time, in ticks, from which on pictures are whole, where the first one may lean on others in front of it."""
 
@@ -131,11 +131,7 @@ class Clip:
         return self.data.nbytes
 
     def ranks(self, frames: Sequence[int]) -> list[int]:
-        """Rank in the clip of each of ``frames``, in their order.
-
-        Raises:
-            FrameMissing: The video has no such frame.
-        """
+        """Rank in the clip of each frame, in their order; FrameMissing if the video has no such frame."""
         first, count = self.first_frame, len(self)
         ranks = [int(self.frame_index[frame - first]) if 0 <= frame - first < count else -1 for frame in frames]
         if self.whole_from is not None:
@@ -452,7 +448,7 @@ class PyAVDecoder(FrameDecoder):
         """(height, width, channels)."""
         if self._distances is None:
             rgb: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-            # By whole quarters. No angle is a number below any.
+            # By whole quarters. Without an angle the rotation is below any.
             degrees = frame.rotation if self._turns and abs(frame.rotation) <= 180 else 0
             return np.ascontiguousarray(np.rot90(rgb, round(degrees / 90)))
         codes = frame.to_ndarray(format="gray12le")
@@ -467,8 +463,7 @@ PLACE_IN_SOURCE = re.compile(r"^\w+, \S+:\d+, ")
 def open_video(data: memoryview | bytes, name: str, **settings: Any) -> Any:  # noqa: ANN401 - torchcodec is optional
     """A torchcodec VideoDecoder on these bytes, which it reads in place and keeps alive, with these further settings.
 
-    Raises:
-        DecodeError: They aren't a video, or not one that FFmpeg here can decode.
+    DecodeError if they aren't a video, or not one that FFmpeg here can decode.
     """
     from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
@@ -485,15 +480,11 @@ class TorchcodecDecoder(FrameDecoder):
     """Frames through torchcodec, by its public API.
 
     It doesn't tell that FFmpeg mended a picture, which is what mostly comes of damaged bits in H.264 and HEVC, or that
-    it passed over a coded frame, as of AV1 where nothing but zeros are left of it: then the frame itself is missing,
-    but those that lean on it come, and are wrong. Where it brings pictures to a size, it doesn't tell either that one
-    had another size than the first: all are scaled.
+    it passed over a coded frame, as of AV1 if only zeros are left of it: the frame itself is missing, but those that
+    lean on it come, and are wrong. Nor does it tell, bringing pictures to a size, that one had another size than the
+    first. Opening one with torchcodec 0.13 on torch 2.13 leaks 1 kB, and resident memory grows by 2-4 kB
+    (pytorch/pytorch#191340, mended in later releases).
     """
-
-    # Opening a decoder with torchcodec 0.13 on torch 2.13 leaks 1 kB: the JSON of its metadata and the strings among
-    # the arguments, which torch's stable ABI copies and forgets (pytorch/pytorch#191340, mended in later releases).
-    # These pieces lie scattered among what the decoder frees when it goes, and their pages can't be given back:
-    # resident memory grows by 2-4 kB a decoder. Nothing in the public API avoids that. PyAV's leave less than 0.4 kB.
 
     def __init__(self, clip: Clip, *, size: PictureSize | None = None) -> None:
         super().__init__(clip, size)
@@ -568,11 +559,9 @@ class TorchcodecDecoder(FrameDecoder):
 
 
 class _WritableAlias:
-    """Another array on the same memory, said to be writable.
+    """Another array on the same memory, said to be writable: torch has no read-only tensors, and warns of such memory.
 
-    torch has no read-only tensors: ``from_numpy`` and ``frombuffer`` warn about such memory, and DLPack takes it from
-    numpy 2.1 on only. The tensor goes to the demuxer alone, which reads. numpy keeps this object as the array's base,
-    so the memory lives as long as the tensor.
+    numpy keeps this object as the array's base, so the memory lives as long as the tensor.
     """
 
     def __init__(self, source: NDArray[np.uint8]) -> None:

@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import numpy as np
 
 from asyncfetch.cache.disk.layout import cost_bytes
-from asyncfetch.cache.disk.subdirectories import Subdirectories, entries, unwatched
+from asyncfetch.cache.disk.subdirectories import Removal, Subdirectories, entries, unwatched
 from asyncfetch.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from asyncfetch.cache.disk.layout import BlockSpan, VersionFile
-    from asyncfetch.cache.disk.subdirectories import Progress, Removal
+    from asyncfetch.cache.disk.subdirectories import Progress
 
 T = TypeVar("T")
 
@@ -45,26 +45,19 @@ _UNKNOWN: Final = 2**62
 
 
 class SharedCounter:
-    """The bytes in use, one number in a file that all processes lock. Thread-safe; every method blocks for a moment.
+    """The bytes in use, one number in a file that all processes lock. Thread-safe; not for a forked child.
 
     The number may be too high, never too low, so the bound holds whenever a process is killed. A writer takes the bytes
     before it makes a file; a deleter gives them back after it deleted one. Bytes lost by a kill between the two, or by
-    files that were deleted by hand, come back at the next count of the files.
-
-    A file without a number, or with a wrong checksum, means that nothing was counted yet; until then the cache counts
-    as full.
+    files that were deleted by hand, come back at the next count of the files. Without a number, or with a wrong
+    checksum, nothing was counted yet, and the cache counts as full.
 
     Counting takes long, and writers don't wait for it. So the file also has the sum of all bytes ever taken: the count
     may have missed those taken meanwhile, so they are added to it.
 
-    The system frees the lock of a killed process. A forked child must not use this.
-
     Args:
         path: The file; made if it doesn't exist.
         prepare: Makes its folder, if that is gone.
-
-    Raises:
-        OSError: It can't be opened for reading and writing.
     """
 
     def __init__(self, path: Path, prepare: Callable[[], object] = lambda: None) -> None:
@@ -75,7 +68,7 @@ class SharedCounter:
         self._closed = False
 
     def close(self) -> None:
-        """Close the file. No other call may be under way. Idempotent."""
+        """Close the file. Idempotent."""
         with self._threads:
             if not self._closed:
                 self._closed = True
@@ -93,12 +86,9 @@ class SharedCounter:
             return self._read()[1]
 
     def take(self, size_bytes: int, limit_bytes: Callable[[int], int], make: Callable[[], T]) -> T | None:
-        """Take ``size_bytes`` and return ``make()``; None if that is more than may be in use.
+        """Take the bytes and return ``make()``; None if that is more than ``limit_bytes(bytes in use now)``.
 
-        Args:
-            size_bytes: Bytes to take.
-            limit_bytes: The limit, as a function of the bytes in use now.
-            make: Makes the file, with its full length, under the lock.
+        ``make`` makes the file, with its full length, under the lock.
         """
         with self._locked():
             used, taken = self._read()
@@ -146,13 +136,11 @@ class SharedCounter:
 
     def _is_there(self) -> bool:
         """Return whether the open file is still the one at the path; the folder may have been moved or deleted."""
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        return False
 
     def _reopen(self) -> None:
-        """Open the file that is at the path now, a new one if need be, so that all processes use the same."""
         self._prepare()
         descriptor = _open(self._path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -191,7 +179,6 @@ class Mount:
     file_system: str
     """Its type, such as "ext4" or "fuse.sshfs"."""
     options: frozenset[str]
-    """Options of the mount and of the file system."""
 
 
 def mount_of(path: str, lines: Iterable[str]) -> Mount | None:
@@ -212,7 +199,7 @@ def mount_of(path: str, lines: Iterable[str]) -> Mount | None:
 
 
 def why_unfit(mount: Mount) -> str | None:
-    """The reason why a mount is unfit for a disk cache; None if none is known."""
+    """Why a mount is unfit for a disk cache; None if no reason is known."""
     kind = mount.file_system
     if kind == "lustre" and not mount.options & {"flock", "localflock"}:
         return "Lustre is mounted without its option flock or localflock"
@@ -224,12 +211,7 @@ def why_unfit(mount: Mount) -> str | None:
 def require_locks(directory: Path, lock_file: Path) -> None:
     """CacheError, which names the file system, if locks don't work in a directory or aren't reliable.
 
-    Args:
-        directory: The directory.
-        lock_file: A file in it; made if it doesn't exist, and locked for a moment.
-
-    Raises:
-        OSError: The file can't be opened for writing.
+    ``lock_file`` in it is made if it doesn't exist, and locked for a moment; OSError if that can't be.
     """
     mount = None
     if _MOUNTS.exists():
@@ -295,10 +277,6 @@ class Folder:
         create: Whether to make it if it doesn't exist.
         wall_ns: Nanoseconds since the epoch.
 
-    Attributes:
-        directory: As given.
-        subdirectories: The complete files.
-
     Raises:
         CacheError: It doesn't exist, can't be used by this user, or is on a file system without proper locks.
     """
@@ -308,14 +286,13 @@ class Folder:
         self._root = directory / "v1"
         self._objects, self._new, self._evicting = self._root / "objects", self._root / "new", self._root / "evicting"
         self.subdirectories = Subdirectories(self._objects, wall_ns=wall_ns)
+        used = self._root / "used"
         try:
-            if not create and not (self._objects.is_dir() and (self._root / "used").is_file()):
-                raise CacheError(
-                    f"there is no disk cache at {directory}: it has no {self._root.name}/used beside objects"
-                )
+            if not create and not (self._objects.is_dir() and used.is_file()):
+                raise CacheError(f"there is no disk cache at {directory}: it has no v1/used beside objects")
             self._prepare()
-            require_locks(directory, self._root / "used")
-            self._counter = SharedCounter(self._root / "used", self._prepare)
+            require_locks(directory, used)
+            self._counter = SharedCounter(used, self._prepare)
             try:
                 if self._counter.used_bytes() is None:
                     self.count()
@@ -337,7 +314,7 @@ class Folder:
             tag.write_bytes(_TAG)
 
     def close(self) -> None:
-        """Close it; the files stay. No other call may be under way. Idempotent."""
+        """Close it; the files stay. Idempotent."""
         self._counter.close()
 
     def used_bytes(self) -> int:
@@ -345,7 +322,7 @@ class Folder:
         return self._counter.used_bytes() or 0
 
     def free_bytes(self) -> int:
-        """The free bytes of the disk, for this user."""
+        """Free bytes of the disk, for this user."""
         status = os.statvfs(self._root)
         return status.f_bavail * status.f_frsize
 
@@ -414,9 +391,7 @@ class Folder:
 
         If it is interrupted, the deleted files count as present until the next count.
         """
-        removed = self._evict(lambda _used: max_bytes, wait=True, progress=progress)
-        assert removed is not None
-        return removed
+        return self._evict(lambda _used: max_bytes, wait=True, progress=progress) or Removal(0, 0)
 
     def sweep(self) -> int:
         """Delete the unfinished files of dead writers; returns their bytes."""

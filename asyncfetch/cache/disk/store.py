@@ -74,11 +74,6 @@ class DiskStore:
     Reading and writing never raise an OSError: an unreadable file counts as missing, and one that can't be written
     isn't kept. The first such failure is logged as a warning, as is the first lack of room that no deletion ends.
 
-    Args:
-        tier: The directory and its bounds.
-        clock: Monotonic seconds, for pauses in writing.
-        wall_ns: Nanoseconds since the epoch, for the order of last uses.
-
     Raises:
         CacheError: The directory can't be used.
         MissingDependency: xxhash isn't installed.
@@ -102,7 +97,7 @@ class DiskStore:
         self._warned = False
 
     def close(self) -> None:
-        """Close it. No other call may be under way. Idempotent."""
+        """Close it. Idempotent."""
         self.folder.close()
 
     def statistics(self) -> DiskStatistics:
@@ -124,8 +119,7 @@ class DiskStore:
         The content of ``view`` at missing pieces is undefined.
         """
         missing: list[BlockSpan] = []
-        misses = 0
-        pieces = split(start, start + len(view))
+        misses, pieces = 0, split(start, start + len(view))
         descriptors = [self._open(version, piece) for piece in pieces]
         try:
             for number, piece in enumerate(pieces):
@@ -139,19 +133,12 @@ class DiskStore:
             for descriptor in descriptors:
                 if descriptor is not None:
                     os.close(descriptor)
-        self._count(
-            hits=len(pieces) - misses,
-            hit_bytes=len(view) - sum(piece.size_bytes for piece in missing),
-            misses=misses,
-        )
+        hit_bytes = len(view) - sum(piece.size_bytes for piece in missing)
+        self._count(hits=len(pieces) - misses, hit_bytes=hit_bytes, misses=misses)
         return missing
 
     def write(self, version: VersionFile, start: int, view: memoryview) -> int:
-        """Keep the bytes from ``start`` on, as far as there is room.
-
-        Returns:
-            Length of the longest file without room, for ``make_room``; 0 if all were kept.
-        """
+        """Keep the bytes from ``start`` on; returns the length of the longest file without room, or 0."""
         lacking = 0
         for piece in split(start, start + len(view)):
             if self._clock() < self._paused_until:
@@ -210,7 +197,7 @@ class DiskStore:
     def _read_file(
         self, version: VersionFile, piece: BlockSpan, place: memoryview, descriptors: list[int | None]
     ) -> bool:
-        """Read a piece from the first of the descriptors; the others are to be read next."""
+        """Read a piece from the first descriptor; the others are read next."""
         descriptor, *following = descriptors
         if descriptor is None:
             return False
@@ -291,24 +278,19 @@ def verify(folder: Folder) -> Iterator[tuple[BlockFile, bool]]:
     """
     checksum = load_checksum()
     for file in folder.subdirectories.files():
+        version, piece = file.version, file.piece
         try:
-            is_right = _check(file, checksum)
+            with open(file.path, "rb", buffering=0) as opened:
+                is_right = os.fstat(opened.fileno()).st_size == piece.file_bytes
+                if is_right:
+                    place = np.empty(piece.size_bytes, np.uint8).data
+                    is_right = _is_right(opened.fileno(), version, piece, place, checksum)
         except OSError:  # another user's, or evicted meanwhile
             continue
         if not is_right:
             with suppress(PermissionError):  # another user's, who will find it
-                folder.remove(file.version, file.piece)
+                folder.remove(version, piece)
         yield file, is_right
-
-
-def _check(file: BlockFile, checksum: Callable[[memoryview], int]) -> bool:
-    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if os.fstat(descriptor).st_size != file.piece.file_bytes:
-            return False
-        return _is_right(descriptor, file.version, file.piece, np.empty(file.piece.size_bytes, np.uint8).data, checksum)
-    finally:
-        os.close(descriptor)
 
 
 def _is_right(
