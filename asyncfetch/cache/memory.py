@@ -187,11 +187,10 @@ class _HeldVersions:
         insort(held.spans, _span(key, buffer), key=lambda span: span[:2])
 
     def remove(self, key: CacheKey, buffer: memoryview) -> None:
-        name = key.range.url
-        held = self._held[name]
-        del held.spans[bisect_left(held.spans, _span(key, buffer)[:2], key=lambda span: span[:2])]
-        if not held.spans:
-            del self._held[name]
+        spans = self._held[key.range.url].spans
+        del spans[bisect_left(spans, _span(key, buffer)[:2], key=lambda span: span[:2])]
+        if not spans:
+            del self._held[key.range.url]
 
     def parts(self, wanted: ByteRange, stop: int) -> tuple[ObjectInfo | None, list[_EntrySpan]]:
         """The version of a range, and the parts of it that entries hold, ascending.

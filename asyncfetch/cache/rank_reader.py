@@ -115,22 +115,14 @@ class _WorkerPeer:
 
 
 class _Server:
-    """Reads for all connected workers. Bound to its loop.
-
-    Args:
-        reader: Its source.
-        clips: The clips that it lends.
-        regions: Their memory.
-        small_bytes: Bound on other answers that it keeps.
-        workers: Number of workers, among which room for clips is divided.
-    """
+    """Reads for all connected workers: lends clips, whose memory is in regions, and keeps small answers."""
 
     def __init__(
         self, reader: RangeReader, clips: ByteCache, regions: Regions, *, small_bytes: int, workers: int
     ) -> None:
         self._reader = reader
         self._versioned = reader if isinstance(reader, VersionedReader) else None
-        self.clips = clips
+        self._clips = clips
         self._regions = regions
         self._small: SharedLRU[tuple[Any, ...], _PieceAnswer] = SharedLRU(small_bytes)
         self._share_bytes = clips.max_bytes // workers
@@ -201,7 +193,7 @@ class _Server:
             await self._changed.wait()
         self._count(worker, key)
         try:
-            lease = await self.clips.acquire(url, start, stop, header=header)
+            lease = await self._clips.acquire(url, start, stop, header=header)
         except BaseException as error:
             self._uncount(worker, key)
             if isinstance(error, ObjectChanged):
@@ -215,7 +207,7 @@ class _Server:
         size_bytes = key.size_bytes or 0
         if key in self._users:
             return True
-        if self._lent_bytes + size_bytes > self.clips.max_bytes:
+        if self._lent_bytes + size_bytes > self._clips.max_bytes:
             return False
         charged = sum((charged.size_bytes or 0) / self._users[charged] for charged in worker.charged)
         return is_urgent or charged + size_bytes <= self._share_bytes
@@ -290,7 +282,7 @@ class _RemoteCaller(Caller):
 
 
 class _ServerConnection:
-    """A worker's connection to the server. Bound to its loop."""
+    """A worker's connection to the server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int) -> None:
         self._reader, self._writer = reader, writer
@@ -554,11 +546,7 @@ def _check_peer(connection: socket.socket) -> int:
 
 
 def _open_process(pid: int) -> int | None:
-    """A descriptor of a process, readable at its end; None in a sandbox without them.
-
-    Raises:
-        ProcessLookupError: It has ended.
-    """
+    """A descriptor, readable at the end of the process; None in a sandbox. ProcessLookupError if it has ended."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:

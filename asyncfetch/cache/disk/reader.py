@@ -57,11 +57,7 @@ class DiskReader:
     It keeps objects on web servers with a strong ETag and, if the fetcher is an EndpointReader, those in S3 and on the
     Hub; all others bypass it. No caller waits for another one's write, nor for room: while some is made, in the
     background, nothing is written. No failure of the disk reaches a caller. Bound to its loop; only
-    ``disk_statistics`` may be called from any thread.
-
-    Args:
-        fetcher: The reader below; entered by the caller, and left after this.
-        tier: The directory.
+    ``disk_statistics`` may be called from any thread. The fetcher is entered before this, and left after it.
 
     Raises:
         ConfigError: The fetcher knows no versions.
@@ -215,7 +211,6 @@ class DiskReader:
         return view.toreadonly()
 
     async def _read(self, store: DiskStore, info: ObjectInfo, start: int, stop: int) -> memoryview:
-        """Bytes of a version that may be on disk."""
         view = allocate(stop - start)
         await self._fill(store, info, start, view)
         return view.toreadonly()
@@ -264,7 +259,6 @@ class DiskReader:
                 self._group.start_soon(self._make_room, store, lacking)
 
     def _is_kept(self, url: str) -> bool:
-        """Return whether an object with a strong ETag may go to the disk."""
         return _scheme(url) in (WEB_SCHEMES if self._endpoints is None else WEB_SCHEMES | STORE_SCHEMES)
 
     async def _endpoint(self, url: str) -> str:

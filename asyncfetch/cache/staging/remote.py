@@ -6,10 +6,10 @@ import hashlib
 import os
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 from asyncfetch.cache.staging.stores import BytesStore, SourceInfo, check_name
@@ -55,13 +55,9 @@ class _RemoteSession:
 
 
 class RemoteStore(BytesStore):
-    """A store with a fetcher of its own; a ``with`` closes it.
+    """A store with a fetcher of its own, which starts at its first use, in each process anew; a ``with`` closes it.
 
-    The fetcher starts at its first use, in each process anew. ``close``, collection and interpreter exit end it. For
-    threads, not for coroutines, whose loop it would block.
-
-    Args:
-        config: The fetcher's.
+    Collection and interpreter exit end it, too. For threads, not for coroutines, whose loop it would block.
     """
 
     def __init__(self, config: FetchConfig | None) -> None:
@@ -78,7 +74,6 @@ class RemoteStore(BytesStore):
             session.result().thread.close()
 
     def _run(self, verb: Callable[..., Awaitable[T]], *arguments: object) -> T:
-        """A verb of the fetcher, with these arguments."""
         if self._closed:
             raise ClosedError("this store is closed: make a new one")
         session = call_once(self._sessions, os.getpid(), partial(_RemoteSession, self._config), keeps=True)
@@ -162,12 +157,10 @@ ARCHIVES_AT_ONCE = 16
 """Number of archives whose headers are read side by side; each asks for one range at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class TarMember:
-    """The place of a file in an archive."""
+class TarMember(NamedTuple):
+    """The place of a file in an archive, of the version that was indexed."""
 
     archive: ObjectInfo
-    """The version of the archive that was indexed."""
     start: int
     stop: int
 
@@ -226,7 +219,7 @@ class TarStore(RemoteStore):
         index = self._indexed()
         member = index.find(name, self.path)
         try:
-            body = self._run(fetch_version, member.archive, member.start, member.stop)
+            body = self._run(fetch_version, *member)
         except ObjectChanged:
             if self._index is index:  # another thread may have made a new one
                 self._index = None
@@ -274,11 +267,8 @@ class _Index:
 
     def find(self, name: str, store: str) -> TarMember:
         """The member with this name, of either form."""
-        member = self._by_path.get(name)
-        if member is not None:
-            return member
         shard, _, path = name.partition("/")
-        member = self._shards.get(shard, {}).get(path)
+        member = self._by_path.get(name) or self._shards.get(shard, {}).get(path)
         if member is not None:
             return member
         if name in self._by_path:
@@ -358,7 +348,6 @@ class _Headers:
 
 
 def _shard_name(url: str) -> str:
-    """The archive's file name."""
     try:
         path = url if "://" not in url else urlsplit(url).path
     except ValueError:  # its message may quote a password
