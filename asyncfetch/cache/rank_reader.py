@@ -355,14 +355,10 @@ class _ServerConnection:
 
 
 class RankReader:
-    """A RangeReader that reads as one with others of its name. Use it as an async context manager.
+    """A RangeReader that reads as one with others of its name, which only the rank's loader workers know.
 
-    Args:
-        name: A name that only the rank's loader workers know.
-        open_reader: Opens the server's source, within the rank's limits.
-        clips_bytes: Bound on the clips lent and kept, over all workers.
-        small_bytes: Bound on other answers kept.
-        workers: Number of the rank's workers.
+    Use it as an async context manager. ``open_reader`` opens the server's source, within the rank's limits. The bounds
+    are for the clips lent and kept, over all workers, and for other answers kept.
     """
 
     def __init__(

@@ -461,10 +461,7 @@ PLACE_IN_SOURCE = re.compile(r"^\w+, \S+:\d+, ")
 
 
 def open_video(data: memoryview | bytes, name: str, **settings: Any) -> Any:  # noqa: ANN401 - torchcodec is optional
-    """A torchcodec VideoDecoder on these bytes, which it reads in place and keeps alive, with these further settings.
-
-    DecodeError if they aren't a video, or not one that FFmpeg here can decode.
-    """
+    """A torchcodec VideoDecoder on these bytes, which it reads in place; DecodeError if FFmpeg here can't decode them."""
     from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
     try:

@@ -53,11 +53,7 @@ class SharedCounter:
     checksum, nothing was counted yet, and the cache counts as full.
 
     Counting takes long, and writers don't wait for it. So the file also has the sum of all bytes ever taken: the count
-    may have missed those taken meanwhile, so they are added to it.
-
-    Args:
-        path: The file; made if it doesn't exist.
-        prepare: Makes its folder, if that is gone.
+    may have missed those taken meanwhile, so they are added to it. ``prepare`` makes the file's folder if it is gone.
     """
 
     def __init__(self, path: Path, prepare: Callable[[], object] = lambda: None) -> None:
@@ -271,11 +267,6 @@ class NewFile:
 
 class Folder:
     """An open directory. Thread-safe, and shared with other processes; every method blocks. Not for a forked child.
-
-    Args:
-        directory: Absolute.
-        create: Whether to make it if it doesn't exist.
-        wall_ns: Nanoseconds since the epoch.
 
     Raises:
         CacheError: It doesn't exist, can't be used by this user, or is on a file system without proper locks.

@@ -34,7 +34,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One staged file. Compared by identity in the table: its path is its own."""
+    """One staged file, under a path of its own."""
 
     path: str
     size_bytes: int
@@ -56,11 +56,7 @@ class StagedFile:
 
 
 class StagingDirectory:
-    """Writes and removes staged files. Thread-safe; every method does file I/O. In a forked child, does nothing.
-
-    Args:
-        parent: Where the directory is made; created if need be. None means the system's for temporary files.
-    """
+    """Writes and removes staged files. Thread-safe; every method does file I/O. In a forked child, does nothing."""
 
     def __init__(self, parent: str | None) -> None:
         self._parent = parent
@@ -74,7 +70,7 @@ class StagingDirectory:
 
     @property
     def parent(self) -> str:
-        """The directory that this one is made in."""
+        """The directory that this one is made in: as given, or the system's for temporary files."""
         return os.path.abspath(self._parent or tempfile.gettempdir())
 
     @property

@@ -228,6 +228,7 @@ class _ForwardingStore(SplitStore[T]):
 
     @property
     def path(self) -> str:
+        """The inner store's path."""
         return self.inner.path
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
