@@ -461,7 +461,7 @@ PLACE_IN_SOURCE = re.compile(r"^\w+, \S+:\d+, ")
 
 
 def open_video(data: memoryview | bytes, name: str, **settings: Any) -> Any:  # noqa: ANN401 - torchcodec is optional
-    """A torchcodec VideoDecoder on these bytes, which it reads in place; DecodeError if FFmpeg here can't decode them."""
+    """A torchcodec VideoDecoder on these bytes, read in place; DecodeError if FFmpeg here can't decode them."""
     from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
     try:
