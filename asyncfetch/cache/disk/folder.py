@@ -109,13 +109,11 @@ class SharedCounter:
                 self._write(max(0, used - size_bytes), taken)
             return size_bytes
 
-    def recount(self, counted_bytes: int, taken_before: int) -> int:
-        """Set the result of a count that began when ``taken_before`` was read; returns the bytes in use now."""
+    def recount(self, counted_bytes: int, taken_before: int) -> None:
+        """Set the result of a count that began when ``taken_before`` was read."""
         with self._locked():
             _, taken = self._read()
-            used = counted_bytes + max(0, taken - taken_before)
-            self._write(used, taken)
-            return used
+            self._write(counted_bytes + max(0, taken - taken_before), taken)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
