@@ -40,7 +40,7 @@ from asyncfetch.testing import RangeServer
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence
-    from multiprocessing.context import SpawnProcess
+    from multiprocessing.context import ForkServerProcess
 
 MIB = 1024 * 1024
 OBJECTS, OBJECT_BYTES = 16, 8 * MIB
@@ -184,15 +184,16 @@ class Crowd:
 
     def __init__(self, url: str, originals: Path, directory: Path, count: int) -> None:
         self._arguments = url, originals, directory
-        self._spawn = multiprocessing.get_context("spawn")
-        self.reads = self._spawn.RawArray(c_int64, count + 1)
+        self._context = multiprocessing.get_context("forkserver")  # all but the first needn't import for half a second
+        self._context.set_forkserver_preload(["bench.soak"])
+        self.reads = self._context.RawArray(c_int64, count + 1)
         self._progress = [Progress(0, time.monotonic())] * count
         self._started = 0
         self.processes = [self._start(slot) for slot in range(count)]
 
-    def _start(self, slot: int) -> SpawnProcess:
+    def _start(self, slot: int) -> ForkServerProcess:
         self._started += 1
-        process = self._spawn.Process(
+        process = self._context.Process(
             target=read_for_ever, args=(*self._arguments, self._started, slot, self.reads), daemon=True
         )
         process.start()
@@ -218,7 +219,7 @@ class Crowd:
                 self._show_stacks(process)
                 raise RuntimeError(f"process {slot} {progress.describe(now)}")
 
-    def _show_stacks(self, process: SpawnProcess) -> None:
+    def _show_stacks(self, process: ForkServerProcess) -> None:
         """Have it print what its threads and tasks are at; one that hasn't come to its work yet ends by this."""
         if process.pid is not None:
             os.kill(process.pid, signal.SIGUSR1)

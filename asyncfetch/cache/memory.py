@@ -5,7 +5,7 @@ entry. Room is reserved before a fetch begins, so the bound holds while bytes ar
 the buffer that is also the entry.
 
 A range must not be evicted between its landing and the moment its callers run again, or with a small bound two callers
-could evict each other's bytes for ever. So each waiting caller has a claim, and the landing gives each claim a lease.
+could evict each other's bytes for ever. So a load keeps its entry leased until all its callers have leases.
 
 All entries of an object are of one version: the one that the reader below insists on, if it knows versions. That reader
 may forget an object, or may have seen it change in another call. So each hit and each landing checks that the version
@@ -14,11 +14,12 @@ is still the same, and entries of another one are dropped.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left, bisect_right, insort
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
 
 import anyio
 
@@ -39,7 +40,8 @@ from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.memory_pool import allocate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from contextlib import AbstractAsyncContextManager
     from typing import Self
 
     from asyncfetch.cache.disk.layout import DiskTier
@@ -155,24 +157,20 @@ class Lease:
 
 
 class _EntrySpan(NamedTuple):
-    """An entry's range and bytes."""
-
     start: int
     stop: int
     view: memoryview
 
 
+@dataclass(slots=True)
 class _Held:
-    __slots__ = ("info", "spans")
-
-    def __init__(self, info: ObjectInfo | None) -> None:
-        self.info = info
-        self.spans: list[_EntrySpan] = []
-        """One for each entry, ordered by start and stop."""
+    info: ObjectInfo | None
+    spans: list[_EntrySpan] = field(default_factory=list)
+    """One for each entry, ordered by start and stop."""
 
 
-class HeldVersions:
-    """The version and ranges of each object's entries. Not thread-safe."""
+class _HeldVersions:
+    """The version and ranges of each object's entries."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
@@ -184,21 +182,15 @@ class HeldVersions:
 
     def add(self, key: CacheKey, buffer: memoryview, info: ObjectInfo | None) -> None:
         """Note an entry, of a version that ``agrees``."""
-        name = key.range.url
-        held = self._held.get(name)
-        if held is None:
-            held = self._held[name] = _Held(info)
-        elif held.info is None:
-            held.info = info
-        insort(held.spans, _span(key, buffer), key=_place)
+        held = self._held.setdefault(key.range.url, _Held(info))
+        held.info = held.info or info
+        insort(held.spans, _span(key, buffer), key=lambda span: span[:2])
 
     def remove(self, key: CacheKey, buffer: memoryview) -> None:
-        """Forget an entry."""
-        name = key.range.url
-        held = self._held[name]
-        del held.spans[bisect_left(held.spans, _place(_span(key, buffer)), key=_place)]
-        if not held.spans:
-            del self._held[name]
+        spans = self._held[key.range.url].spans
+        del spans[bisect_left(spans, _span(key, buffer)[:2], key=lambda span: span[:2])]
+        if not spans:
+            del self._held[key.range.url]
 
     def parts(self, wanted: ByteRange, stop: int) -> tuple[ObjectInfo | None, list[_EntrySpan]]:
         """The version of a range, and the parts of it that entries hold, ascending.
@@ -223,32 +215,21 @@ def _span(key: CacheKey, buffer: memoryview) -> _EntrySpan:
     return _EntrySpan(key.range.start, key.range.start + len(view), view)
 
 
-def _place(span: _EntrySpan) -> tuple[int, int]:
-    return span[:2]
-
-
 T = TypeVar("T")
-K = TypeVar("K", bound="Hashable")
-V = TypeVar("V")
+Entries: TypeAlias = "LeasedLRU[CacheKey, memoryview]"
+Reservation: TypeAlias = "RoomReservation[CacheKey, memoryview]"
 
 
-class _ReservationWaiter(Generic[K, V]):
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.served = anyio.Event()
-        self.reservation: RoomReservation[K, V] | None = None
-
-
-class ReservationQueue(Generic[K, V]):
-    """Reservations in a LeasedLRU, first come, first served.
+class ReservationQueue:
+    """Reservations of room for entries, first come, first served.
 
     A small request behind a large one waits for it, or a stream of small ones would starve the large one. After room
-    is freed (a lease or a reservation given back, entries dropped), call ``grant``. Bound to one loop, not thread-safe.
+    is freed (a lease or a reservation given back, entries dropped), call ``grant``.
     """
 
-    def __init__(self, lru: LeasedLRU[K, V]) -> None:
+    def __init__(self, lru: Entries) -> None:
         self._lru = lru
-        self._waiters: dict[_ReservationWaiter[K, V], None] = {}  # ordered, with removal in O(1)
+        self._waiters: dict[asyncio.Future[Reservation], int] = {}  # ordered, with removal in O(1); sizes in bytes
         self._granting = False
         self.waited = 0
         """Requests that had to wait so far."""
@@ -257,27 +238,25 @@ class ReservationQueue(Generic[K, V]):
         """Requests that are waiting."""
         return len(self._waiters)
 
-    async def reserve(self, size_bytes: int) -> RoomReservation[K, V]:
+    async def reserve(self, size_bytes: int) -> Reservation:
         """Room for ``size_bytes``, after earlier requests. Cancelled, it gives up its turn and its room."""
         reservation = self.reserve_nowait(size_bytes)
         if reservation is not None:
             return reservation
         self.waited += 1
-        waiter: _ReservationWaiter[K, V] = _ReservationWaiter(size_bytes)
-        self._waiters[waiter] = None
+        served: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
+        self._waiters[served] = size_bytes
         try:
-            await waiter.served.wait()
+            return await served
         except BaseException:
-            self._waiters.pop(waiter, None)
-            if waiter.reservation is not None:
-                waiter.reservation.release()
+            self._waiters.pop(served, None)
+            if served.done() and not served.cancelled():
+                served.result().release()
             self.grant()  # it may have blocked those behind it
             raise
-        assert waiter.reservation is not None
-        return waiter.reservation
 
-    def reserve_nowait(self, size_bytes: int) -> RoomReservation[K, V] | None:
-        """Room for ``size_bytes`` if there is some and no request waits, or None."""
+    def reserve_nowait(self, size_bytes: int) -> Reservation | None:
+        """Room if there is some and no request waits, or None."""
         return None if self._waiters else self._lru.reserve(size_bytes)
 
     def grant(self) -> None:
@@ -287,13 +266,13 @@ class ReservationQueue(Generic[K, V]):
         self._granting = True
         try:
             while self._waiters:
-                waiter = next(iter(self._waiters))
-                reservation = self._lru.reserve(waiter.size_bytes)
-                if reservation is None:
-                    return
-                del self._waiters[waiter]
-                waiter.reservation = reservation
-                waiter.served.set()
+                served, size_bytes = next(iter(self._waiters.items()))
+                if not served.cancelled():
+                    reservation = self._lru.reserve(size_bytes)
+                    if reservation is None:
+                        return
+                    served.set_result(reservation)
+                del self._waiters[served]
         finally:
             self._granting = False
 
@@ -312,30 +291,22 @@ def require_room(ranges: Iterable[ByteRange], max_bytes: int) -> None:
 Arguments = TypeVarTuple("Arguments")
 
 
-class _RangeClaim:
-    """A caller that waits for a flight, and the lease that the landing gives it."""
-
-    __slots__ = ("lease",)
-
-    def __init__(self) -> None:
-        self.lease: Lease | None = None
-
-
+@dataclass(eq=False, slots=True)
 class _RangeLoad:
-    """One fetch under way."""
+    """One fetch under way, or landed and not yet handed to all its callers."""
 
-    __slots__ = ("buffer", "current", "info", "name", "reservation")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.current = True
-        """False once the object was forgotten: then the bytes aren't kept."""
-        self.buffer = memoryview(b"")
-        """Header, then the bytes."""
-        self.reservation: RoomReservation[CacheKey, memoryview] | None = None
-        """The room for them; None if they can't be kept."""
-        self.info: ObjectInfo | None = None
-        """Their version; None if the reader knows none."""
+    name: str
+    callers: int = 0
+    current: bool = True
+    """False once the object was forgotten: then the bytes aren't kept."""
+    buffer: memoryview = field(default_factory=lambda: memoryview(b""))
+    """Header, then the bytes."""
+    reservation: Reservation | None = None
+    """The room for them; None if they can't be kept."""
+    info: ObjectInfo | None = None
+    """Their version; None if the reader knows none."""
+    landing: EntryLease[CacheKey, memoryview] | None = None
+    """Keeps the entry until its callers have their leases."""
 
 
 class ByteCache(AsyncOnly):
@@ -377,13 +348,13 @@ class ByteCache(AsyncOnly):
         self._disk = None if disk is None else DiskReader(fetcher, disk)
         self._fetcher: RangeReader = self._disk or fetcher
         self._versioned = self._fetcher if isinstance(self._fetcher, VersionedReader) else None
-        self._versions = HeldVersions()
+        self._versions = _HeldVersions()
         self._max_bytes = max_bytes
         self._allocate = allocate
-        self._lru: LeasedLRU[CacheKey, memoryview] = LeasedLRU(max_bytes, on_evict=self._tell_evicted)
+        self._lru: Entries = LeasedLRU(max_bytes, on_evict=self._tell_evicted)
         self._space = ReservationQueue(self._lru)
-        self._claims: dict[CacheKey, set[_RangeClaim]] = {}
-        self._loads: set[_RangeLoad] = set()
+        self._loads: dict[CacheKey, _RangeLoad] = {}
+        """The latest for each key."""
         self._evict_callbacks: list[Callable[[CacheKey], object]] = []
         self._joins = self._misses = self._bypasses = 0
         self._guard: LoopGuard | None = None
@@ -484,18 +455,10 @@ class ByteCache(AsyncOnly):
 
     def statistics(self) -> CacheStatistics:
         """A snapshot; taken off the loop its figures can be one event apart."""
-        held = self._lru.statistics()
         return CacheStatistics(
-            hits=held.hits,
+            **asdict(self._lru.statistics()) | {"misses": self._misses},  # the table's are lookups
             joins=self._joins,
-            misses=self._misses,
             bypasses=self._bypasses,
-            evictions=held.evictions,
-            entries=held.entries,
-            max_bytes=held.max_bytes,
-            used_bytes=held.used_bytes,
-            leased_bytes=held.leased_bytes,
-            reserved_bytes=held.reserved_bytes,
             waiting=len(self._space),
             waited=self._space.waited,
             disk=None if self._disk is None else self._disk.disk_statistics(),
@@ -541,47 +504,49 @@ class ByteCache(AsyncOnly):
         return None if held is None else Lease(key, held.value, partial(self._give_back, held))
 
     async def _obtain(self, wanted: ByteRange, key: CacheKey) -> Lease:
-        """A lease: at once if the bytes are held, else by the key's flight, or a new one."""
         self._check()
         lease = self._hit(wanted.url, key)
         if lease is not None:
             return lease
         if key in self._flights:
             self._joins += 1
+            load = self._loads[key]
         else:
             self._misses += 1
-        claim = _RangeClaim()
-        self._claims.setdefault(key, set()).add(claim)
+            if key in self._loads:  # its callers were cancelled, and it will be
+                self._loads[key].current = False
+            load = self._loads[key] = _RangeLoad(key.range.url)
+        load.callers += 1
         try:
-            await self._flights.run(key, partial(self._load, wanted, key))
-        except BaseException:
-            self._withdraw(key, claim)
-            raise
-        assert claim.lease is not None
-        return claim.lease
-
-    def _withdraw(self, key: CacheKey, claim: _RangeClaim) -> None:
-        if claim.lease is not None:
-            claim.lease.release()
-            return
-        claims = self._claims[key]
-        claims.discard(claim)
-        if not claims:
-            del self._claims[key]
-
-    async def _load(self, wanted: ByteRange, key: CacheKey) -> None:
-        """Read the bytes, keep them if possible, and give them to all claims."""
-        load = _RangeLoad(key.range.url)
-        self._loads.add(load)
-        try:
-            with self._watching(wanted.url):
-                await self._read(load, wanted, key)
+            await self._flights.run(key, partial(self._load, load, wanted, key))
+            held = None if load.landing is None else load.landing.share()
+            return Lease(key, load.buffer, None if held is None else partial(self._give_back, held))
         finally:
-            self._loads.discard(load)
-        if not self._may_keep(load, wanted.url) and load.reservation is not None:
-            load.reservation.release()
-            load.reservation = None
-        self._land(key, load)
+            load.callers -= 1
+            if not load.callers:
+                self._end(key, load)
+
+    def _end(self, key: CacheKey, load: _RangeLoad) -> None:
+        if self._loads.get(key) is load:
+            del self._loads[key]
+        if load.landing is not None:
+            load.landing.release()
+            self._space.grant()
+
+    async def _load(self, load: _RangeLoad, wanted: ByteRange, key: CacheKey) -> None:
+        """Read the bytes, and keep them if possible."""
+        with self._watching(wanted.url):
+            await self._read(load, wanted, key)
+        if self._may_keep(load, wanted.url) and load.reservation is not None:
+            self._versions.add(key, load.buffer, load.info)
+            load.landing = load.reservation.commit(key, load.buffer)
+            if not load.callers:  # cancelled twice, they didn't wait
+                load.landing.release()
+        else:
+            self._bypasses += 1
+            if load.reservation is not None:
+                load.reservation.release()
+        self._space.grant()
 
     async def _read(self, load: _RangeLoad, wanted: ByteRange, key: CacheKey) -> None:
         """Read the bytes behind their header, in reserved room if they can be kept."""
@@ -643,20 +608,6 @@ class ByteCache(AsyncOnly):
         self._forget(load.name)
         return True
 
-    def _land(self, key: CacheKey, load: _RangeLoad) -> None:
-        claims = self._claims.pop(key, set())
-        if load.reservation is None:
-            self._bypasses += 1
-            for claim in claims:
-                claim.lease = Lease(key, load.buffer, None)
-        else:
-            self._versions.add(key, load.buffer, load.info)
-            landing = load.reservation.commit(key, load.buffer)
-            for claim in claims:
-                claim.lease = Lease(key, load.buffer, partial(self._give_back, landing.share()))
-            landing.release()
-        self._space.grant()
-
     @contextmanager
     def _watching(self, url: str) -> Iterator[None]:
         """Drop the object's entries if it turns out to be replaced, so that old and new bytes never mix."""
@@ -668,7 +619,7 @@ class ByteCache(AsyncOnly):
 
     def _forget(self, name: str) -> None:
         """Drop an object's entries, and don't keep its loads."""
-        for load in self._loads:
+        for load in self._loads.values():
             if load.name == name:
                 load.current = False
         self._lru.drop(lambda key: key.range.url == name)

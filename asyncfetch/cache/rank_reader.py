@@ -23,9 +23,10 @@ import pickle
 import socket
 import struct
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import anyio
 
@@ -36,18 +37,19 @@ from asyncfetch.errors import ClosedError, ObjectChanged, WorkerError
 from asyncfetch.fetch.batch import each_on_its_own
 from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.fetch.objects import difference
-from asyncfetch.fetch.reader import VersionedReader, byte_ranges, closed_range
+from asyncfetch.fetch.reader import RangeReader, VersionedReader, byte_ranges, closed_range
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.single_flight import SharedLRU
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
     from typing import Self
 
-    from asyncfetch.fetch.reader import RangeReader, WritableBuffer
+    from asyncfetch.fetch.reader import WritableBuffer
 
+T = TypeVar("T")
 _LENGTH = struct.Struct("!Q")
 _PEER = struct.Struct("3i")
 """pid, uid and gid, of SO_PEERCRED."""
@@ -56,6 +58,13 @@ _BACKLOG = 1024
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 """Sockets that a forked child must not keep: a copy would hide this process's end from the others."""
+
+
+def _unix_socket() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    _sockets.add(made)
+    made.setblocking(False)
+    return made
 
 
 def _close_in_child() -> None:
@@ -85,7 +94,6 @@ class _PieceAnswer(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
         return len(self.pickled)
 
 
@@ -99,38 +107,29 @@ class _WorkerPeer:
 
     writer: asyncio.StreamWriter
     ahead: Caller
-    scopes: dict[int, anyio.CancelScope] = field(default_factory=dict)
-    """Scopes of its requests, by their number."""
-    callers: dict[int, Caller] = field(default_factory=dict)
+    requests: dict[int, tuple[anyio.CancelScope, Caller]] = field(default_factory=dict)
+    """Those under way, by their number."""
     lent: dict[int, tuple[CacheKey, Lease]] = field(default_factory=dict)
     charged: list[CacheKey] = field(default_factory=list)
     """The clips that it has, or that are being fetched for it."""
 
 
 class _Server:
-    """Reads for all connected workers. Bound to its loop.
-
-    Args:
-        reader: Its source.
-        clips: The clips that it lends.
-        regions: Their memory.
-        small_bytes: Bound on other answers that it keeps.
-        workers: Number of workers, among which room for clips is divided.
-    """
+    """Reads for all connected workers: lends clips, whose memory is in regions, and keeps small answers."""
 
     def __init__(
         self, reader: RangeReader, clips: ByteCache, regions: Regions, *, small_bytes: int, workers: int
     ) -> None:
         self._reader = reader
         self._versioned = reader if isinstance(reader, VersionedReader) else None
-        self.clips = clips
+        self._clips = clips
         self._regions = regions
         self._small: SharedLRU[tuple[Any, ...], _PieceAnswer] = SharedLRU(small_bytes)
         self._share_bytes = clips.max_bytes // workers
         self._changed = anyio.Event()
         """Set when there may be room for a waiting request."""
         self._names = itertools.count(1)
-        self._users: dict[CacheKey, int] = {}
+        self._users: Counter[CacheKey] = Counter()
         self._lent_bytes = 0
 
     async def attend(self, connection: socket.socket) -> None:
@@ -148,15 +147,14 @@ class _Server:
                 while (message := await _read(reader)) is not None:
                     match message:
                         case "ask", number, is_urgent, verb, arguments:
-                            worker.scopes[number] = anyio.CancelScope()
-                            behind = None if is_urgent else worker.ahead
-                            worker.callers[number] = Caller(urgent=is_urgent, behind=behind)
+                            caller = Caller(urgent=is_urgent, behind=None if is_urgent else worker.ahead)
+                            worker.requests[number] = anyio.CancelScope(), caller
                             group.start_soon(self._answer, worker, number, verb, arguments)
-                        case "raise_priority", number if number in worker.callers:
-                            worker.callers[number].raise_priority()
+                        case "raise_priority", number if number in worker.requests:
+                            worker.requests[number][1].raise_priority()
                             self._wake()
-                        case "cancel", number if number in worker.scopes:
-                            worker.scopes[number].cancel()
+                        case "cancel", number if number in worker.requests:
+                            worker.requests[number][0].cancel()
                         case "gone", names:
                             self._take_back(worker, names)
                 group.cancel_scope.cancel()
@@ -170,10 +168,11 @@ class _Server:
                 os.close(process)
 
     async def _answer(self, worker: _WorkerPeer, number: int, verb: str, arguments: tuple[Any, ...]) -> None:
+        scope, caller = worker.requests[number]
         try:
-            with worker.scopes[number], calling(worker.callers[number]):
+            with scope, calling(caller):
                 if verb == "lease":
-                    answer: object = await self._lend(worker, worker.callers[number], *arguments)
+                    answer: object = await self._lend(worker, caller, *arguments)
                 else:
                     answer = await self._read(verb, arguments)
                 _write(worker.writer, (number, True, answer))
@@ -182,40 +181,42 @@ class _Server:
         except Exception as error:  # noqa: BLE001  raised in the worker
             _write(worker.writer, (number, False, error))
         finally:
-            del worker.scopes[number], worker.callers[number]
+            del worker.requests[number]
 
-    async def _lend(self, worker: _WorkerPeer, caller: Caller, wanted: ByteRange, header: bytes) -> _Loan | None:
-        key = CacheKey.of(wanted, header)
+    async def _lend(
+        self, worker: _WorkerPeer, caller: Caller, url: str, start: int, stop: int, header: bytes
+    ) -> _Loan | None:
+        key = CacheKey.of(ByteRange(url, start, stop), header)
         while not self._has_room(worker, key, is_urgent=caller.urgent):
             if caller.urgent:
                 return None
             await self._changed.wait()
         self._count(worker, key)
         try:
-            lease = await self.clips.acquire(wanted.url, wanted.start, _stop(wanted), header=header)
+            lease = await self._clips.acquire(url, start, stop, header=header)
         except BaseException as error:
             self._uncount(worker, key)
             if isinstance(error, ObjectChanged):
-                self._forget(wanted.url)
+                self._forget(url)
             raise
         name = next(self._names)
         worker.lent[name] = key, lease
-        return _Loan(name, self._regions.place_of(lease.buffer), self._known(wanted.url))
+        return _Loan(name, self._regions.place_of(lease.buffer), self._known(url))
 
     def _has_room(self, worker: _WorkerPeer, key: CacheKey, *, is_urgent: bool) -> bool:
         size_bytes = key.size_bytes or 0
         if key in self._users:
             return True
-        if self._lent_bytes + size_bytes > self.clips.max_bytes:
+        if self._lent_bytes + size_bytes > self._clips.max_bytes:
             return False
         charged = sum((charged.size_bytes or 0) / self._users[charged] for charged in worker.charged)
         return is_urgent or charged + size_bytes <= self._share_bytes
 
     def _count(self, worker: _WorkerPeer, key: CacheKey) -> None:
         worker.charged.append(key)
-        if key not in self._users:
+        if not self._users[key]:
             self._lent_bytes += key.size_bytes or 0
-        self._users[key] = self._users.get(key, 0) + 1
+        self._users[key] += 1
         self._wake()
 
     def _uncount(self, worker: _WorkerPeer, key: CacheKey) -> None:
@@ -281,7 +282,7 @@ class _RemoteCaller(Caller):
 
 
 class _ServerConnection:
-    """A worker's connection to the server. Bound to its loop."""
+    """A worker's connection to the server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int) -> None:
         self._reader, self._writer = reader, writer
@@ -354,14 +355,10 @@ class _ServerConnection:
 
 
 class RankReader:
-    """A RangeReader that reads as one with others of its name. Use it as an async context manager.
+    """A RangeReader that reads as one with others of its name, which only the rank's loader workers know.
 
-    Args:
-        name: A name that only the rank's loader workers know.
-        open_reader: Opens the server's source, within the rank's limits.
-        clips_bytes: Bound on the clips lent and kept, over all workers.
-        small_bytes: Bound on other answers kept.
-        workers: Number of the rank's workers.
+    Use it as an async context manager. ``open_reader`` opens the server's source, within the rank's limits. The bounds
+    are for the clips lent and kept, over all workers, and for other answers kept.
     """
 
     def __init__(
@@ -421,10 +418,8 @@ class RankReader:
 
     async def _connect(self) -> _ServerConnection | None:
         """A connection to the server. None without a server: then this becomes it, unless another worker was first."""
-        connection = socket.socket(socket.AF_UNIX)
-        _sockets.add(connection)
+        connection = _unix_socket()
         try:
-            connection.setblocking(False)
             await asyncio.get_running_loop().sock_connect(connection, self._address)
             pid = _check_peer(connection)
             reader, writer = await asyncio.open_unix_connection(sock=connection)
@@ -440,10 +435,8 @@ class RankReader:
         return server
 
     def _become_server(self) -> None:
-        listener = socket.socket(socket.AF_UNIX)
-        _sockets.add(listener)
+        listener = _unix_socket()
         try:
-            listener.setblocking(False)
             listener.bind(self._address)
             listener.listen(_BACKLOG)
         except OSError as error:
@@ -458,35 +451,30 @@ class RankReader:
     async def lease(self, url: str, start: int, stop: int, *, header: bytes = b"") -> Lease | None:
         """A lease like ``ByteCache.acquire``'s, in common memory; None if there is no room, or it can't be mapped."""
         wanted = ByteRange(url, start, stop)
-        while True:
-            server = await self._connected()
-            try:
-                lent: _Loan | None = await server.ask("lease", (wanted, header))
-                buffer = None if lent is None else server.view(lent)
-                if lent is None or buffer is None:
-                    return None
-                break
-            except _LostError:
-                continue
-            except ObjectChanged:
-                self._infos.pop(url, None)
-                raise
-        self._note(url, lent.info)
+        server, loan = await self._ask(url, "lease", wanted.url, wanted.start, wanted.stop, header)
+        buffer = None if loan is None else server.view(loan)
+        if buffer is None:
+            return None
+        self._note(url, loan.info)
         return Lease(CacheKey.of(wanted, header), buffer, server.give_back_soon)
 
-    async def _ask(self, verb: str, url: str, *arguments: Any) -> Any:  # noqa: ANN401
+    async def _read(self, url: str, verb: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        _, answer = await self._ask(url, verb.__name__, *arguments)
+        self._note(url, answer.info)
+        value: T = pickle.loads(answer.pickled)
+        return value
+
+    async def _ask(self, url: str, verb: str, *arguments: object) -> tuple[_ServerConnection, Any]:
+        """The server, and its answer."""
         while True:
             server = await self._connected()
             try:
-                answer: _PieceAnswer = await server.ask(verb, arguments)
-                break
+                return server, await server.ask(verb, arguments)
             except _LostError:
                 continue
             except ObjectChanged:
                 self._infos.pop(url, None)
                 raise
-        self._note(url, answer.info)
-        return pickle.loads(answer.pickled)
 
     def _note(self, url: str, info: ObjectInfo | None) -> None:
         known = self._infos.get(url)
@@ -504,23 +492,19 @@ class RankReader:
 
     async def stat(self, url: str) -> ObjectInfo:
         """Size and version of the object."""
-        info: ObjectInfo = await self._ask("stat", url, url)
-        return info
+        return await self._read(url, RangeReader.stat, url)
 
     async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
         """Bytes [start, stop) of the object."""
-        view: memoryview = await self._ask("fetch", url, url, start, stop)
-        return view
+        return await self._read(url, RangeReader.fetch, url, start, stop)
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its first ``min(max_bytes, size)`` bytes."""
-        head: tuple[ObjectInfo, memoryview] = await self._ask("fetch_head", url, url, max_bytes)
-        return head
+        return await self._read(url, RangeReader.fetch_head, url, max_bytes)
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its last ``min(max_bytes, size)`` bytes."""
-        tail: tuple[ObjectInfo, memoryview] = await self._ask("fetch_tail", url, url, max_bytes)
-        return tail
+        return await self._read(url, RangeReader.fetch_tail, url, max_bytes)
 
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         """Bytes [start, stop) into the caller's buffer of exactly that length."""
@@ -540,19 +524,13 @@ class RankReader:
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
         """All ranges, in input order."""
         wanted = tuple(byte_ranges(ranges))
-        views: list[memoryview] = await self._ask("fetch_many", wanted[0].url, wanted) if wanted else []
-        return views
+        return await self._read(wanted[0].url, RangeReader.fetch_many, wanted) if wanted else []
 
     def fetch_stream(
         self, ranges: Iterable[ByteRange]
     ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
         """(index in ``ranges``, whole range) pairs as they arrive."""
         return each_on_its_own(ranges, lambda one: self.fetch(one.url, one.start, one.stop))
-
-
-def _stop(wanted: ByteRange) -> int:
-    assert wanted.stop is not None
-    return wanted.stop
 
 
 def _check_peer(connection: socket.socket) -> int:
@@ -564,11 +542,7 @@ def _check_peer(connection: socket.socket) -> int:
 
 
 def _open_process(pid: int) -> int | None:
-    """A descriptor of a process, readable at its end; None in a sandbox without them.
-
-    Raises:
-        ProcessLookupError: It has ended.
-    """
+    """A descriptor, readable at the end of the process; None in a sandbox. ProcessLookupError if it has ended."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -579,14 +553,14 @@ def _open_process(pid: int) -> int | None:
 
 async def _ended(process: int | None) -> None:
     """Wait until the process has ended; for ever without a descriptor."""
+    if process is None:
+        return await anyio.sleep_forever()
     loop, ended = asyncio.get_running_loop(), anyio.Event()
-    if process is not None:
-        loop.add_reader(process, ended.set)
+    loop.add_reader(process, ended.set)
     try:
         await ended.wait()
     finally:
-        if process is not None:
-            loop.remove_reader(process)
+        loop.remove_reader(process)
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:  # noqa: ANN401

@@ -32,7 +32,7 @@ class RegionPlace(NamedTuple):
     region: int
     """Its number."""
     descriptor: int
-    """Descriptor of its file, in the process that fills it."""
+    """Of its file, in the process that fills it."""
     region_bytes: int
     start: int
     stop: int
@@ -66,7 +66,7 @@ class Regions:
     def allocate(self, size_bytes: int) -> memoryview:
         """Writable bytes. CacheError if the system has no memory for so many."""
         self.sweep()
-        start, nbytes = 0, -(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        nbytes = -(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         region = self._current
         if region is None or region.used_bytes + nbytes > region.memory.nbytes:
             region = self._renew(nbytes)
@@ -122,11 +122,7 @@ class Regions:
 
 
 class MappedRegions:
-    """Regions that another process fills, mapped in this one. Bound to its loop; views may be dropped in any thread.
-
-    Args:
-        pid: The other process's.
-    """
+    """Regions that another process fills, mapped in this one. Bound to its loop; views may be dropped in any thread."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

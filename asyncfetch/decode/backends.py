@@ -66,11 +66,7 @@ def choose_backend(backend: DecoderBackend) -> Literal["torchcodec", "pyav"]:
 
 @functools.cache
 def _problem(module: str) -> Exception | None:
-    """Return why a module can't be imported; None where it can.
-
-    Held without a lock, so that none crosses a fork: threads that come at the same time wait for Python's own import
-    lock, and find the same.
-    """
+    """Why a module can't be imported; None if it can. Without a lock, which could cross a fork: Python has its own."""
     try:
         _import(module)
     except (ImportError, OSError, RuntimeError) as error:
@@ -97,17 +93,14 @@ def _warn_of_fallback(cause: str, remedy: str) -> None:
 
 
 def _missing_cuda_library(error: BaseException | None) -> str | None:
-    """The library of CUDA's that isn't there; None where that isn't why."""
     while error is not None:
-        found = CUDA_LIBRARY.search(str(error))
-        if found is not None:
+        if (found := CUDA_LIBRARY.search(str(error))) is not None:
             return found[1]
         error = error.__cause__ or error.__context__
     return None
 
 
 def _version(package: str) -> str:
-    """Return name and version, such as "torch 2.13.0+cpu"."""
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:
@@ -128,6 +121,5 @@ def _cause(error: Exception) -> str:
     if library is not None:
         return f"{_version('torchcodec')} doesn't load beside {_version('torch')}, which comes without {library}"
     words = " ".join(str(error).split())
-    if len(words) > CAUSE_CHARACTERS:
-        words = words[:CAUSE_CHARACTERS] + "..."
-    return f"{type(error).__name__}: {words}"
+    shown = words if len(words) <= CAUSE_CHARACTERS else words[:CAUSE_CHARACTERS] + "..."
+    return f"{type(error).__name__}: {shown}"

@@ -1,11 +1,10 @@
 """Open decoders, kept for the next frame of the same video, bounded in number and in bytes.
 
 The cache owns decoders by reference only. It never closes one: it lets go of it, and a thread that decodes with it then
-keeps it alive; with the last reference the decoder frees its memory and files. So nothing in use can be closed, and
-nothing unused stays open. A decoder must free itself when it goes, as ours and torchcodec's do.
+keeps it alive. A decoder must free its memory and files with its last reference, as ours and torchcodec's do.
 
-The lock guards dictionaries and numbers only. Opening happens outside it, once for a key, whatever the number of
-threads that ask; so does the freeing of what was evicted. No SharedLRU: its waiters need a loop.
+The lock guards dictionaries and numbers only: opening and freeing happen outside it. No SharedLRU: its waiters need a
+loop.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 from asyncfetch.config.checks import whole_number
@@ -95,7 +96,6 @@ class _State(Generic[DecoderT]):
     evictions: int = 0
 
     def count_let_go(self, nbytes: int) -> None:
-        """One decoder less, as far as the cache has a say."""
         self.let_go_bytes += max(nbytes, DECODER_LEAST_BYTES)
 
 
@@ -120,8 +120,8 @@ class DecoderCache(Generic[DecoderT]):
         self, max_size: int | Literal[_Unset.UNSET] | None = _UNSET, max_bytes: int | None = DEFAULT_BYTES
     ) -> None:
         self._max_size = _size_from_environment() if max_size is _UNSET else _bound("max_size", max_size)
-        self._max_bytes = max_bytes = _bound("max_bytes", max_bytes)
-        self._trim_bytes = max(TRIM_LEAST_BYTES, (DEFAULT_BYTES if max_bytes is None else max_bytes) // TRIM_SHARE)
+        self._max_bytes = _bound("max_bytes", max_bytes)
+        self._trim_bytes = max(TRIM_LEAST_BYTES, (max_bytes or DEFAULT_BYTES) // TRIM_SHARE)
         self._closed = False
         # By process, so that a child finds nothing of its parent's, a lock held at the fork included; adding to a
         # dictionary is atomic.
@@ -129,8 +129,7 @@ class DecoderCache(Generic[DecoderT]):
 
     def allow(self, size: int) -> None:
         """Let so many decoders be held, where fewer were allowed."""
-        if self._max_size is not None:
-            self._max_size = max(self._max_size, size)
+        self._max_size = max(self._max_size, size)
 
     def get(self, key: Hashable, open: Callable[[], DecoderT]) -> DecoderT:  # noqa: A002 - the word for it
         """The decoder of ``key``; ``open`` makes it where there is none.
@@ -144,70 +143,54 @@ class DecoderCache(Generic[DecoderT]):
         """
         state = self._state()
         with state.lock:
-            self._check_open()
+            if self._closed:
+                raise ClosedError("the decoder cache was closed; make a new one")
             if (found := state.held.get(key)) is not None:
                 state.held.move_to_end(key)
                 state.hits += 1
                 return found[0]
-            flight, leads = state.opening.get(key), False
-            if flight is None:
-                flight, leads = state.opening.setdefault(key, SharedFuture()), True
-            state.hits += not leads
-            state.misses += leads
-        if leads:
-            return self._open(state, key, open, flight)
-        return flight.result()
+            mine: SharedFuture[DecoderT] = SharedFuture()
+            opened = state.opening.setdefault(key, mine)
+            state.hits += opened is not mine
+            state.misses += opened is mine
+        return self._open(state, key, open, mine) if opened is mine else opened.result()
 
     def _open(
         self,
         state: _State[DecoderT],
         key: Hashable,
         open: Callable[[], DecoderT],  # noqa: A002
-        flight: SharedFuture[DecoderT],
+        opened: SharedFuture[DecoderT],
     ) -> DecoderT:
         try:
             decoder = open()
             nbytes = int(getattr(decoder, "nbytes", 0))
         except BaseException as error:
             with state.lock:
-                _forget(state, key, flight)
-            flight.fail(error)
+                _forget(state, key, opened)
+            opened.fail(error)
             raise
+        evicted = []
         with state.lock:
-            if _forget(state, key, flight):
-                evicted = self._keep(state, key, decoder, nbytes)
+            if _forget(state, key, opened) and nbytes <= self._max_bytes:
+                state.held[key] = decoder, nbytes
+                state.nbytes += nbytes
             else:
-                evicted = []
                 state.count_let_go(nbytes)
+            while len(state.held) > self._max_size or state.nbytes > self._max_bytes:
+                _, (oldest, freed) = state.held.popitem(last=False)
+                state.nbytes -= freed
+                state.evictions += 1
+                state.count_let_go(freed)
+                evicted.append(oldest)
             trims = state.let_go_bytes >= self._trim_bytes
             if trims:  # here and not in discard, because that is called on loops, too
                 state.let_go_bytes = 0
-        flight.set_result(decoder)
+        opened.set_result(decoder)
         del evicted  # here, outside the lock, they are freed
         if trims:
             trim_heap()
         return decoder
-
-    def _keep(self, state: _State[DecoderT], key: Hashable, decoder: DecoderT, nbytes: int) -> list[DecoderT]:
-        """Add a decoder; returns those that had to make room for it."""
-        if self._max_bytes is not None and nbytes > self._max_bytes:
-            state.count_let_go(nbytes)
-            return []
-        state.held[key] = decoder, nbytes
-        state.nbytes += nbytes
-        evicted = []
-        while self._over(state):
-            _, (oldest, freed) = state.held.popitem(last=False)
-            state.nbytes -= freed
-            state.evictions += 1
-            state.count_let_go(freed)
-            evicted.append(oldest)
-        return evicted
-
-    def _over(self, state: _State[DecoderT]) -> bool:
-        return (self._max_size is not None and len(state.held) > self._max_size) or (
-            self._max_bytes is not None and state.nbytes > self._max_bytes
-        )
 
     def discard(self, key: Hashable) -> None:
         """Let go of the decoder of ``key``, if there is one. One being opened goes to its callers, but isn't kept."""
@@ -224,27 +207,24 @@ class DecoderCache(Generic[DecoderT]):
         """Let go of all decoders; those being opened go to their callers, but aren't kept."""
         state = self._state()
         with state.lock:
-            state.opening.clear()
-            held, state.held = state.held, OrderedDict()
-            for _, nbytes in held.values():
-                state.count_let_go(nbytes)
-            state.nbytes = 0
-        del held
+            keys = [*state.held, *state.opening]
+        for key in keys:
+            self.discard(key)
 
     def close(self) -> None:
-        """Clear, and refuse from now on. Twice is once."""
+        """Clear, and refuse from now on. Idempotent."""
         self._closed = True
         self.clear()
 
     def statistics(self) -> DecoderCacheStatistics:
-        """Return what it holds and did, in this process."""
+        """A snapshot, of this process."""
         state = self._state()
         with state.lock:
             return DecoderCacheStatistics(
                 size=len(state.held),
                 nbytes=state.nbytes,
-                max_size=self._max_size,
-                max_bytes=self._max_bytes,
+                max_size=_finite(self._max_size),
+                max_bytes=_finite(self._max_bytes),
                 hits=state.hits,
                 misses=state.misses,
                 evictions=state.evictions,
@@ -252,12 +232,7 @@ class DecoderCache(Generic[DecoderT]):
 
     def _state(self) -> _State[DecoderT]:
         process = os.getpid()
-        state = self._states.get(process)
-        return self._states.setdefault(process, _State()) if state is None else state
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the decoder cache was closed; make a new one")
+        return self._states.get(process) or self._states.setdefault(process, _State())
 
     def __repr__(self) -> str:
         now = self.statistics()
@@ -265,26 +240,25 @@ class DecoderCache(Generic[DecoderT]):
         return f"<DecoderCache{closed} {now.size}/{now.max_size} decoders, {now.nbytes}/{now.max_bytes} bytes>"
 
 
-def _forget(state: _State[DecoderT], key: Hashable, flight: SharedFuture[DecoderT]) -> bool:
-    """End a flight; False where discard, clear or close ended it already, and its decoder isn't to be kept."""
-    if state.opening.get(key) is not flight:
-        return False
-    del state.opening[key]
-    return True
+def _forget(state: _State[DecoderT], key: Hashable, opened: SharedFuture[DecoderT]) -> bool:
+    """End an opening; False if discard, clear or close did, and the decoder isn't to be kept."""
+    is_awaited = state.opening.get(key) is opened
+    if is_awaited:
+        del state.opening[key]
+    return is_awaited
 
 
-def _bound(name: str, bound: int | None) -> int | None:
-    return None if bound is None else whole_number(f"{name} of a decoder cache, which may be None,", bound, least=1)
+def _bound(name: str, bound: int | None) -> float:
+    return inf if bound is None else whole_number(f"{name} of a decoder cache, which may be None,", bound, least=1)
+
+
+def _finite(bound: float) -> int | None:
+    return None if bound == inf else int(bound)
 
 
 def _size_from_environment() -> int:
-    text = os.environ.get(SIZE_VARIABLE)
-    if text is None:
-        return DEFAULT_SIZE
-    try:
-        size = int(text)
-    except ValueError:
-        size = 0
-    if size < 1:
-        raise ConfigError(f"{SIZE_VARIABLE} must be a whole number from 1 on, not {text!r}")
-    return size
+    text = os.environ.get(SIZE_VARIABLE, str(DEFAULT_SIZE))
+    with suppress(ValueError):
+        if (size := int(text)) >= 1:
+            return size
+    raise ConfigError(f"{SIZE_VARIABLE} must be a whole number from 1 on, not {text!r}")

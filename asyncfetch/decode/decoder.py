@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from asyncfetch.errors import ConfigError, DecodeError, FrameMissing, MissingDep
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -111,8 +111,8 @@ class Clip:
     """Frames that a decoder may start at; None where it finds out by itself."""
     first_frame: int = 0
     misplaced: NDArray[np.float64] | None = field(default=None, repr=False)
-    """Shape (N, 2), where the table and the video put some frame too far apart: when each frame is shown by the one and
-    by the other, in seconds of the file, and NaN for the frames that have no such trouble."""
+    """Shape (N, 2): when each frame is shown by the table and by the video, in seconds of the file, if these are too
+    far apart; NaN for other frames."""
     whole_from: int | None = None
     """Time, in ticks, from which on pictures are whole, where the first one may lean on others in front of it."""
 
@@ -131,15 +131,12 @@ class Clip:
         return self.data.nbytes
 
     def ranks(self, frames: Sequence[int]) -> list[int]:
-        """Rank in the clip of each of ``frames``, in their order.
-
-        Raises:
-            FrameMissing: The video has no such frame.
-        """
+        """Rank in the clip of each frame, in their order; FrameMissing if the video has no such frame."""
         first, count = self.first_frame, len(self)
         ranks = [int(self.frame_index[frame - first]) if 0 <= frame - first < count else -1 for frame in frames]
         if self.whole_from is not None:
-            self._check_whole([frame for frame, rank in zip(frames, ranks, strict=True) if rank >= 0])
+            shown = (frame for frame, rank in zip(frames, ranks, strict=True) if rank >= 0)
+            self._check_whole(shown, self.whole_from)
         if -1 in ranks:
             frame = frames[ranks.index(-1)]
             place = frame - first
@@ -163,34 +160,48 @@ class Clip:
         """Presentation time of a frame that is there."""
         return int(self.pts[frame - self.first_frame])
 
-    def _check_whole(self, frames: Sequence[int]) -> None:
-        assert self.whole_from is not None
+    def _check_whole(self, frames: Iterable[int], whole_from: int) -> None:
         for frame in frames:
-            if (late := self.whole_from - self.ticks(frame)) > 0:
+            if (late := whole_from - self.ticks(frame)) > 0:
                 raise DecodeError(
                     f"{self.name}: frame {frame} can't be decoded: the video has no key frame in front of it but a "
                     "recovery point (intra refresh), from which a decoder has whole pictures only "
                     f"{late / self.timescale:.6f} s after that frame: encode it anew, with x264's intra-refresh=0"
                 )
 
-    def seconds(self, frame: int) -> float:
-        """The same in seconds."""
-        return self.ticks(frame) / self.timescale
+
+def stack_frames(frames: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack at least one (channels, height, width) as (N, channels, height, width), channels-last in memory.
+
+    A single one is not copied.
+    """
+    if len(frames) == 1:
+        return frames[0].unsqueeze(0)
+    stacked: torch.Tensor = import_torch().stack([frame.permute(1, 2, 0) for frame in frames])
+    return stacked.permute(0, 3, 1, 2)
 
 
-KIB = 1024
-
-
-class FrameDecoder(Protocol):
+class FrameDecoder(ABC):
     """Decodes frames of one video. Threads may share it; it serves one of them at a time.
 
     It frees what it holds when its last reference goes.
+
+    Args:
+        clip: The video.
+        size: What pictures are brought to, once they are turned; None leaves them as they are.
     """
 
-    @property
-    def nbytes(self) -> int:
-        """Memory it holds beside the clip's bytes; an estimate."""
-        ...
+    num_frames: int
+    """Frames that the library found."""
+    nbytes: int
+    """Memory it holds beside the clip's bytes; an estimate."""
+
+    def __init__(self, clip: Clip, size: PictureSize | None = None) -> None:
+        self.clip = clip
+        self.size = size
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # a decoder's state is one position in one video
+        self._sound: set[int] = set()  # key frames of the clip that were looked at
 
     def frames(self, frames: Sequence[int]) -> torch.Tensor:
         """The frames of these numbers, in this order; duplicates are welcome.
@@ -205,53 +216,6 @@ class FrameDecoder(Protocol):
             DecodeError: The bytes can't be decoded.
             WrongLoop: The decoder was opened before a fork, in the parent.
         """
-        ...
-
-    def each(self, frames: Sequence[int]) -> list[torch.Tensor]:
-        """Return the frames, each (channels, height, width) in memory of its own; duplicates are one tensor."""
-        ...
-
-    def give(self, frames: Sequence[int], take: Callable[[int, torch.Tensor], None]) -> None:
-        """Give frames one by one: ``take(place in frames, picture)`` is called while the picture is in the caches."""
-        ...
-
-
-def estimated_nbytes(codec: str, width: int, height: int, bytes_per_sample: int) -> int:
-    """Memory of one open decoder after some random frames.
-
-    In frames of 4:2:0, measured as growth of resident memory a decoder, torchcodec 0.13 with FFmpeg 5.1, 640x480 and
-    1280x720, 8 and 10 bits: AV1 0.6-4, HEVC 8-9 (13.5 in 10 bits, counted as 8-bit frames), H.264 8-10 (14 with many
-    reference frames; 15 in 10 bits, counted as 8-bit frames).
-    """
-    frames = 6 if codec == "av01" else 12
-    return frames * width * height * 3 // 2 * bytes_per_sample + 256 * KIB
-
-
-def stack_frames(frames: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack at least one (channels, height, width) as (N, channels, height, width), channels-last in memory.
-
-    A single one is not copied.
-    """
-    if len(frames) == 1:
-        return frames[0].unsqueeze(0)
-    stacked: torch.Tensor = import_torch().stack([frame.permute(1, 2, 0) for frame in frames])
-    return stacked.permute(0, 3, 1, 2)
-
-
-class ClipDecoder(ABC):
-    """The part that both back ends share: which frames may be asked for, by one thread at a time, in one process."""
-
-    def __init__(self, clip: Clip, *, num_frames: int, bytes_per_sample: int, size: PictureSize | None = None) -> None:
-        self.clip = clip
-        self.size = size
-        self.num_frames = num_frames  # that the decoder found
-        self.nbytes = estimated_nbytes(clip.codec, clip.width, clip.height, bytes_per_sample)
-        self._pid = os.getpid()
-        self._lock = threading.Lock()  # a decoder's state is one position in one video
-        self._sound: set[int] = set()  # key frames of the clip that were looked at
-
-    def frames(self, frames: Sequence[int]) -> torch.Tensor:
-        """See FrameDecoder."""
         ranks = self._ranks(frames)
         if not ranks:
             return self._no_frames()
@@ -259,15 +223,13 @@ class ClipDecoder(ABC):
             return self._decode_together(frames, ranks)
 
     def each(self, frames: Sequence[int]) -> list[torch.Tensor]:
-        """See FrameDecoder."""
+        """The frames, each (channels, height, width) in memory of its own; duplicates are one tensor."""
         ranks = self._ranks(frames)
-        if not ranks:
-            return []
         with self._lock:
-            return self._of_its_size(self._decode(frames, ranks))
+            return self._decode(frames, ranks) if ranks else []
 
     def give(self, frames: Sequence[int], take: Callable[[int, torch.Tensor], None]) -> None:
-        """See FrameDecoder."""
+        """Give frames one by one: ``take(place in frames, picture)`` is called while the picture is in the caches."""
         ranks = self._ranks(frames)
         with self._lock:
             rank, picture = -1, None
@@ -275,7 +237,7 @@ class ClipDecoder(ABC):
                 if picture is None or ranks[place] != rank:
                     picture = None  # its memory, still in the caches, is the next one's
                     rank = ranks[place]
-                    [picture] = self._of_its_size(self._decode([frames[place]], [rank]))
+                    [picture] = self._decode([frames[place]], [rank])
                 take(place, picture)
 
     def _ranks(self, frames: Sequence[int]) -> list[int]:
@@ -294,7 +256,7 @@ class ClipDecoder(ABC):
         return ranks
 
     def _check_key_frames(self, ranks: list[int]) -> None:
-        """Raise DecodeError where one that decoding may have to start at isn't one."""
+        """DecodeError if a frame that decoding may have to start at isn't a key frame."""
         if (key_frames := self.clip.key_frames) is None:
             return
         for number in {key_frames.in_front_of(rank) for rank in ranks} - self._sound:
@@ -314,21 +276,25 @@ class ClipDecoder(ABC):
 
     @abstractmethod
     def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
-        """Return the frames with these ranks in the clip, at least one. Called under the lock."""
+        """The frames with these ranks in the clip, at least one, in their size. Called under the lock."""
 
     def _decode_together(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
-        """Return the frames as one tensor; for a back end that can write them into one, without a copy."""
-        return stack_frames(self._of_its_size(self._decode(frames, ranks)))
+        """The frames as one tensor, which a library may write without a copy."""
+        return stack_frames(self._decode(frames, ranks))
 
-    def _of_its_size(self, pictures: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The same; DecodeError where one isn't as large as the clip, and none was brought to a size of its own."""
-        if self.size is None:
-            for picture in pictures:
-                self._check_size(*picture.shape[-2:])
-        return pictures
+    def _estimate_nbytes(self, pixel_format: str) -> int:
+        """Memory of one open decoder after some random frames of this format: "yuv420p", "yuv420p10le" ...
+
+        In frames of 4:2:0, measured as growth of resident memory a decoder, torchcodec 0.13 with FFmpeg 5.1, 640x480
+        and 1280x720, 8 and 10 bits: AV1 0.6-4, HEVC 8-9 (13.5 in 10 bits, counted as 8-bit frames), H.264 8-10 (14 with
+        many reference frames; 15 in 10 bits, counted as 8-bit frames).
+        """
+        frames = 6 if self.clip.codec == "av01" else 12
+        bytes_per_sample = 2 if pixel_format.endswith(("le", "be")) else 1
+        return frames * self.clip.width * self.clip.height * 3 // 2 * bytes_per_sample + 256 * 1024
 
     def _check_size(self, height: int, width: int) -> None:
-        """Raise DecodeError where pictures aren't as large as the clip, which turned ones may lie across.
+        """DecodeError if pictures aren't as large as the clip, which turned ones may lie across.
 
         A file has one size in its index, but videos of others may have been joined to it by stream copy.
         """
@@ -348,7 +314,7 @@ AFTER_ALL = 1 << 63
 
 
 class MemoryFile:
-    """The part of a file that PyAV needs, over a buffer: only the blocks that it reads are copied."""
+    """A buffer as a file for PyAV: only the blocks that it reads are copied."""
 
     def __init__(self, data: memoryview | bytes) -> None:
         self._data = memoryview(data)
@@ -361,7 +327,7 @@ class MemoryFile:
         return block
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Moves from the start (0), here (1) or the end (2), and tells the new position."""
+        """Move from the start (0), here (1) or the end (2), and return the new position."""
         self._position = max(0, offset + (0, self._position, len(self._data))[whence])
         return self._position
 
@@ -370,7 +336,7 @@ class MemoryFile:
         return self._position
 
 
-class PyAVDecoder(ClipDecoder):
+class PyAVDecoder(FrameDecoder):
     """Frames through PyAV: where torchcodec doesn't load, and for depth, of which that would lose 4 bits.
 
     A frame is found by its time alone. Decoding goes on from where it stands if no key frame lies between there and the
@@ -381,22 +347,23 @@ class PyAVDecoder(ClipDecoder):
     Args:
         clip: The video.
         turns: Whether pictures are turned as its track says, as torchcodec turns them by itself.
-        size: Of the pictures, once they are turned.
+        size: As in FrameDecoder.
     """
 
     def __init__(self, clip: Clip, *, turns: bool = True, size: PictureSize | None = None) -> None:
         import av
 
+        super().__init__(clip, size)
         self._turns = turns
-        self._whole_from = clip.whole_from
-
         self._distances = None if clip.depth is None else clip.depth.distances()
         self._next_pts = 0  # the frames still to come are shown at this time or later
         self._errors = av.FFmpegError
         try:
             self._container = av.open(MemoryFile(clip.data), mode="r")
-            self._stream = self._single_stream(clip)
-            shown = self._shown()
+            self._stream = self._single_stream()
+            # What the file says that it shows. The last packet is empty: it flushes the decoder.
+            packets = self._container.demux(self._stream)
+            shown = [(packet.pts, packet.is_keyframe) for packet in packets if packet.size and not packet.is_discard]
             self._shown_pts = sorted(pts for pts, _ in shown)
             self._key_pts = sorted(pts for pts, is_key in shown if is_key)
             if not self._key_pts:
@@ -404,24 +371,16 @@ class PyAVDecoder(ClipDecoder):
             self._seek(self._key_pts[0])
         except self._errors as error:
             raise DecodeError(f"{clip.name}: PyAV can't open its {clip.nbytes} bytes: {error}") from error
-        wide = (self._stream.codec_context.pix_fmt or "").endswith(("le", "be"))
-        super().__init__(clip, num_frames=len(shown), bytes_per_sample=2 if wide else 1, size=size)
+        self.num_frames = len(shown)
+        self.nbytes = self._estimate_nbytes(self._stream.codec_context.pix_fmt or "")
 
     def __del__(self) -> None:
         # Container and stream refer to each other: without this they'd wait for the garbage collector.
         if (container := getattr(self, "_container", None)) is not None:
             container.close()
 
-    def _shown(self) -> list[tuple[int, bool]]:
-        """Time, and whether it is a key frame, of each frame that the file says it shows."""
-        return [
-            (packet.pts, packet.is_keyframe)
-            for packet in self._container.demux(self._stream)
-            if packet.size and not packet.is_discard  # the last one is empty: it flushes the decoder
-        ]
-
-    def _single_stream(self, clip: Clip) -> Any:  # noqa: ANN401
-        streams = self._container.streams.video
+    def _single_stream(self) -> Any:  # noqa: ANN401
+        clip, streams = self.clip, self._container.streams.video
         if not streams:
             raise DecodeError(f"{clip.name}: it has no video track")
         stream = streams[0]
@@ -440,7 +399,6 @@ class PyAVDecoder(ClipDecoder):
         return [decoded[pts] for pts in wanted]
 
     def _frame_at(self, pts: int) -> torch.Tensor:
-        """The frame shown at ``pts``."""
         key = self._key_pts[max(0, bisect.bisect_right(self._key_pts, pts) - 1)]
         if not key <= self._next_pts <= pts:
             self._seek(key)
@@ -462,7 +420,7 @@ class PyAVDecoder(ClipDecoder):
         )
 
     def _check_whole(self, frame: Any) -> None:  # noqa: ANN401
-        """Raise DecodeError where it is damaged, or one before it didn't come: it may lean on that."""
+        """DecodeError if it is damaged, or one before it didn't come: it may lean on that."""
         due = bisect.bisect_left(self._shown_pts, self._next_pts)
         if frame.is_corrupt or due < bisect.bisect_left(self._shown_pts, frame.pts):
             self._next_pts = AFTER_ALL
@@ -479,20 +437,18 @@ class PyAVDecoder(ClipDecoder):
 
     def _begin(self, key_pts: int) -> int:
         """The time from which on frames are whole that are decoded from that key frame on."""
-        return key_pts if self._whole_from is None else max(key_pts, self._whole_from)
+        return key_pts if self.clip.whole_from is None else max(key_pts, self.clip.whole_from)
 
     def _picture(self, frame: Any) -> torch.Tensor:  # noqa: ANN401
         pixels: torch.Tensor = import_torch().from_numpy(self._array(frame)).permute(2, 0, 1)
-        if self.size is None:
-            return pixels
         self._check_size(*pixels.shape[-2:])
-        return self.size.resize(pixels)
+        return pixels if self.size is None else self.size.resize(pixels)
 
     def _array(self, frame: Any) -> NDArray[Any]:  # noqa: ANN401
         """(height, width, channels)."""
         if self._distances is None:
             rgb: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-            # By whole quarters. No angle is a number below any.
+            # By whole quarters. Without an angle the rotation is below any.
             degrees = frame.rotation if self._turns and abs(frame.rotation) <= 180 else 0
             return np.ascontiguousarray(np.rot90(rgb, round(degrees / 90)))
         codes = frame.to_ndarray(format="gray12le")
@@ -505,11 +461,7 @@ PLACE_IN_SOURCE = re.compile(r"^\w+, \S+:\d+, ")
 
 
 def open_video(data: memoryview | bytes, name: str, **settings: Any) -> Any:  # noqa: ANN401 - torchcodec is optional
-    """A torchcodec VideoDecoder on these bytes, which it reads in place and keeps alive, with these further settings.
-
-    Raises:
-        DecodeError: They aren't a video, or not one that FFmpeg here can decode.
-    """
+    """A torchcodec VideoDecoder on these bytes, read in place; DecodeError if FFmpeg here can't decode them."""
     from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
     try:
@@ -521,24 +473,22 @@ def open_video(data: memoryview | bytes, name: str, **settings: Any) -> Any:  # 
         raise DecodeError(f"{name}: torchcodec can't open its {len(data)} bytes: {_reason(error)}") from error
 
 
-class TorchcodecDecoder(ClipDecoder):
+class TorchcodecDecoder(FrameDecoder):
     """Frames through torchcodec, by its public API.
 
     It doesn't tell that FFmpeg mended a picture, which is what mostly comes of damaged bits in H.264 and HEVC, or that
-    it passed over a coded frame, as of AV1 where nothing but zeros are left of it: then the frame itself is missing,
-    but those that lean on it come, and are wrong. Where it brings pictures to a size, it doesn't tell either that one
-    had another size than the first: all are scaled.
+    it passed over a coded frame, as of AV1 if only zeros are left of it: the frame itself is missing, but those that
+    lean on it come, and are wrong. Nor does it tell, bringing pictures to a size, that one had another size than the
+    first. Opening one with torchcodec 0.13 on torch 2.13 leaks 1 kB, and resident memory grows by 2-4 kB
+    (pytorch/pytorch#191340, mended in later releases).
     """
 
-    # Opening a decoder with torchcodec 0.13 on torch 2.13 leaks 1 kB: the JSON of its metadata and the strings among
-    # the arguments, which torch's stable ABI copies and forgets (pytorch/pytorch#191340, mended in later releases).
-    # These pieces lie scattered among what the decoder frees when it goes, and their pages can't be given back:
-    # resident memory grows by 2-4 kB a decoder. Nothing in the public API avoids that. PyAV's leave less than 0.4 kB.
-
     def __init__(self, clip: Clip, *, size: PictureSize | None = None) -> None:
-        self.clip, self.size = clip, size
+        super().__init__(clip, size)
         video = self._video = self._open()
-        super().__init__(clip, num_frames=len(video), bytes_per_sample=_bytes_per_sample(video), size=size)
+        self.num_frames = len(video)
+        # The field is newer than the oldest torchcodec we take.
+        self.nbytes = self._estimate_nbytes(getattr(video.metadata, "pixel_format", None) or "")
 
     def _open(self) -> Any:  # noqa: ANN401
         clip, size = self.clip, self.size
@@ -570,11 +520,13 @@ class TorchcodecDecoder(ClipDecoder):
             decoded = video.get_frames_in_range(start, stop)
         for frame, seconds in zip(frames, decoded.pts_seconds.tolist(), strict=True):
             self._check_time(frame, seconds)
-        self._of_its_size([decoded.data])  # all of one size, as they are in one tensor
         return self._filled(decoded.data)
 
     def _filled(self, pictures: torch.Tensor) -> torch.Tensor:
-        return pictures if self.size is None else self.size.fill(pictures)
+        if self.size is not None:
+            return self.size.fill(pictures)
+        self._check_size(*pictures.shape[-2:])
+        return pictures
 
     @contextmanager
     def _opened(self, frames: Sequence[int]) -> Iterator[Any]:
@@ -591,11 +543,11 @@ class TorchcodecDecoder(ClipDecoder):
             ) from error
 
     def _check_time(self, frame: int, seconds: float) -> None:
-        """Raise FrameMissing where the decoder gave another frame than the one of this time.
+        """FrameMissing if the decoder gave another frame than the one of this time.
 
         torchcodec's times are float64 quotients of the same ticks, so half a tick leaves room for any rounding.
         """
-        expected = self.clip.seconds(frame)
+        expected = self.clip.ticks(frame) / self.clip.timescale
         if abs(seconds - expected) > 0.5 / self.clip.timescale:
             raise FrameMissing(
                 f"{self.clip.name}: frame {frame} should be shown at {expected:.6f} s, but the one in its place is "
@@ -604,11 +556,9 @@ class TorchcodecDecoder(ClipDecoder):
 
 
 class _WritableAlias:
-    """Another array on the same memory, said to be writable.
+    """Another array on the same memory, said to be writable: torch has no read-only tensors, and warns of such memory.
 
-    torch has no read-only tensors: ``from_numpy`` and ``frombuffer`` warn about such memory, and DLPack takes it from
-    numpy 2.1 on only. The tensor goes to the demuxer alone, which reads. numpy keeps this object as the array's base,
-    so the memory lives as long as the tensor.
+    numpy keeps this object as the array's base, so the memory lives as long as the tensor.
     """
 
     def __init__(self, source: NDArray[np.uint8]) -> None:
@@ -618,18 +568,14 @@ class _WritableAlias:
 
 
 def tensor_on(data: memoryview | bytes) -> torch.Tensor:
-    """Return a tensor of uint8 on this memory, for a decoder that reads it."""
+    """A tensor of uint8 on this memory, for a decoder that reads it."""
     array = np.asarray(_WritableAlias(np.frombuffer(data, dtype=np.uint8)))
     tensor: torch.Tensor = import_torch().from_numpy(array)
     return tensor
 
 
 def _transforms(size: PictureSize, height: int, width: int) -> list[Any]:
-    """Return what torchcodec does to pictures of this height and width.
-
-    Raises:
-        MissingDependency: It can't: 0.10 was the first that could.
-    """
+    """What torchcodec does to pictures of this height and width; MissingDependency before 0.10, which can't."""
     from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
     if "transforms" not in signature(VideoDecoder).parameters:
@@ -643,13 +589,8 @@ def _transforms(size: PictureSize, height: int, width: int) -> list[Any]:
     return [scaled, CenterCrop((size.height, size.width))] if size.fit == "crop" else [scaled]
 
 
-def _bytes_per_sample(video: Any) -> int:  # noqa: ANN401
-    # "yuv420p", "yuv420p10le" ...; the field is newer than the oldest torchcodec we take.
-    return 2 if (getattr(video.metadata, "pixel_format", None) or "").endswith(("le", "be")) else 1
-
-
 def _reason(error: Exception) -> str:
-    """Return what went wrong, without where in torchcodec's source."""
+    """The message, without the place in torchcodec's source."""
     return PLACE_IN_SOURCE.sub("", str(error))
 
 

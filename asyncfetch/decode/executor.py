@@ -8,7 +8,7 @@ import itertools
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
 
@@ -47,29 +47,18 @@ class DecodePoolStatistics(Figures):
     """Quantiles of those times."""
 
 
-class _Waiting(NamedTuple):
-    """A call that waits for a thread. The next one is the smallest."""
-
-    turn: int
-    came: int
-    """Number of calls that came before it: of calls with one turn, the first goes first."""
-    call: ThreadCall[Any]
-    result: Future[Any]
-
-
 class DecodePool:
     """Runs blocking calls in worker threads, at most ``threads`` at a time, in the order of their turns.
 
     A turn is a number, the lowest is next, and calls of the same one are taken as they came. A pass over a stream
     counts its samples from the ``turn`` on that the pool has when it begins: so what its consumer needs first goes
-    before what was ready earlier and is needed later, and passes side by side get on alike. Anyio's threads would take
-    calls as they came.
+    before what was ready earlier and is needed later, and passes side by side get on alike.
 
-    A thread that is done takes the next call by itself. It needn't be woken: on busy cores the loop would take its
-    time, and a thread that is woken for each call mostly begins it on its waker's core while another one is idle.
+    A thread that is done takes the next call by itself: on busy cores the loop would take its time, and a thread that
+    is woken for each call mostly begins it on its waker's core while another one is idle.
 
-    The callers bound the queue: each waits in its own task. The threads end with ``close``, or when the
-    pool is collected.
+    The callers bound the queue: each waits in its own task. The threads end with ``close``, or when the pool is
+    collected.
 
     Args:
         threads: None means one a core that this process may use.
@@ -85,7 +74,8 @@ class DecodePool:
             raise ConfigError(f"threads must be at least 1, not {threads}")
         self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
         self._lock = threading.Lock()
-        self._waiting: list[_Waiting] = []  # a heap
+        self._waiting: list[tuple[int, int, ThreadCall[Any], Future[Any]]] = []
+        """A heap of calls that wait for a thread: turn, number of calls that came before, call, its result."""
         self._came = itertools.count()
         self.turn = 0
         """The highest of the calls that began so far."""
@@ -124,11 +114,11 @@ class DecodePool:
                 self._call_times.record(call.seconds)
 
     async def _in_thread(self, call: ThreadCall[ResultT], turn: int) -> ResultT:
-        waiting = _Waiting(turn, next(self._came), call, Future())
+        result: Future[ResultT] = Future()
         try:
             with self._lock:  # it waits here for the call, and no other thread takes a call that was given up
                 self._executor.submit(self._run_next)
-                heapq.heappush(self._waiting, waiting)
+                heapq.heappush(self._waiting, (turn, next(self._came), call, result))
         except RuntimeError as error:
             if self._is_closed:
                 raise ClosedError("the threads that decode have ended: open the dataset again") from error
@@ -138,7 +128,7 @@ class DecodePool:
             # The program's main thread is over, and all executors with it; the loop is in another one, and goes on.
             self._late = self._late or anyio.CapacityLimiter(self.threads)
             return await run_sync(call.run, limiter=self._late)
-        return await asyncio.wrap_future(waiting.result)
+        return await asyncio.wrap_future(result)
 
     def _run_next(self) -> None:
         """Run the call that has the turn, in a thread; one comes here for each call."""
@@ -159,12 +149,12 @@ class DecodePool:
             del call, result  # else error -> traceback -> this frame -> result -> error is a cycle
 
     def close(self) -> None:
-        """Let the threads end, each after its last call; new calls are refused. Twice is once."""
+        """Let the threads end, each after its last call; new calls are refused. Idempotent."""
         self._is_closed = True
         self._executor.shutdown(wait=False)
 
     def statistics(self) -> DecodePoolStatistics:
-        """Return what it does and did; taken off the loop, its figures can be one event apart."""
+        """A snapshot; taken off the loop, its figures can be one event apart."""
         calls = tuple(self._calls)  # in one go, which the loop's thread can't come between
         busy = sum(call.runs for call in calls)
         return DecodePoolStatistics(

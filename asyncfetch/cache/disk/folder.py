@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import numpy as np
 
 from asyncfetch.cache.disk.layout import cost_bytes
-from asyncfetch.cache.disk.subdirectories import Subdirectories, entries, unwatched
+from asyncfetch.cache.disk.subdirectories import Removal, Subdirectories, entries, unwatched
 from asyncfetch.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from asyncfetch.cache.disk.layout import BlockSpan, VersionFile
-    from asyncfetch.cache.disk.subdirectories import Progress, Removal
+    from asyncfetch.cache.disk.subdirectories import Progress
 
 T = TypeVar("T")
 
@@ -45,26 +45,15 @@ _UNKNOWN: Final = 2**62
 
 
 class SharedCounter:
-    """The bytes in use, one number in a file that all processes lock. Thread-safe; every method blocks for a moment.
+    """The bytes in use, one number in a file that all processes lock. Thread-safe; not for a forked child.
 
     The number may be too high, never too low, so the bound holds whenever a process is killed. A writer takes the bytes
     before it makes a file; a deleter gives them back after it deleted one. Bytes lost by a kill between the two, or by
-    files that were deleted by hand, come back at the next count of the files.
-
-    A file without a number, or with a wrong checksum, means that nothing was counted yet; until then the cache counts
-    as full.
+    files that were deleted by hand, come back at the next count of the files. Without a number, or with a wrong
+    checksum, nothing was counted yet, and the cache counts as full.
 
     Counting takes long, and writers don't wait for it. So the file also has the sum of all bytes ever taken: the count
-    may have missed those taken meanwhile, so they are added to it.
-
-    The system frees the lock of a killed process. A forked child must not use this.
-
-    Args:
-        path: The file; made if it doesn't exist.
-        prepare: Makes its folder, if that is gone.
-
-    Raises:
-        OSError: It can't be opened for reading and writing.
+    may have missed those taken meanwhile, so they are added to it. ``prepare`` makes the file's folder if it is gone.
     """
 
     def __init__(self, path: Path, prepare: Callable[[], object] = lambda: None) -> None:
@@ -75,7 +64,7 @@ class SharedCounter:
         self._closed = False
 
     def close(self) -> None:
-        """Close the file. No other call may be under way. Idempotent."""
+        """Close the file. Idempotent."""
         with self._threads:
             if not self._closed:
                 self._closed = True
@@ -93,12 +82,9 @@ class SharedCounter:
             return self._read()[1]
 
     def take(self, size_bytes: int, limit_bytes: Callable[[int], int], make: Callable[[], T]) -> T | None:
-        """Take ``size_bytes`` and return ``make()``; None if that is more than may be in use.
+        """Take the bytes and return ``make()``; None if that is more than ``limit_bytes(bytes in use now)``.
 
-        Args:
-            size_bytes: Bytes to take.
-            limit_bytes: The limit, as a function of the bytes in use now.
-            make: Makes the file, with its full length, under the lock.
+        ``make`` makes the file, with its full length, under the lock.
         """
         with self._locked():
             used, taken = self._read()
@@ -123,13 +109,11 @@ class SharedCounter:
                 self._write(max(0, used - size_bytes), taken)
             return size_bytes
 
-    def recount(self, counted_bytes: int, taken_before: int) -> int:
-        """Set the result of a count that began when ``taken_before`` was read; returns the bytes in use now."""
+    def recount(self, counted_bytes: int, taken_before: int) -> None:
+        """Set the result of a count that began when ``taken_before`` was read."""
         with self._locked():
             _, taken = self._read()
-            used = counted_bytes + max(0, taken - taken_before)
-            self._write(used, taken)
-            return used
+            self._write(counted_bytes + max(0, taken - taken_before), taken)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -146,13 +130,11 @@ class SharedCounter:
 
     def _is_there(self) -> bool:
         """Return whether the open file is still the one at the path; the folder may have been moved or deleted."""
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        return False
 
     def _reopen(self) -> None:
-        """Open the file that is at the path now, a new one if need be, so that all processes use the same."""
         self._prepare()
         descriptor = _open(self._path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -191,7 +173,6 @@ class Mount:
     file_system: str
     """Its type, such as "ext4" or "fuse.sshfs"."""
     options: frozenset[str]
-    """Options of the mount and of the file system."""
 
 
 def mount_of(path: str, lines: Iterable[str]) -> Mount | None:
@@ -212,7 +193,7 @@ def mount_of(path: str, lines: Iterable[str]) -> Mount | None:
 
 
 def why_unfit(mount: Mount) -> str | None:
-    """The reason why a mount is unfit for a disk cache; None if none is known."""
+    """Why a mount is unfit for a disk cache; None if no reason is known."""
     kind = mount.file_system
     if kind == "lustre" and not mount.options & {"flock", "localflock"}:
         return "Lustre is mounted without its option flock or localflock"
@@ -224,17 +205,11 @@ def why_unfit(mount: Mount) -> str | None:
 def require_locks(directory: Path, lock_file: Path) -> None:
     """CacheError, which names the file system, if locks don't work in a directory or aren't reliable.
 
-    Args:
-        directory: The directory.
-        lock_file: A file in it; made if it doesn't exist, and locked for a moment.
-
-    Raises:
-        OSError: The file can't be opened for writing.
+    ``lock_file`` in it is made if it doesn't exist, and locked for a moment; OSError if that can't be.
     """
     mount = None
     if _MOUNTS.exists():
-        # Names of mounts needn't be UTF-8.
-        lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = os.fsdecode(_MOUNTS.read_bytes()).splitlines()
         mount = mount_of(os.path.realpath(directory), lines)
     unfit = why_unfit(mount) if mount is not None else None
     if unfit is None and not _locks_work(lock_file):
@@ -245,22 +220,17 @@ def require_locks(directory: Path, lock_file: Path) -> None:
 
 
 def _locks_work(lock_file: Path) -> bool:
-    one = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    other = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(one, fcntl.LOCK_EX)
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # no locks at all
-    else:
-        return False
-    finally:
-        with suppress(OSError):
-            fcntl.flock(one, fcntl.LOCK_UN)  # a child forked meanwhile has it open
-        os.close(other)
-        os.close(one)
+    with open(lock_file, "ab") as one, open(lock_file, "ab") as other:
+        try:
+            fcntl.flock(one, fcntl.LOCK_EX)
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # another one: no locks at all
+            return isinstance(error, BlockingIOError)
+        else:
+            return False
+        finally:
+            with suppress(OSError):
+                fcntl.flock(one, fcntl.LOCK_UN)  # a child forked meanwhile has it open
 
 
 SLACK: Final = 20
@@ -290,20 +260,11 @@ class NewFile:
 
     descriptor: int
     path: str
-    cost_bytes: int
+    file_bytes: int
 
 
 class Folder:
     """An open directory. Thread-safe, and shared with other processes; every method blocks. Not for a forked child.
-
-    Args:
-        directory: Absolute.
-        create: Whether to make it if it doesn't exist.
-        wall_ns: Nanoseconds since the epoch.
-
-    Attributes:
-        directory: As given.
-        subdirectories: The complete files.
 
     Raises:
         CacheError: It doesn't exist, can't be used by this user, or is on a file system without proper locks.
@@ -314,14 +275,13 @@ class Folder:
         self._root = directory / "v1"
         self._objects, self._new, self._evicting = self._root / "objects", self._root / "new", self._root / "evicting"
         self.subdirectories = Subdirectories(self._objects, wall_ns=wall_ns)
+        used = self._root / "used"
         try:
-            if not create and not (self._objects.is_dir() and (self._root / "used").is_file()):
-                raise CacheError(
-                    f"there is no disk cache at {directory}: it has no {self._root.name}/used beside objects"
-                )
+            if not create and not (self._objects.is_dir() and used.is_file()):
+                raise CacheError(f"there is no disk cache at {directory}: it has no v1/used beside objects")
             self._prepare()
-            require_locks(directory, self._root / "used")
-            self._counter = SharedCounter(self._root / "used", self._prepare)
+            require_locks(directory, used)
+            self._counter = SharedCounter(used, self._prepare)
             try:
                 if self._counter.used_bytes() is None:
                     self.count()
@@ -343,7 +303,7 @@ class Folder:
             tag.write_bytes(_TAG)
 
     def close(self) -> None:
-        """Close it; the files stay. No other call may be under way. Idempotent."""
+        """Close it; the files stay. Idempotent."""
         self._counter.close()
 
     def used_bytes(self) -> int:
@@ -351,19 +311,13 @@ class Folder:
         return self._counter.used_bytes() or 0
 
     def free_bytes(self) -> int:
-        """The free bytes of the disk, for this user."""
+        """Free bytes of the disk, for this user."""
         status = os.statvfs(self._root)
         return status.f_bavail * status.f_frsize
 
     def new_file(self, file_bytes: int, limit_bytes: Callable[[int], int]) -> NewFile | None:
-        """A file of this length to write, or None without room for it.
-
-        Args:
-            file_bytes: Its length.
-            limit_bytes: The limit, as a function of the bytes in use.
-        """
-        cost = cost_bytes(file_bytes)
-        return self._counter.take(cost, limit_bytes, partial(self._make_file, file_bytes, cost))
+        """A file of this length to write, or None without room for it; ``limit_bytes`` is SharedCounter.take's."""
+        return self._counter.take(cost_bytes(file_bytes), limit_bytes, partial(self._make_file, file_bytes))
 
     def make_room(self, file_bytes: int, limit_bytes: Callable[[int], int]) -> bool:
         """Delete the least recently used files, so that one of this length and a few more fit; returns whether it does.
@@ -373,13 +327,12 @@ class Folder:
         cost = cost_bytes(file_bytes)
         if limit_bytes(self.used_bytes()) < cost:
             return False
-        removed = self._evict(lambda used: _goal(limit_bytes(used), cost, used), wait=False, progress=unwatched)
-        if removed is None:
+        if self._evict(lambda used: _goal(limit_bytes(used), cost, used), wait=False) is None:
             return False
         used = self.used_bytes()
         return used + cost <= limit_bytes(used)
 
-    def _make_file(self, file_bytes: int, cost: int) -> NewFile:
+    def _make_file(self, file_bytes: int) -> NewFile:
         path = f"{self._new}/{os.urandom(12).hex()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
@@ -394,24 +347,18 @@ class Folder:
             os.close(descriptor)
             os.unlink(path)
             raise
-        return NewFile(descriptor, path, cost)
-
-    def publish(self, new: NewFile, version: VersionFile, piece: BlockSpan) -> None:
-        """Let others find the file. It replaces an equal one. Close the descriptor after that."""
-        self.subdirectories.put(new.path, version, piece)
+        return NewFile(descriptor, path, file_bytes)
 
     def discard(self, new: NewFile) -> None:
         """Give up a file that isn't published. Close the descriptor after that."""
-        self._counter.give_back(partial(_delete, new.path, new.cost_bytes))
+        self._counter.give_back(partial(_delete, new.path, new.file_bytes))
 
     def remove(self, version: VersionFile, piece: BlockSpan) -> None:
         """Delete the file of a piece, if it still exists."""
-        self._counter.give_back(
-            partial(_delete, self.subdirectories.path(version, piece), cost_bytes(piece.file_bytes))
-        )
+        self._counter.give_back(partial(_delete, self.subdirectories.path(version, piece), piece.file_bytes))
 
     def survey(self, progress: Progress = unwatched) -> Survey:
-        """Look at all files; see Subdirectories.look."""
+        """A look at all files."""
         found = self.subdirectories.look(progress)
         times = found.used_at_ns
         return Survey(
@@ -425,7 +372,7 @@ class Folder:
 
     def count(self) -> int:
         """Count all bytes, and correct the counter. Waits for evictions."""
-        self._evict(lambda used: used, wait=True, progress=unwatched)
+        self._evict(lambda used: used, wait=True)
         return self.used_bytes()
 
     def prune(self, max_bytes: int, progress: Progress = unwatched) -> Removal:
@@ -433,47 +380,38 @@ class Folder:
 
         If it is interrupted, the deleted files count as present until the next count.
         """
-        removed = self._evict(lambda _used: max_bytes, wait=True, progress=progress)
-        assert removed is not None
-        return removed
+        return self._evict(lambda _used: max_bytes, wait=True, progress=progress) or Removal(0, 0)
 
     def sweep(self) -> int:
         """Delete the unfinished files of dead writers; returns their bytes."""
         return self._counter.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in entries(self._new)))
 
-    def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool, progress: Progress) -> Removal | None:
+    def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool, progress: Progress = unwatched) -> Removal | None:
         """Delete the least recently used until ``goal_bytes(total)`` are left; None while another process does."""
-        with self._sole_evictor(wait=wait) as sole:
-            if not sole:
+        with open(self._evicting, "ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
                 return None
-            taken_before = self._counter.taken_bytes()
-            self.sweep()
-            # Unfinished files first: one that is published meanwhile counts twice, else it might be missed.
-            unfinished_bytes = self._unfinished_bytes()
-            found = self.subdirectories.look(progress)
-            total = unfinished_bytes + int(found.cost_bytes.sum())
-            removed = self.subdirectories.delete_oldest(found, total - goal_bytes(total), progress)
-            self._counter.recount(total - removed.cost_bytes, taken_before)
-            return removed
+            try:
+                taken_before = self._counter.taken_bytes()
+                self.sweep()
+                # Unfinished files first: one that is published meanwhile counts twice, else it might be missed.
+                unfinished_bytes = self._unfinished_bytes()
+                found = self.subdirectories.look(progress)
+                total = unfinished_bytes + int(found.cost_bytes.sum())
+                removed = self.subdirectories.delete_oldest(found, total - goal_bytes(total), progress)
+                self._counter.recount(total - removed.cost_bytes, taken_before)
+                return removed
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile may keep it open for hours
 
     def _unfinished_bytes(self) -> int:
-        return sum(_cost_of(entry) for entry in entries(self._new))
-
-    @contextmanager
-    def _sole_evictor(self, *, wait: bool) -> Iterator[bool]:
-        descriptor = os.open(self._evicting, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-            else:
-                try:
-                    yield True
-                finally:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile may keep it open for hours
-        finally:
-            os.close(descriptor)
+        total = 0
+        for entry in entries(self._new):
+            with suppress(FileNotFoundError):
+                total += cost_bytes(entry.stat(follow_symlinks=False).st_size)
+        return total
 
 
 def _goal(limit_bytes: int, needed_bytes: int, used_bytes: int) -> int:
@@ -481,50 +419,39 @@ def _goal(limit_bytes: int, needed_bytes: int, used_bytes: int) -> int:
     return used_bytes if limit_bytes < needed_bytes else limit_bytes - max(needed_bytes, limit_bytes // SLACK)
 
 
-def _cost_of(entry: os.DirEntry[str]) -> int:
+def _delete(path: str, file_bytes: int) -> int:
+    """Delete a file and return the bytes that it takes, at most those of the length that it was counted with."""
     try:
-        return cost_bytes(entry.stat(follow_symlinks=False).st_size)
-    except FileNotFoundError:
-        return 0
-
-
-def _delete(path: str, most_bytes: int) -> int:
-    """Delete a file and return its bytes, at most those it was counted with."""
-    try:
-        cost = cost_bytes(os.stat(path).st_size)
+        size_bytes = os.stat(path).st_size
         os.unlink(path)
     except FileNotFoundError:
         return 0
-    return min(cost, most_bytes)
+    return cost_bytes(min(size_bytes, file_bytes))
 
 
 def _delete_if_abandoned(path: str) -> int:
-    """Delete an unfinished file of a dead writer; returns its bytes."""
+    """Delete an unfinished file of a dead writer; returns the bytes that it takes."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, PermissionError, IsADirectoryError):
-        return 0
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
-        return cost_bytes(os.fstat(descriptor).st_size)
-    except (BlockingIOError, FileNotFoundError, PermissionError):  # it is being written, was published, or isn't ours
-        return 0
-    finally:
-        os.close(descriptor)
+        with open(path, "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+            return cost_bytes(os.fstat(file.fileno()).st_size)
+    except (BlockingIOError, FileNotFoundError, PermissionError, IsADirectoryError):
+        return 0  # it is being written, was published, or isn't ours
 
 
 def _unusable(directory: Path, error: OSError) -> CacheError:
     message = f"the disk cache's directory {directory} can't be used: {error.strerror or error}"
     if not isinstance(error, PermissionError):
         return CacheError(f"{message} ({error.filename or directory}). Choose another one, or see to it")
+    user = _user(os.geteuid())
     try:
-        owner = directory.stat().st_uid
+        owner = _user(directory.stat().st_uid)
     except OSError:
-        return CacheError(f"{message}. Choose one below a folder that user {_user(os.geteuid())} may write to")
+        return CacheError(f"{message}. Choose one below a folder that user {user} may write to")
     return CacheError(
-        f"{message}. It belongs to user {_user(owner)}, and this is user {_user(os.geteuid())}: choose a directory of "
-        "your own, or share it (a common group, chmod -R g+rwX and g+s on its folders, and umask 002 for both)"
+        f"{message}. It belongs to user {owner}, and this is user {user}: choose a directory of your own, or share it "
+        "(a common group, chmod -R g+rwX and g+s on its folders, and umask 002 for both)"
     )
 
 

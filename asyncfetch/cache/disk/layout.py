@@ -115,12 +115,7 @@ def load_checksum() -> Callable[[Any], int]:
 
 
 def object_id(url: str, endpoint: str = "") -> str:
-    """The beginning of the names of all files of an object.
-
-    Args:
-        url: The object's.
-        endpoint: Its store, if the url leaves that open; see EndpointReader.
-    """
+    """The beginning of the names of all files of an object; ``endpoint`` is its store if the url leaves that open."""
     name = object_name(url)
     return _digest(f"{endpoint}\n{name}" if endpoint else name, _OBJECT_DIGEST)
 
@@ -144,11 +139,6 @@ class VersionFile:
         """The part that the names of its files begin with."""
         return f"{self.object}-{self.version}"
 
-    @property
-    def digest(self) -> bytes:
-        """The part that the headers of its files begin with."""
-        return bytes.fromhex(self.object + self.version)
-
 
 @dataclass(frozen=True, slots=True)
 class BlockSpan:
@@ -170,11 +160,11 @@ class BlockSpan:
     @property
     def file_bytes(self) -> int:
         """Length of its file."""
-        return HEADER_BYTES + self.stop - self.start
+        return HEADER_BYTES + self.size_bytes
 
     def header(self, version: VersionFile, checksum: int) -> bytes:
         """The first bytes of its file; the content follows."""
-        return _HEADER.pack(_MAGIC, version.digest, self.start, self.stop, checksum)
+        return _HEADER.pack(_MAGIC, bytes.fromhex(version.object + version.version), self.start, self.stop, checksum)
 
 
 def subdirectories(object_id: str, start: int, stop: int) -> set[str]:

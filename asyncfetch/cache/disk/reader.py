@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import anyio
 
@@ -29,7 +29,7 @@ from asyncfetch.runtime.single_flight import SingleFlight
 from asyncfetch.runtime.threads import run_to_its_end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from typing import Self
 
     from asyncfetch.cache.disk.layout import DiskTier
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.reader import RangeReader, WritableBuffer
 
 T = TypeVar("T")
+End: TypeAlias = "tuple[ObjectInfo, memoryview]"
+"""Version of an object, and its first or last bytes."""
 
 THREADS: Final = 8
 """Threads that read and write files; NVMe disks are saturated by fewer."""
@@ -55,11 +57,7 @@ class DiskReader:
     It keeps objects on web servers with a strong ETag and, if the fetcher is an EndpointReader, those in S3 and on the
     Hub; all others bypass it. No caller waits for another one's write, nor for room: while some is made, in the
     background, nothing is written. No failure of the disk reaches a caller. Bound to its loop; only
-    ``disk_statistics`` may be called from any thread.
-
-    Args:
-        fetcher: The reader below; entered by the caller, and left after this.
-        tier: The directory.
+    ``disk_statistics`` may be called from any thread. The fetcher is entered before this, and left after it.
 
     Raises:
         ConfigError: The fetcher knows no versions.
@@ -133,13 +131,7 @@ class DiskReader:
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its first ``min(max_bytes, size)`` bytes."""
-        store, max_bytes = self._check(), byte_count(max_bytes)
-        info = await self._version_to_look_for(store, url, 0, min(max_bytes, 1))
-        if info is not None:
-            return info, await self._read(store, info, 0, min(max_bytes, info.size))
-        info, view = await self._fetcher.fetch_head(url, max_bytes)
-        await self._keep(store, info, 0, view)
-        return info, view
+        return await self._fetch_end(self._fetcher.fetch_head, url, max_bytes, is_tail=False)
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its last ``min(max_bytes, size)`` bytes.
@@ -147,12 +139,19 @@ class DiskReader:
         If the size isn't known yet, the disk is searched only if it holds a part of the object's beginning: a request
         for the size takes as long as one for the bytes.
         """
+        return await self._fetch_end(self._fetcher.fetch_tail, url, max_bytes, is_tail=True)
+
+    async def _fetch_end(
+        self, fetch: Callable[[str, int], Awaitable[End]], url: str, max_bytes: int, *, is_tail: bool
+    ) -> End:
         store, max_bytes = self._check(), byte_count(max_bytes)
         info = await self._version_to_look_for(store, url, 0, min(max_bytes, 1))
         if info is not None:
-            return info, await self._read(store, info, max(0, info.size - max_bytes), info.size)
-        info, view = await self._fetcher.fetch_tail(url, max_bytes)
-        await self._keep(store, info, info.size - len(view), view)
+            length = min(max_bytes, info.size)
+            start = info.size - length if is_tail else 0
+            return info, await self._read(store, info, start, start + length)
+        info, view = await fetch(url, max_bytes)
+        await self._keep(store, info, info.size - len(view) if is_tail else 0, view)
         return info, view
 
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
@@ -212,7 +211,6 @@ class DiskReader:
         return view.toreadonly()
 
     async def _read(self, store: DiskStore, info: ObjectInfo, start: int, stop: int) -> memoryview:
-        """Bytes of a version that may be on disk."""
         view = allocate(stop - start)
         await self._fill(store, info, start, view)
         return view.toreadonly()
@@ -261,9 +259,7 @@ class DiskReader:
                 self._group.start_soon(self._make_room, store, lacking)
 
     def _is_kept(self, url: str) -> bool:
-        """Return whether an object with a strong ETag may go to the disk."""
-        scheme = _scheme(url)
-        return scheme in WEB_SCHEMES or (scheme in STORE_SCHEMES and self._endpoints is not None)
+        return _scheme(url) in (WEB_SCHEMES if self._endpoints is None else WEB_SCHEMES | STORE_SCHEMES)
 
     async def _endpoint(self, url: str) -> str:
         """The endpoint that distinguishes an object from others with its url; empty if the url suffices."""

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -74,11 +74,6 @@ class DiskStore:
     Reading and writing never raise an OSError: an unreadable file counts as missing, and one that can't be written
     isn't kept. The first such failure is logged as a warning, as is the first lack of room that no deletion ends.
 
-    Args:
-        tier: The directory and its bounds.
-        clock: Monotonic seconds, for pauses in writing.
-        wall_ns: Nanoseconds since the epoch, for the order of last uses.
-
     Raises:
         CacheError: The directory can't be used.
         MissingDependency: xxhash isn't installed.
@@ -102,7 +97,7 @@ class DiskStore:
         self._warned = False
 
     def close(self) -> None:
-        """Close it. No other call may be under way. Idempotent."""
+        """Close it. Idempotent."""
         self.folder.close()
 
     def statistics(self) -> DiskStatistics:
@@ -113,11 +108,10 @@ class DiskStore:
 
     def may_have(self, object_id: str, start: int, stop: int) -> bool:
         """Return whether there may be bytes of an object within [start, stop), or near."""
-        try:
-            return self.folder.subdirectories.may_have(object_id, start, stop)
-        except OSError as error:
-            self._failed("read", error)
-            return False
+        found = False
+        with self._failing("read"):
+            found = self.folder.subdirectories.may_have(object_id, start, stop)
+        return found  # noqa: RET504 - False after a failure
 
     def read(self, version: VersionFile, start: int, view: memoryview) -> list[BlockSpan]:
         """Fill ``view`` with the bytes from ``start`` on; returns the missing pieces, ascending.
@@ -125,8 +119,7 @@ class DiskStore:
         The content of ``view`` at missing pieces is undefined.
         """
         missing: list[BlockSpan] = []
-        misses = 0
-        pieces = split(start, start + len(view))
+        misses, pieces = 0, split(start, start + len(view))
         descriptors = [self._open(version, piece) for piece in pieces]
         try:
             for number, piece in enumerate(pieces):
@@ -140,29 +133,20 @@ class DiskStore:
             for descriptor in descriptors:
                 if descriptor is not None:
                     os.close(descriptor)
-        self._count(
-            hits=len(pieces) - misses,
-            hit_bytes=len(view) - sum(piece.size_bytes for piece in missing),
-            misses=misses,
-        )
+        hit_bytes = len(view) - sum(piece.size_bytes for piece in missing)
+        self._count(hits=len(pieces) - misses, hit_bytes=hit_bytes, misses=misses)
         return missing
 
     def write(self, version: VersionFile, start: int, view: memoryview) -> int:
-        """Keep the bytes from ``start`` on, as far as there is room.
-
-        Returns:
-            Length of the longest file without room, for ``make_room``; 0 if all were kept.
-        """
+        """Keep the bytes from ``start`` on; returns the length of the longest file without room, or 0."""
         lacking = 0
         for piece in split(start, start + len(view)):
             if self._clock() < self._paused_until:
                 self._count(skipped=1)
                 continue
-            try:
+            with self._failing("written to"):
                 if not self._write_file(version, piece, view[piece.start - start : piece.stop - start]):
                     lacking = max(lacking, piece.file_bytes)
-            except OSError as error:
-                self._pause_writing(error)
         return lacking
 
     def make_room(self, file_bytes: int) -> None:
@@ -170,15 +154,11 @@ class DiskStore:
 
         It looks at all files, which takes 20 s of a processor for a million. ``stop`` ends it.
         """
-        try:
+        with self._failing("written to"), suppress(ClosedError):
             if self.folder.make_room(file_bytes, self._limit_bytes):
                 self._paused_until = -math.inf
             elif self._limit_bytes(self.folder.used_bytes()) < cost_bytes(file_bytes):
                 self._refuse(self._why_no_room(file_bytes), "takes no more")
-        except ClosedError:
-            pass
-        except OSError as error:
-            self._pause_writing(error)
 
     def stop(self) -> None:
         """End a ``make_room`` in another thread soon."""
@@ -187,7 +167,10 @@ class DiskStore:
     def _read_parts(self, version: VersionFile, piece: BlockSpan, place: memoryview) -> list[BlockSpan]:
         """Read the parts of a piece from files of other ranges; returns the missing parts."""
         missing, at = [], piece.start
-        for file, part in self._parts(version, piece):
+        parts: list[tuple[BlockSpan, BlockSpan]] = []
+        with self._failing("read"):
+            parts = self.folder.subdirectories.parts(version, piece)
+        for file, part in parts:
             whole = np.empty(file.size_bytes, np.uint8).data  # the checksum is of the whole
             descriptor = self._open(version, file)
             try:
@@ -207,38 +190,24 @@ class DiskStore:
         return missing
 
     def _open(self, version: VersionFile, piece: BlockSpan) -> int | None:
-        try:
+        with self._failing("read"), suppress(FileNotFoundError, NotADirectoryError):
             return os.open(self.folder.subdirectories.path(version, piece), os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            self._failed("read", error)
-            return None
+        return None
 
     def _read_file(
         self, version: VersionFile, piece: BlockSpan, place: memoryview, descriptors: list[int | None]
     ) -> bool:
-        """Read a piece from the first of the descriptors; the others are to be read next."""
+        """Read a piece from the first descriptor; the others are read next."""
         descriptor, *following = descriptors
         if descriptor is None:
             return False
-        try:
-            if not _is_right(descriptor, version, piece, place, self._checksum, following):
-                self._count(damaged=1)
-                self.folder.remove(version, piece)
-                return False
-            self.folder.subdirectories.touch(descriptor)
-        except OSError as error:
-            self._failed("read", error)
-            return False
-        return True
-
-    def _parts(self, version: VersionFile, piece: BlockSpan) -> list[tuple[BlockSpan, BlockSpan]]:
-        try:
-            return self.folder.subdirectories.parts(version, piece)
-        except OSError as error:
-            self._failed("read", error)
-            return []
+        with self._failing("read"):
+            if _is_right(descriptor, version, piece, place, self._checksum, following):
+                self.folder.subdirectories.touch(descriptor)
+                return True
+            self._count(damaged=1)
+            self.folder.remove(version, piece)
+        return False
 
     def _write_file(self, version: VersionFile, piece: BlockSpan, content: memoryview) -> bool:
         """Write a piece; returns False without room."""
@@ -252,7 +221,7 @@ class DiskStore:
         try:
             _write_all(new, [piece.header(version, self._checksum(content)), content])
             self.folder.subdirectories.touch(new.descriptor)
-            self.folder.publish(new, version, piece)
+            self.folder.subdirectories.put(new.path, version, piece)
         except BaseException:
             self.folder.discard(new)
             raise
@@ -262,9 +231,16 @@ class DiskStore:
         self._refusal = ""
         return True
 
-    def _pause_writing(self, error: OSError) -> None:
-        self._failed("written to", error)
-        self._paused_until = self._clock() + PAUSE_SECONDS
+    @contextmanager
+    def _failing(self, verb: str) -> Iterator[None]:
+        """Count an OSError; a failed write ends writing for a while."""
+        try:
+            yield
+        except OSError as error:
+            self._count(failures=1)
+            self._refuse(error.strerror or str(error), f"can't be {verb}")
+            if verb == "written to":
+                self._paused_until = self._clock() + PAUSE_SECONDS
 
     def _limit_bytes(self, used_bytes: int) -> int:
         return min(self.tier.max_bytes, used_bytes + self.folder.free_bytes() - self.tier.min_free_bytes)
@@ -281,10 +257,6 @@ class DiskStore:
             f"{self.folder.free_bytes():,} bytes of its disk are free, and min_free_bytes={tier.min_free_bytes:,} are "
             "left to others: free some, or choose a directory on another disk"
         )
-
-    def _failed(self, verb: str, error: OSError) -> None:
-        self._count(failures=1)
-        self._refuse(error.strerror or str(error), f"can't be {verb}")
 
     def _refuse(self, why: str, what: str) -> None:
         with self._lock:
@@ -306,24 +278,19 @@ def verify(folder: Folder) -> Iterator[tuple[BlockFile, bool]]:
     """
     checksum = load_checksum()
     for file in folder.subdirectories.files():
+        version, piece = file.version, file.piece
         try:
-            is_right = _check(file, checksum)
+            with open(file.path, "rb", buffering=0) as opened:
+                is_right = os.fstat(opened.fileno()).st_size == piece.file_bytes
+                if is_right:
+                    place = np.empty(piece.size_bytes, np.uint8).data
+                    is_right = _is_right(opened.fileno(), version, piece, place, checksum)
         except OSError:  # another user's, or evicted meanwhile
             continue
         if not is_right:
             with suppress(PermissionError):  # another user's, who will find it
-                folder.remove(file.version, file.piece)
+                folder.remove(version, piece)
         yield file, is_right
-
-
-def _check(file: BlockFile, checksum: Callable[[memoryview], int]) -> bool:
-    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if os.fstat(descriptor).st_size != file.piece.file_bytes:
-            return False
-        return _is_right(descriptor, file.version, file.piece, np.empty(file.piece.size_bytes, np.uint8).data, checksum)
-    finally:
-        os.close(descriptor)
 
 
 def _is_right(

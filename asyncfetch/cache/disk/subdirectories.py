@@ -42,13 +42,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlockFile:
-    """A file as found on disk."""
+    """A file as found on disk, and the bytes of the disk that it takes."""
 
     path: str
     version: VersionFile
     piece: BlockSpan
     cost_bytes: int
-    """Bytes of the disk that it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +65,11 @@ class Holdings:
     object_ids: NDArray[np.uint64]
     """The first half of each."""
     used_at_ns: NDArray[np.int64]
-    """Its last use, or its writing, since the epoch."""
     cost_bytes: NDArray[np.int64]
 
 
 class Subdirectories:
-    """The folder with all subdirectories. Thread-safe, and shared with other processes; every method blocks.
-
-    Args:
-        directory: The folder.
-        wall_ns: Nanoseconds since the epoch.
-    """
+    """The folder with all subdirectories. Thread-safe, and shared with other processes; every method blocks."""
 
     def __init__(self, directory: Path, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._directory = directory
@@ -163,7 +156,6 @@ class Subdirectories:
                         yield entry, entry.stat(follow_symlinks=False)
 
     def _names(self, object_id: str, start: int, stop: int) -> Iterator[str]:
-        """Yield the names of all files in the subdirectories of these bytes."""
         for subdirectory in subdirectories(object_id, start, stop):
             with suppress(FileNotFoundError, NotADirectoryError):
                 yield from os.listdir(f"{self._directory}/{subdirectory}")

@@ -34,7 +34,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One staged file. Compared by identity in the table: its path is its own."""
+    """One staged file, under a path of its own."""
 
     path: str
     size_bytes: int
@@ -56,35 +56,27 @@ class StagedFile:
 
 
 class StagingDirectory:
-    """Writes and removes staged files. Thread-safe; every method does file I/O. In a forked child, does nothing.
-
-    Args:
-        parent: Where the directory is made; created if need be. None means the system's for temporary files.
-    """
+    """Writes and removes staged files. Thread-safe; every method does file I/O. In a forked child, does nothing."""
 
     def __init__(self, parent: str | None) -> None:
         self._parent = parent
         self._guard = ForkGuard("this staging directory")
         self._lock = threading.Lock()
         self._owned: _OwnedDirectory | None = None
-        self._closed = False
+        self.is_closed = False
+        """True if nothing is written any more."""
         self._names = count()
         self._finalizer: Any = None
 
     @property
     def parent(self) -> str:
-        """The directory that this one is made in."""
+        """The directory that this one is made in: as given, or the system's for temporary files."""
         return os.path.abspath(self._parent or tempfile.gettempdir())
 
     @property
     def path(self) -> str | None:
         """The directory of the files; None before the first one and after the end."""
         return None if self._owned is None else self._owned.path
-
-    @property
-    def is_closed(self) -> bool:
-        """True if nothing is written any more."""
-        return self._closed
 
     def close_at_exit(self) -> None:
         """Close it when the process ends, unless it is closed by then. To be called once, before the first file."""
@@ -121,9 +113,12 @@ class StagingDirectory:
         if self._guard.in_child:
             return
         with self._lock:
-            self._closed = True
+            self.is_closed = True
             owned, self._owned = self._owned, None
-        self._not_at_exit()
+        atexit.unregister(self.close)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
+            self._finalizer = None
         if owned is not None:
             owned.remove()
         _sweep(self.parent)
@@ -135,7 +130,7 @@ class StagingDirectory:
         os.makedirs(parent, exist_ok=True)
         _sweep(parent)
         with self._lock:  # held while it is made: an exit in between would leave it behind
-            if self._closed:
+            if self.is_closed:
                 raise FileNotFoundError(f"the staging directory in {parent} was removed")
             if self._owned is None:
                 self._owned = _OwnedDirectory(parent)
@@ -149,12 +144,6 @@ class StagingDirectory:
             self._owned = None
         owned.remove()
 
-    def _not_at_exit(self) -> None:
-        atexit.unregister(self.close)
-        if self._finalizer is not None:
-            self._finalizer.cancel()
-            self._finalizer = None
-
 
 class _OwnedDirectory:
     """A new directory and its lock, which shows that its owner lives."""
@@ -167,7 +156,7 @@ class _OwnedDirectory:
         try:
             os.mkdir(self.path, 0o700)
         except BaseException:
-            self._unlock()
+            self.remove()
             raise
 
     def remove(self) -> None:
@@ -176,14 +165,9 @@ class _OwnedDirectory:
         with suppress(OSError):
             os.rename(self.path, gone)
         shutil.rmtree(gone, ignore_errors=True)
-        self._unlock()
-
-    def _unlock(self) -> None:
         with suppress(FileNotFoundError):
             os.unlink(self.path + LOCK)
-        if self._lock_file >= 0:
-            os.close(self._lock_file)
-            self._lock_file = -1
+        os.close(self._lock_file)
 
 
 def _new_lock(path: str) -> int:

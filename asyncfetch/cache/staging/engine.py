@@ -8,22 +8,20 @@
 An entry is one generation of a file: a future for the handles that wait for its bytes, and a count of those that don't
 yet. A handle refers to the entry, never to its key, so a late handle can't touch a newer one.
 
-There is one queue: first the entries that handles wait for, then those that wait for room, then the rest in the order
-of the requests. Room is taken before a read. But when a handle asks for bytes whose read hasn't begun, it begins at
-once, with or without room; handles that ask meanwhile join it. So no handle waits for room, nor for another file that
-does. A file larger than all room isn't queued, but read each time that a handle asks.
+Room is taken before a read. But when a handle asks for bytes whose read hasn't begun, it begins at once, with or
+without room; handles that ask meanwhile join it. So no handle waits for room, nor for another file that does. A file
+larger than all room isn't queued, but read each time that a handle asks.
 
 No file is read while its bytes are on disk, on their way, or still being decoded by a handle of the last read. Bytes
 are given up only if there is no room or the disk can't be written; the entry then queues again, at the tail. No bounded
 pool can promise more: two files of its size, picked up by turns, are each read for every handle.
 
 One lock guards all of this. No file, store, decoder or callback is used under it. A handle may be collected anywhere,
-under this very lock too, so its finaliser only puts its claim into ``dropped``: a ``put`` is safe anywhere. A thread of
-its own takes it from there.
+under this very lock too, so its finaliser only puts its claim into ``dropped``, from which a thread of its own, the
+janitor, takes it.
 
 All threads are daemons that hold the engine and never the pool: a forgotten pool is collected, which ends them, and
-none of them can keep an interpreter from exiting. Those of a ThreadPoolExecutor would, and it has no extra thread for a
-handle that waits.
+none keeps an interpreter from exiting. Those of a ThreadPoolExecutor would, and it has none extra for waiting handles.
 """
 
 from __future__ import annotations
@@ -32,8 +30,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -61,28 +60,19 @@ PAUSE_SECONDS = 10.0
 read."""
 
 
+@dataclass(slots=True)
 class StagingRoom:
-    """A semaphore of bytes and files, without waiting: what doesn't fit stays in the queue.
+    """A semaphore of bytes and files, without waiting: what doesn't fit stays in the queue."""
 
-    Args:
-        max_bytes: Most bytes that are taken together.
-        max_count: Most files that they are for; an empty one counts, too.
-    """
-
-    def __init__(self, max_bytes: int, max_count: int) -> None:
-        self.max_bytes = max_bytes
-        self.max_count = max_count
-        self.bytes = 0
-        self.count = 0
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that can be taken now."""
-        return self.max_bytes - self.bytes
+    max_bytes: int
+    max_count: int
+    """Most files; an empty one counts, too."""
+    bytes: int = 0
+    count: int = 0
 
     def fits(self, size_bytes: int) -> bool:
         """Return whether so many bytes can be taken now."""
-        return self.count < self.max_count and size_bytes <= self.free_bytes
+        return self.count < self.max_count and size_bytes <= self.max_bytes - self.bytes
 
     def take(self, size_bytes: int) -> bool:
         """Take so much for one file, if it fits."""
@@ -108,70 +98,44 @@ class Urgency(Enum):
     LATER = "later"
 
 
+@dataclass(eq=False, slots=True)
 class StagedEntry:
-    """One generation of one file. At rest while it isn't queued and no thread works on it.
+    """One generation of one file. At rest while it isn't queued and no thread works on it."""
 
-    Attributes:
-        binding: How it is read: the first handle's.
-        references: Handles that haven't asked for their value yet.
-        waiters: Handles that wait for the read.
-        future: The read's bytes for the waiters; of a failed entry, the error for all its handles.
-        in_hand: Returns the bytes of the last read, as long as a handle holds them.
-        urgency: Its part of the queue; None if it isn't queued.
-        is_taken: Whether a thread works on it.
-        has_failed: Whether its read raised.
-        size_bytes: Its size, if known.
-        room_bytes: Its room on disk, if any.
-        file: Its file, once staged.
-    """
-
-    __slots__ = (
-        "binding",
-        "file",
-        "future",
-        "has_failed",
-        "in_hand",
-        "is_taken",
-        "references",
-        "room_bytes",
-        "size_bytes",
-        "urgency",
-        "waiters",
-    )
-
-    def __init__(self, binding: Binding) -> None:
-        self.binding = binding
-        self.references = self.waiters = 0
-        self.future: SharedFuture[StoredFile] | None = None
-        self.in_hand: Callable[[], StoredFile | None] = _nothing
-        self.urgency: Urgency | None = None
-        self.is_taken = self.has_failed = False
-        self.size_bytes: int | None = None
-        self.room_bytes: int | None = None
-        self.file: StagedFile | None = None
+    binding: Binding
+    """How it is read: the first handle's."""
+    references: int = 0
+    """Handles that haven't asked for their value yet."""
+    waiters: int = 0
+    """Handles that wait for the read."""
+    future: SharedFuture[StoredFile] | None = None
+    """The read's bytes for the waiters; of a failed entry, the error for all its handles."""
+    in_hand: Callable[[], StoredFile | None] = lambda: None
+    """Returns the bytes of the last read, as long as a handle holds them."""
+    urgency: Urgency | None = None
+    """Its part of the queue; None if it isn't queued."""
+    is_taken: bool = False
+    """Whether a thread works on it."""
+    has_failed: bool = False
+    size_bytes: int | None = None
+    """Its size, if known."""
+    room_bytes: int | None = None
+    """Its room on disk, if any."""
+    file: StagedFile | None = None
+    """Its file, once staged."""
 
 
-def _nothing() -> None:
-    """Return None: no handle has the bytes."""
-
-
+@dataclass(eq=False, slots=True)
 class StagingClaim:
-    """A handle's reference to an entry. A second release does nothing.
+    """A handle's reference to an entry. A second release does nothing."""
 
-    Attributes:
-        entry: The entry.
-        is_held: Whether it is one of the entry's references.
-        future: The read that serves it.
-        has_failed: Whether its handle got the error of that read; then the next ``join`` requests the file again.
-    """
-
-    __slots__ = ("entry", "future", "has_failed", "is_held")
-
-    def __init__(self, entry: StagedEntry) -> None:
-        self.entry = entry
-        self.is_held = True
-        self.future: SharedFuture[StoredFile] | None = None
-        self.has_failed = False
+    entry: StagedEntry
+    is_held: bool = True
+    """Whether it is one of the entry's references."""
+    future: SharedFuture[StoredFile] | None = None
+    """The read that serves it."""
+    has_failed: bool = False
+    """Whether its handle got the error of that read; then the next ``join`` requests the file again."""
 
     @property
     def is_counted(self) -> bool:
@@ -209,14 +173,9 @@ class StagingQueue:
 
 
 class StagingEngine:
-    """Entries, directory and threads.
+    """Entries, directory and threads: so many workers that stage, and helpers for reads that handles wait for.
 
-    Args:
-        directory: The directory of staged files.
-        room: Bounds on them.
-        workers: Threads that stage.
-        is_closed: Whether it only serves handles that outlive their pool.
-        now: Monotonic seconds.
+    Made closed, it only serves handles that outlive their pool.
     """
 
     def __init__(
@@ -230,6 +189,7 @@ class StagingEngine:
     ) -> None:
         self.directory = directory
         self.dropped: SimpleQueue[StagingClaim | None] = SimpleQueue()
+        """Claims of collected handles; None has the janitor ``close``. A ``put`` is safe anywhere."""
         self.is_closed = is_closed
         """True if requests are refused."""
         self._room = room
@@ -242,20 +202,28 @@ class StagingEngine:
         self._resume_at = 0.0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._workers = self._idle = self._helpers = 0
+        self._threads = Counter[bool]()
+        """Workers (False) and helpers (True)."""
+        self._idle = 0
         self._has_janitor = False
+        self._leftovers: list[StagedFile] = []
+        """Files of ended entries, which still have their room."""
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """The lock; after it, work that the change made possible begins."""
+        """The lock; after it, leftovers are removed, and work that the change made possible begins."""
         with self._lock:
             yield
             helps = self._hire()
+            leftovers, self._leftovers = self._leftovers, []
+        for leftover in leftovers:
+            self._discard(leftover)
         self._start(helps)
 
     def figures(self) -> dict[str, int]:
         """The fields of StagingStatistics, but for the bounds."""
-        self._settle()
+        if asyncio._get_running_loop() is None:  # on one, the janitor does it
+            self.drain()
         with self._lock:
             return {
                 "bytes": self._room.bytes,
@@ -274,15 +242,14 @@ class StagingEngine:
     def request(self, binding: Binding) -> StagingClaim:
         """A reference to the binding's file, which is staged in the background."""
         self._open()
-        claim: StagingClaim | None = None
+        with self._lock:
+            claim = StagingClaim(self._entry(binding))
+            helps = self._hire()
         try:
-            with self._changing():
-                claim = StagingClaim(self._entry(binding))
-        except CacheError:  # no thread can be started
-            if claim is not None:
-                with self._lock:
-                    leftover = self._release(claim)
-                self._discard(leftover)
+            self._start(helps)
+        except CacheError:
+            with self._lock:
+                self._release(claim)
             raise
         return claim
 
@@ -305,8 +272,8 @@ class StagingEngine:
         with self._changing():
             entry.references = 1
             self._entries[binding.key] = entry
-            leftover = self._release(claim) if self.is_closed else None
-        self._discard(leftover)  # closed meanwhile
+            if self.is_closed:  # meanwhile
+                self._release(claim)
         return claim
 
     def join(self, claim: StagingClaim) -> SharedFuture[StoredFile] | StagedFile | None:
@@ -343,15 +310,14 @@ class StagingEngine:
         """``join`` for a claim whose file is missing or damaged: it is read again, once for all its handles."""
         with self._changing():
             self._damaged += 1
-            leftover = self._leftover(claim.entry) if claim.entry.file is file else None
-        self._discard(leftover)
+            if claim.entry.file is file:
+                self._give_up_file(claim.entry)
         return self.join(claim)
 
     def release(self, claim: StagingClaim) -> None:
-        """End the claim, served or not. The entry ends with its last claim, or with the read or write under way."""
+        """End the claim. The entry ends with its last one, or with the read or write under way."""
         with self._changing():
-            leftover = self._release(claim)
-        self._discard(leftover)
+            self._release(claim)
 
     def drain(self) -> None:
         """Release all claims dropped until now."""
@@ -361,33 +327,20 @@ class StagingEngine:
             self.dropped.put(None)  # the janitor's
 
     def close(self, wait_seconds: float | None) -> None:
-        """Cancel queued reads, wait for those under way, at most so long, and remove the directory.
-
-        Reads under way serve the handles that joined them.
-        """
+        """Cancel queued reads, wait for those under way, at most so long, and remove the directory."""
         with self._changing():
             self.is_closed = True
-            at_rest = [each for each in self._entries.values() if not each.is_taken and each.urgency is not Urgency.NOW]
-            leftovers = [self._end(each) for each in at_rest]
+            for entry in [*self._entries.values()]:
+                if not entry.is_taken and entry.urgency is not Urgency.NOW:
+                    self._end(entry)
             self._changed.notify_all()
         self.drain()
-        for leftover in leftovers:
-            self._discard(leftover)
         with self._lock:
-            ended = self._changed.wait_for(lambda: not self._workers + self._helpers, wait_seconds)
+            ended = self._changed.wait_for(lambda: not self._threads.total(), wait_seconds)
         if not ended:
             _LOGGER.warning("a read is still under way %g s after the pool's close; it goes on alone", wait_seconds)
         self.directory.close()
         self.dropped.put(None)
-
-    def abandon(self) -> None:
-        """Have the janitor ``close``: the pool was collected, which may happen anywhere."""
-        self.dropped.put(None)
-
-    def _settle(self) -> None:
-        """``drain``, except on an event loop, where the janitor will do it."""
-        if asyncio._get_running_loop() is None:
-            self.drain()
 
     def _open(self) -> None:
         with self._lock:
@@ -398,34 +351,32 @@ class StagingEngine:
             return
         self.directory.close_at_exit()
         try:
-            threading.Thread(target=self._tidy, name="asyncfetch staging janitor", daemon=True).start()
-        except RuntimeError as error:
+            _start_thread(self._tidy, "asyncfetch staging janitor")
+        except CacheError:
             self._has_janitor = False
-            raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
+            raise
 
     def _tidy(self) -> None:
-        """Be the janitor: release dropped claims, and close if abandoned."""
         while (claim := self.dropped.get()) is not None:
             self.release(claim)
             del claim
         if not self.is_closed:
             self.close(None)
 
-    # The way of an entry: each step does its I/O, then decides on the next one under the lock. Everything that another
-    # thread can do happens between two steps, so tests can take them one by one, in every order, in one thread.
+    # The way of an entry: each step does its I/O, then decides on the next one under the lock. What other threads do
+    # happens between two steps, so tests can take them one by one, in every order, in one thread.
 
     def _size(self, entry: StagedEntry) -> Step | None:
         """Find out its size, and take that room; not if handles wait."""
-        size_bytes = None
-        if entry.size_bytes is None and not entry.waiters:  # checked again under the lock
+        size_bytes = entry.size_bytes
+        if size_bytes is None and not entry.waiters:  # checked again under the lock
             try:
                 size_bytes = entry.binding.size()
             except BaseException as error:  # noqa: BLE001 - it is for the handles
                 self._fail(entry, error)
                 return None
         with self._changing():
-            if size_bytes is not None:
-                entry.size_bytes = size_bytes
+            entry.size_bytes = size_bytes
             if not entry.waiters:  # else it is read with or without room
                 if not entry.references or self.is_closed:
                     self._end(entry)
@@ -464,20 +415,17 @@ class StagingEngine:
         return partial(self._write, entry, stored) if writes else None
 
     def _write(self, entry: StagedEntry, stored: StoredFile) -> None:
-        """Write the bytes to disk for the handles that will ask later."""
         file = self._written(stored)
-        leftover = None
         with self._changing():
             entry.file = file
             entry.is_taken = False
             if not entry.references or self.is_closed:
-                leftover = self._end(entry)
+                self._end(entry)
             elif file is None:
                 self._put_back(entry, Urgency.LATER)
-        self._discard(leftover)
 
     def _fail(self, entry: StagedEntry, error: BaseException) -> None:
-        """Raise the error in all handles of the entry. Later requests read again."""
+        """End the entry by an error for all its handles. Later requests read again."""
         with self._changing():
             self._end(entry)
             entry.has_failed = True
@@ -489,16 +437,12 @@ class StagingEngine:
         try:
             return self.directory.write(stored)
         except (OSError, MemoryError) as error:
-            if self.directory.is_closed:
-                with self._lock:
-                    self._resume_at = self._now() + PAUSE_SECONDS  # else it would be read again and again
-                return None
             with self._changing():
-                first = not self._write_failures
-                self._write_failures += 1
-                self._resume_at = self._now() + PAUSE_SECONDS
+                self._resume_at = self._now() + PAUSE_SECONDS  # else it would be read again and again
+                self._write_failures += not self.directory.is_closed
+                is_first = self._write_failures == 1 and not self.directory.is_closed
                 self._changed.notify_all()
-            if first:
+            if is_first:
                 _LOGGER.warning(
                     "can't stage in %s: %s. Data is served without staging, and staging tried again every %g s; said "
                     "once, statistics() counts on.",
@@ -508,10 +452,8 @@ class StagingEngine:
                 )
             return None
 
-    def _discard(self, leftover: StagedFile | None) -> None:
+    def _discard(self, leftover: StagedFile) -> None:
         """Remove a file, then give its room back; a file that can't be removed keeps its room."""
-        if leftover is None:
-            return
         try:
             self.directory.remove(leftover)
         except OSError as error:
@@ -523,7 +465,6 @@ class StagingEngine:
     # Under the lock.
 
     def _entry(self, binding: Binding) -> StagedEntry:
-        """The file's entry, queued if it is new, with one more reference."""
         entry = self._entries.get(binding.key)
         if entry is None:
             entry = self._entries[binding.key] = StagedEntry(binding)
@@ -547,7 +488,7 @@ class StagingEngine:
         if not entry.is_taken and not entry.has_failed:
             self._queue.put(entry, Urgency.NOW)
 
-    def _release(self, claim: StagingClaim) -> StagedFile | None:
+    def _release(self, claim: StagingClaim) -> None:
         entry = claim.entry
         if claim.is_held:
             claim.is_held = False
@@ -555,9 +496,8 @@ class StagingEngine:
         elif claim.future is not None and claim.future is entry.future:
             claim.future = None
             entry.waiters -= 1
-        if entry.references or entry.waiters or entry.is_taken:
-            return None
-        return self._end(entry)
+        if not (entry.references or entry.waiters or entry.is_taken):
+            self._end(entry)
 
     def _put_back(self, entry: StagedEntry, urgency: Urgency) -> None:
         """Queue it again, unless it is too large for any room."""
@@ -566,22 +506,18 @@ class StagingEngine:
         if entry.size_bytes is None or entry.size_bytes <= self._room.max_bytes:
             self._queue.put(entry, urgency)
 
-    def _end(self, entry: StagedEntry) -> StagedFile | None:
-        """Forget the entry; returns its file, which still has its room."""
+    def _end(self, entry: StagedEntry) -> None:
         self._queue.remove(entry)
         if self._entries.get(entry.binding.key) is entry:
             del self._entries[entry.binding.key]
         entry.is_taken = False
-        leftover = self._leftover(entry)
+        self._give_up_file(entry)
         self._give_back(entry)
-        return leftover
 
-    def _leftover(self, entry: StagedEntry) -> StagedFile | None:
-        """Its file, to be discarded; the file's room is given back after that."""
-        leftover = entry.file
-        if leftover is not None:
+    def _give_up_file(self, entry: StagedEntry) -> None:
+        if entry.file is not None:
+            self._leftovers.append(entry.file)
             entry.file = entry.room_bytes = None
-        return leftover
 
     def _take_room(self, entry: StagedEntry, size_bytes: int) -> bool:
         """Take exactly so much room in place of its own; if that fails, it has none."""
@@ -600,7 +536,7 @@ class StagingEngine:
         if entry.size_bytes is not None:
             return entry.size_bytes
         if self._usual_bytes is None:
-            return max(1, self._room.free_bytes)
+            return max(1, self._room.max_bytes - self._room.bytes)
         return min(self._usual_bytes, self._room.max_bytes)
 
     def _learn(self, size_bytes: int) -> None:
@@ -611,7 +547,6 @@ class StagingEngine:
     # Threads.
 
     def _work(self, *, helps: bool) -> None:
-        """Read one entry after the other; a helper only those that handles wait for, as long as there are any."""
         while (entry := self._next(helps=helps)) is not None:
             step: Step | None = partial(self._size, entry)
             del entry
@@ -619,20 +554,19 @@ class StagingEngine:
                 step = step()
 
     def _start(self, helps: bool | None) -> None:
-        """Start the thread that ``_hire`` decided on."""
         if helps is None:
             return
         try:
-            threading.Thread(target=partial(self._work, helps=helps), name="asyncfetch staging", daemon=True).start()
-        except RuntimeError as error:
+            _start_thread(partial(self._work, helps=helps), "asyncfetch staging")
+        except CacheError:
             with self._lock:
                 self._leave(helps=helps)
-                is_served = self._workers + self._helpers > 0
+                is_served = self._threads.total() > 0
             if not is_served:
-                raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error
+                raise
 
     def _next(self, *, helps: bool) -> StagedEntry | None:
-        """The entry that this thread reads next, or None for its end."""
+        """The entry that this thread reads next, a helper only one that handles wait for; None for its end."""
         with self._lock:
             while (entry := self._take(urgent_only=helps)) is None:
                 if helps or self.is_closed:
@@ -675,22 +609,28 @@ class StagingEngine:
         """Wake an idle thread if there is work. Without one, returns whether to start a helper or a worker, or None."""
         entry = self._first()
         # True if a worker is needed to wait for the end of a pause.
-        waits = entry is None and self._is_paused and self._queue.count(Urgency.LATER) > 0 and not self._workers
+        waits = entry is None and self._is_paused and self._queue.count(Urgency.LATER) > 0 and not self._threads[False]
         if entry is None and not waits:
             return None
         if self._idle:
             self._changed.notify()
-        elif self._workers < self._max_workers and not self.is_closed:
-            self._workers += 1
-            return False
-        elif self._queue.first(Urgency.NOW) is not None and self._helpers < DIRECT_THREADS:
-            self._helpers += 1
-            return True
-        return None
+            return None
+        if self._threads[False] < self._max_workers and not self.is_closed:
+            helps = False
+        elif self._queue.first(Urgency.NOW) is not None and self._threads[True] < DIRECT_THREADS:
+            helps = True
+        else:
+            return None
+        self._threads[helps] += 1
+        return helps
 
     def _leave(self, *, helps: bool) -> None:
-        if helps:
-            self._helpers -= 1
-        else:
-            self._workers -= 1
+        self._threads[helps] -= 1
         self._changed.notify_all()
+
+
+def _start_thread(target: Callable[[], object], name: str) -> None:
+    try:
+        threading.Thread(target=target, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise CacheError(f"files can't be staged: {no_thread(error) or error}") from error

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import time
-from enum import Enum
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 
-from asyncfetch.cache.staging.stores import StoredFile, add_source_info
+from asyncfetch.cache.staging.stores import StoredFile, ValueStore, add_source_info
 from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
 from asyncfetch.runtime.fork import running_loop
 from asyncfetch.runtime.single_flight import SharedFuture
@@ -30,13 +29,6 @@ MAX_SECONDS: Final = 10**9
 """Longest wait that can be set, 32 years: the system's own limit is finite, too."""
 
 
-class _Absent(Enum):
-    ABSENT = "absent"
-
-
-_ABSENT: Final = _Absent.ABSENT
-
-
 class Lazy(Generic[T]):
     """A value that is picked up once and then held. Made by a pool.
 
@@ -52,7 +44,7 @@ class Lazy(Generic[T]):
         name: The file's name in the store, or the name given to ``to_cache``.
     """
 
-    __slots__ = ("__weakref__", "_read", "_source", "_value", "name", "pool", "store")
+    __slots__ = ("__weakref__", "_picked", "_read", "name", "pool", "store")
 
     def __init__(
         self, pool: object, store: FileStore[T] | None, name: str, read: Callable[[], tuple[T, SourceInfo | None]]
@@ -61,8 +53,7 @@ class Lazy(Generic[T]):
         self.store = store
         self.name = name
         self._read = read
-        self._value: T | _Absent = _ABSENT
-        self._source: SourceInfo | None = None
+        self._picked: tuple[T, SourceInfo | None] | None = None
 
     def get(self, sample: object = None, *, timeout_seconds: float | None = None) -> T:
         """The value; from a thread, not on an event loop. Every call returns the same object.
@@ -91,10 +82,7 @@ class Lazy(Generic[T]):
         running_loop("awaiting a handle")  # even without a need to wait
         deadline = self._deadline(timeout_seconds)
         future: SharedFuture[StoredFile] | None = None
-        while self._value is _ABSENT:
-            future = await run_sync(self._advance, future)
-            if future is None:
-                break
+        while self._picked is None and (future := await run_sync(self._advance, future)) is not None:
             with anyio.move_on_after(None if deadline is None else deadline - time.monotonic()):
                 await _ended(future)
             if not future.done():
@@ -106,7 +94,7 @@ class Lazy(Generic[T]):
 
     def _advance(self, awaited: SharedFuture[StoredFile] | None = None) -> SharedFuture[StoredFile] | None:
         """A future to wait for and to pass to the next call; None once the value is there. Does I/O, so in a thread."""
-        if self._value is _ABSENT:
+        if self._picked is None:
             self._keep(*self._read())
         return None
 
@@ -121,15 +109,15 @@ class Lazy(Generic[T]):
         )
 
     def _keep(self, value: T, source: SourceInfo | None) -> None:
-        if self._value is _ABSENT:  # of two threads, the first one's counts
-            self._source = source
-            self._value = value
+        if self._picked is None:  # of two threads, the first one's counts
+            self._picked = value, source
 
     def _picked_up(self, sample: object) -> T:
-        assert self._value is not _ABSENT
-        if sample is not None and self._source is not None:
-            add_source_info(sample, self._source)
-        return self._value
+        assert self._picked is not None
+        value, source = self._picked
+        if sample is not None and source is not None:
+            add_source_info(sample, source)
+        return value
 
     def _identity(self) -> tuple[int, str]:
         return id(self if self.store is None else self.store), self.name
@@ -151,20 +139,13 @@ class Lazy(Generic[T]):
 
     def __repr__(self) -> str:
         where = "" if self.store is None else f" of {self.store.path}"
-        return f"<Lazy {self.name!r}{where}{'' if self._value is _ABSENT else ', picked up'}>"
+        return f"<Lazy {self.name!r}{where}{'' if self._picked is None else ', picked up'}>"
 
 
 class StagedLazy(Lazy[T]):
     """A reference to an entry of a pool's engine, given back when the value is picked up or the handle collected.
 
-    Args:
-        pool: Its pool.
-        store: As in Lazy, like ``name``.
-        name: As in Lazy.
-        binding: How its file is read.
-        engine_here: Returns the pool's engine in the calling process.
-        claim: The engine's, for the binding.
-        timeout_seconds: The pool's.
+    ``engine_here`` returns the engine in the calling process.
     """
 
     __slots__ = ("_binding", "_claim", "_engine", "_engine_here", "_timeout_seconds")
@@ -172,15 +153,13 @@ class StagedLazy(Lazy[T]):
     def __init__(
         self,
         pool: object,
-        store: FileStore[T] | None,
-        name: str,
-        *,
         binding: Binding,
-        engine_here: Callable[[], StagingEngine],
         claim: StagingClaim,
+        engine_here: Callable[[], StagingEngine],
         timeout_seconds: float | None,
     ) -> None:
-        super().__init__(pool, store, name, binding.read_value)
+        store = None if isinstance(binding.store, ValueStore) else binding.store
+        super().__init__(pool, store, binding.name, binding.read_value)
         self._binding = binding
         self._engine_here = engine_here
         self._engine = engine_here()
@@ -197,15 +176,15 @@ class StagedLazy(Lazy[T]):
         return super()._deadline(self._timeout_seconds if timeout_seconds is None else timeout_seconds)
 
     def _advance(self, awaited: SharedFuture[StoredFile] | None = None) -> SharedFuture[StoredFile] | None:
-        engine, claim = self._at_home()
+        engine, claim = self._here()
         found = awaited or (None if claim is None else engine.join(claim))
-        while self._value is _ABSENT:  # a thread that gets the same handle may be quicker
+        while self._picked is None:  # a thread that gets the same handle may be quicker
             if found is None or claim is None:
                 super()._advance()  # the pool was closed
             elif not isinstance(found, SharedFuture):
                 if (stored := found.read()) is not None:
-                    self._decode(stored)
-                elif self._value is _ABSENT:
+                    self._keep(self._binding.value(stored), stored.source)
+                elif self._picked is None:
                     found = engine.distrust(claim, found)
             elif not found.done():
                 return found
@@ -215,16 +194,13 @@ class StagedLazy(Lazy[T]):
                 except BaseException:
                     engine.ask_anew(claim, found)
                     raise
-                self._decode(stored)
+                self._keep(self._binding.value(stored), stored.source)
         claim, self._claim = self._claim, None
         if claim is not None:
             engine.release(claim)
         return None
 
-    def _decode(self, stored: StoredFile) -> None:
-        self._keep(self._binding.value(stored), stored.source)
-
-    def _at_home(self) -> tuple[StagingEngine, StagingClaim | None]:
+    def _here(self) -> tuple[StagingEngine, StagingClaim | None]:
         """The engine and the claim to use; in a forked child, new ones."""
         engine = self._engine_here()
         if engine is not self._engine:

@@ -20,7 +20,6 @@ from asyncfetch.observe import Figures
 if TYPE_CHECKING:
     from typing import Self
 
-    from asyncfetch.cache.staging.engine import StagingClaim
     from asyncfetch.cache.staging.stores import FileStore, SourceInfo
 
 T = TypeVar("T")
@@ -97,8 +96,7 @@ class StagingPool(ABC):
         """End it, and wait for reads under way, at most so long."""
 
     @abstractmethod
-    def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]:
-        """Read a file and count that."""
+    def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]: ...
 
     def __enter__(self) -> Self:
         return self
@@ -165,8 +163,8 @@ class CachePool(StagingPool):
         require_seconds("timeout_seconds", timeout_seconds)
         if timeout_seconds is not None and timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds must be positive, or None for no limit, not {timeout_seconds}")
+        self._parent_dir = parent_dir
         self._parent = None if parent_dir is None else str(absolute_directory(parent_dir))
-        self._settings: tuple[Any, ...] = (parent_dir, workers, max_bytes, max_count, method, timeout_seconds)
         self._workers = workers
         self._max_bytes = max_bytes
         self._max_count = max_count
@@ -185,7 +183,7 @@ class CachePool(StagingPool):
         """
         self._check_open()
         binding = Binding(store, name, self._method)
-        return self._lazy(store, name, binding, self._engine().request(binding))
+        return StagedLazy(self, binding, self._engine().request(binding), self._engine, self._timeout_seconds)
 
     def to_cache(self, value: T, name: str) -> Lazy[T]:
         """A handle for a value, which is pickled and written now: from a thread, not on an event loop.
@@ -198,7 +196,7 @@ class CachePool(StagingPool):
         self._check_open()
         store = ValueStore(value, name)
         binding = Binding(store, name, "raw")
-        return self._lazy(None, name, binding, self._engine().adopt(binding, store))
+        return StagedLazy(self, binding, self._engine().adopt(binding, store), self._engine, self._timeout_seconds)
 
     def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
         """End the pool; idempotent.
@@ -223,9 +221,8 @@ class CachePool(StagingPool):
     def statistics(self) -> StagingStatistics:
         """A snapshot. Handles dropped before the call don't count; on an event loop, they may for a moment."""
         engine = self._engines.get(os.getpid())
-        if engine is None:
-            return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count)
-        return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count, **engine.figures())
+        figures = {} if engine is None else engine.figures()
+        return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count, **figures)
 
     @property
     def path(self) -> str | None:
@@ -241,19 +238,8 @@ class CachePool(StagingPool):
             fresh = StagingEngine(StagingDirectory(self._parent), room, self._workers, is_closed=self._closed)
             engine = self._engines.setdefault(process, fresh)
             if engine is fresh:
-                weakref.finalize(self, engine.abandon).atexit = False
+                weakref.finalize(self, engine.dropped.put, None).atexit = False
         return engine
-
-    def _lazy(self, store: FileStore[T] | None, name: str, binding: Binding, claim: StagingClaim) -> Lazy[T]:
-        return StagedLazy(
-            self,
-            store,
-            name,
-            binding=binding,
-            claim=claim,
-            engine_here=self._engine,
-            timeout_seconds=self._timeout_seconds,
-        )
 
     def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]:
         self._check_open()
@@ -265,8 +251,8 @@ class CachePool(StagingPool):
             raise CacheError("this cache pool is closed: make a new one, or pick up what it has before the end")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        *settings, timeout_seconds = self._settings
-        return partial(type(self), *settings, timeout_seconds=timeout_seconds), ()
+        settings = self._parent_dir, self._workers, self._max_bytes, self._max_count, self._method
+        return partial(type(self), timeout_seconds=self._timeout_seconds), settings
 
     def __repr__(self) -> str:
         now = self.statistics()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 from asyncfetch.cache.staging.stores import BytesStore, SourceInfo, check_name
@@ -32,57 +31,13 @@ from asyncfetch.runtime.memory_pool import allocate
 from asyncfetch.runtime.single_flight import call_once
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Awaitable, Callable, Hashable, Iterable
     from typing import Self
 
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.single_flight import SharedFuture
 
-
-class ThreadFetcher:
-    """A Fetcher for threads. It starts at its first use, in each process anew, and pickles as its configuration.
-
-    ``close``, collection and interpreter exit end it. Thread-safe; not for coroutines, whose loop it would block.
-    """
-
-    def __init__(self, config: FetchConfig | None = None) -> None:
-        self.config = config or FetchConfig()
-        self._closed = False
-        # By process: in a child, the parent's loop has no thread. Adding is atomic.
-        self._sessions: dict[int, SharedFuture[_RemoteSession]] = {}
-
-    def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        """Bytes [start, stop) of an object, read-only."""
-        session = self._session()
-        return session.thread.run(session.fetcher.fetch, url, start, stop)
-
-    def fetch_version(self, version: ObjectInfo, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop) of this version of an object, read-only; ObjectChanged if it has another one.
-
-        Without a strong ETag, versions are compared by a weak one or the date, and the size.
-        """
-        session = self._session()
-        return session.thread.run(_fetch_version, session.fetcher, version, start, stop)
-
-    def stat(self, url: str) -> ObjectInfo:
-        """Size and version of an object."""
-        session = self._session()
-        return session.thread.run(session.fetcher.stat, url)
-
-    def close(self) -> None:
-        """End the loop; calls under way raise ClosedError. Idempotent."""
-        self._closed = True
-        session = self._sessions.pop(os.getpid(), None)
-        if session is not None:
-            session.result().thread.close()
-
-    def _session(self) -> _RemoteSession:
-        if self._closed:
-            raise ClosedError("this store is closed: make a new one")
-        return call_once(self._sessions, os.getpid(), partial(_RemoteSession, self.config), keeps=True)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.config,)
+T = TypeVar("T")
 
 
 class _RemoteSession:
@@ -99,7 +54,46 @@ class _RemoteSession:
             raise
 
 
-async def _fetch_version(fetcher: Fetcher, version: ObjectInfo, start: int, stop: int) -> memoryview:
+class RemoteStore(BytesStore):
+    """A store with a fetcher of its own, which starts at its first use, in each process anew; a ``with`` closes it.
+
+    Collection and interpreter exit end it, too. For threads, not for coroutines, whose loop it would block.
+    """
+
+    def __init__(self, config: FetchConfig | None) -> None:
+        self._config = config or FetchConfig()
+        self._closed = False
+        # By process: in a child, the parent's loop has no thread. Adding is atomic.
+        self._sessions: dict[int, SharedFuture[_RemoteSession]] = {}
+
+    def close(self) -> None:
+        """End its connections and its thread; calls under way raise ClosedError. Idempotent."""
+        self._closed = True
+        session = self._sessions.pop(os.getpid(), None)
+        if session is not None:
+            session.result().thread.close()
+
+    def _run(self, verb: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        if self._closed:
+            raise ClosedError("this store is closed: make a new one")
+        session = call_once(self._sessions, os.getpid(), partial(_RemoteSession, self._config), keeps=True)
+        return session.thread.run(verb, session.fetcher, *arguments)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_closed": False, "_sessions": {}}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+async def fetch_version(fetcher: Fetcher, version: ObjectInfo, start: int, stop: int) -> memoryview:
+    """Bytes [start, stop) of this version of an object, read-only; ObjectChanged if it has another one.
+
+    Without a strong ETag, versions are compared by a weak one or the date, and the size.
+    """
     view = allocate(stop - start)
     if view:
         pinned = None if strong_etag(version) is None else version
@@ -109,27 +103,6 @@ async def _fetch_version(fetcher: Fetcher, version: ObjectInfo, start: int, stop
             message = f"the object was replaced since it was first read, {changed}: read it again from its start"
             raise ObjectChanged(message, url=version.url, start=start, stop=stop)
     return view.toreadonly()
-
-
-class RemoteStore(BytesStore):
-    """A store with a fetcher of its own; a ``with`` closes it.
-
-    Args:
-        config: The fetcher's.
-    """
-
-    def __init__(self, config: FetchConfig | None) -> None:
-        self._fetcher = ThreadFetcher(config)
-
-    def close(self) -> None:
-        """End its connections and its thread."""
-        self._fetcher.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 class UrlStore(RemoteStore):
@@ -159,12 +132,12 @@ class UrlStore(RemoteStore):
     @property
     def identity(self) -> Hashable:
         """The root with its secrets, and the configuration."""
-        return UrlStore, self._root, self._fetcher.config
+        return UrlStore, self._root, self._config
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         """The object's bytes."""
         check_name(name, self.path)
-        body = self._fetcher.fetch(join_url(self._root, name))
+        body = self._run(Fetcher.fetch, join_url(self._root, name))
         return bytes(body), SourceInfo(self.path, name, None, (name,))
 
     def size(self, name: str) -> int | None:
@@ -184,12 +157,10 @@ ARCHIVES_AT_ONCE = 16
 """Number of archives whose headers are read side by side; each asks for one range at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class TarMember:
-    """The place of a file in an archive."""
+class TarMember(NamedTuple):
+    """The place of a file in an archive, of the version that was indexed."""
 
     archive: ObjectInfo
-    """The version of the archive that was indexed."""
     start: int
     stop: int
 
@@ -225,8 +196,8 @@ class TarStore(RemoteStore):
         super().__init__(config)
         self._path = _path(self._urls)
         self._index: _Index | None = None
-        # By process: a child's threads can't wait for the parent's. Unlike a ThreadFetcher's sessions, an index goes
-        # along to a child and may be made again, so these end with their search.
+        # By process: a child's threads can't wait for the parent's. Unlike a session, an index goes along to a child
+        # and may be made again, so these end with their search.
         self._searches: dict[int, SharedFuture[_Index]] = {}
 
     @property
@@ -237,7 +208,7 @@ class TarStore(RemoteStore):
     @property
     def identity(self) -> Hashable:
         """The urls with their secrets, and the configuration."""
-        return TarStore, tuple(self._urls), self._fetcher.config
+        return TarStore, tuple(self._urls), self._config
 
     def names(self) -> list[str]:
         """Every file's name, in the archives' order; the long one if it is in several archives."""
@@ -248,7 +219,7 @@ class TarStore(RemoteStore):
         index = self._indexed()
         member = index.find(name, self.path)
         try:
-            body = self._fetcher.fetch_version(member.archive, member.start, member.stop)
+            body = self._run(fetch_version, *member)
         except ObjectChanged:
             if self._index is index:  # another thread may have made a new one
                 self._index = None
@@ -267,13 +238,13 @@ class TarStore(RemoteStore):
         with ThreadPoolExecutor(
             min(ARCHIVES_AT_ONCE, len(self._urls)), thread_name_prefix="asyncfetch tar index"
         ) as threads:
-            found = list(threads.map(partial(_members, self._fetcher), self._urls))
+            found = list(threads.map(partial(_members, self._run), self._urls))
         index = _Index({_shard_name(url): members for url, members in zip(self._urls, found, strict=True)})
         self._index = index
         return index
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_searches": {}}
+        return super().__getstate__() | {"_searches": {}}
 
 
 class _Index:
@@ -296,11 +267,8 @@ class _Index:
 
     def find(self, name: str, store: str) -> TarMember:
         """The member with this name, of either form."""
-        member = self._by_path.get(name)
-        if member is not None:
-            return member
         shard, _, path = name.partition("/")
-        member = self._shards.get(shard, {}).get(path)
+        member = self._by_path.get(name) or self._shards.get(shard, {}).get(path)
         if member is not None:
             return member
         if name in self._by_path:
@@ -309,15 +277,15 @@ class _Index:
         raise NotFound(f"no archive has a file {name!r}, of {len(self._by_path)} names", url=store)
 
 
-def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
-    """The regular files of one archive, by path."""
+def _members(run: Callable[..., Any], url: str) -> dict[str, TarMember]:
+    """The regular files of one archive, by path; ``run`` is its store's."""
     shown = redact_url(url)
-    version = replace(fetcher.stat(url), url=url)  # a PrivateUrl, for the index may be pickled
+    version = replace(run(Fetcher.stat, url), url=url)  # a PrivateUrl, for the index may be pickled
     size = version.size
     members = {}
     try:
-        headers = _Headers(fetcher, version)
-        with tarfile.open(fileobj=headers, mode="r:") as archive:
+        headers = _Headers(partial(run, fetch_version, version), size)
+        with tarfile.open(fileobj=cast("Any", headers), mode="r:") as archive:
             while (info := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # which else keeps all, at a kilobyte each
                 if info.size < 0 or archive.offset < info.offset_data:  # the next header's
@@ -327,7 +295,8 @@ def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
                     if stop > size:
                         raise FormatError(f"{shown} is cut short: {info.name!r} ends at byte {stop} of {size}")
                     members[info.name.removeprefix("./")] = TarMember(version, info.offset_data, stop)
-            if any(headers.block(archive.offset)):  # tarfile ends at damaged headers, too
+            headers.seek(archive.offset)
+            if any(headers.read(tarfile.BLOCKSIZE)):  # tarfile ends at damaged headers, too
                 raise tarfile.ReadError(f"there is no header at byte {archive.offset}")
     except AsyncFetchError:  # may be a ValueError itself
         raise
@@ -339,67 +308,46 @@ def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
     return members
 
 
-class _Headers(io.RawIOBase):
+class _Headers:
     """An archive as a file for tarfile. Read in windows, which grow when headers are close together."""
 
-    def __init__(self, fetcher: ThreadFetcher, archive: ObjectInfo) -> None:
-        self._fetcher = fetcher
-        self._archive = archive
-        self._size = archive.size
+    def __init__(self, fetch: Callable[[int, int], memoryview], size: int) -> None:
+        self._fetch = fetch
+        self._size = size
         self._position = 0
         self._start = 0
         self._window = memoryview(b"")
         self._window_bytes = FIRST_WINDOW_BYTES
 
-    def block(self, position: int) -> bytes:
-        """The block at the place of a header; shorter at the archive's end."""
-        self.seek(position)
-        return self.read(tarfile.BLOCKSIZE)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def tell(self) -> int:
         return self._position
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        assert whence == io.SEEK_SET
+    def seek(self, offset: int) -> None:
         self._position = offset
-        return offset
 
-    def read(self, size: int = -1, /) -> bytes:
+    def read(self, size: int) -> bytes:
         """A header, or its extension. ReadError for a longer one: a damaged header may name any length."""
         if not 0 <= size <= LAST_WINDOW_BYTES:
             raise tarfile.ReadError(f"a header of {size} bytes")
-        return super().read(size) or b""
-
-    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - typeshed's Buffer is newer than Python 3.11
-        filled = 0
-        while filled < len(buffer) and self._position < self._size:  # tarfile takes a short read for the archive's end
+        header = bytearray()
+        while len(header) < size and self._position < self._size:  # tarfile takes a short read for the archive's end
             if not self._start <= self._position < self._start + len(self._window):
                 self._move(self._position)
             offset = self._position - self._start
-            piece = self._window[offset : offset + len(buffer) - filled]
-            buffer[filled : filled + len(piece)] = piece
-            filled += len(piece)
+            piece = self._window[offset : offset + size - len(header)]
+            header += piece
             self._position += len(piece)
-        return filled
+        return bytes(header)
 
     def _move(self, position: int) -> None:
         skipped = position - (self._start + len(self._window))
         grows = 0 <= skipped <= len(self._window)
         self._window_bytes = min(2 * self._window_bytes, LAST_WINDOW_BYTES) if grows else FIRST_WINDOW_BYTES
         self._start = position
-        self._window = self._fetcher.fetch_version(
-            self._archive, position, min(position + self._window_bytes, self._size)
-        )
+        self._window = self._fetch(position, min(position + self._window_bytes, self._size))
 
 
 def _shard_name(url: str) -> str:
-    """The archive's file name."""
     try:
         path = url if "://" not in url else urlsplit(url).path
     except ValueError:  # its message may quote a password

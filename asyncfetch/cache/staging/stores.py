@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import stat
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from asyncfetch.errors import AccessDenied, CacheError, ConfigError, FetchError, NotFound
 
@@ -28,9 +29,10 @@ class StoredFile:
 
 
 class Binding:
-    """A file of a store, as one handle sees it. Handles with equal keys share what is read.
+    """A file of a store, as one handle sees it.
 
-    Raw bytes are shared by stores of one identity; pickled values by handles of one store.
+    Handles with equal keys share what is read: raw bytes those of stores of one identity, pickled values those of one
+    store.
     """
 
     __slots__ = ("_raw", "key", "name", "store")
@@ -38,12 +40,12 @@ class Binding:
     def __init__(self, store: FileStore[Any], name: str, method: Method) -> None:
         self.store = store
         self.name = name
-        self._raw = PickledStore(store) if method == "pickle" else split(store)
-        self.key: Hashable = (id(store) if method == "pickle" else _origin(store), resolved(store, name))
+        self._raw = _PickledStore(store) if method == "pickle" else _split(store)
+        self.key: Hashable = (id(store) if method == "pickle" else _origin(store), _resolved(store, name))
 
     def size(self) -> int | None:
         """Length of the raw bytes, if it is known without reading them. May do I/O."""
-        return size_of(self._raw, self.name)
+        return _size_of(self._raw, self.name)
 
     def read(self) -> StoredFile:
         """Read the file."""
@@ -59,8 +61,7 @@ class Binding:
         return self.store[self.name]
 
 
-def dumps(value: object, name: str) -> bytes:
-    """The value's pickle; CacheError, which names the value, if it can't be pickled."""
+def _dumps(value: object, name: str) -> bytes:
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -69,9 +70,9 @@ def dumps(value: object, name: str) -> bytes:
 
 def _origin(store: FileStore[Any]) -> Hashable:
     """A key of the store's raw bytes. It may hold the store's id, since bindings keep the store alive."""
-    while isinstance(store, ForwardingStore):
+    while isinstance(store, _ForwardingStore):
         store = store.inner
-    return getattr(store, "identity", store.path) if splits(store) else (store.path, id(store))
+    return getattr(store, "identity", store.path) if _splits(store) else (store.path, id(store))
 
 
 _FIELD = "__sources__"
@@ -122,13 +123,13 @@ class FileStore(Protocol[T_co]):
     """
 
     @property
+    @abstractmethod
     def path(self) -> str:
         """The path that distinguishes this store's files from others', without secrets. Fit for messages."""
-        ...
 
+    @abstractmethod
     def __getitem__(self, name: str) -> tuple[T_co, SourceInfo]:
         """The file's value and its source."""
-        ...
 
 
 @runtime_checkable
@@ -139,30 +140,17 @@ class RawFileStore(FileStore[T_co], Protocol[T_co]):
     equal ``path`` without one, have the same raw bytes under the same name, however they decode them.
     """
 
+    @abstractmethod
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         """The file's bytes and their source."""
-        ...
 
+    @abstractmethod
     def decode(self, raw: bytes, name: str) -> T_co:
         """The value of the bytes."""
-        ...
 
 
-class SplitStore(ABC, Generic[T]):
+class SplitStore(RawFileStore[T_co]):
     """A base of RawFileStores; subclasses implement ``path``, ``read_raw`` and ``decode``."""
-
-    @property
-    @abstractmethod
-    def path(self) -> str:
-        """The path that distinguishes this store's files from others', without secrets. Fit for messages."""
-
-    @abstractmethod
-    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        """The file's bytes and their source."""
-
-    @abstractmethod
-    def decode(self, raw: bytes, name: str) -> T:
-        """The value of the bytes."""
 
     def size(self, name: str) -> int | None:
         """Length of the raw bytes, if it is known without reading them."""
@@ -172,7 +160,7 @@ class SplitStore(ABC, Generic[T]):
         """The full name of ``name``."""
         return name
 
-    def __getitem__(self, name: str) -> tuple[T, SourceInfo]:
+    def __getitem__(self, name: str) -> tuple[T_co, SourceInfo]:
         raw, source = self.read_raw(name)
         return self.decode(raw, name), source
 
@@ -232,12 +220,8 @@ class DirectoryStore(BytesStore):
         return self._root / name
 
 
-class ForwardingStore(SplitStore[T]):
-    """Another store's files, under the same names. Its raw bytes are the other's, so handles of both share one read.
-
-    Args:
-        inner: The other store.
-    """
+class _ForwardingStore(SplitStore[T]):
+    """Another store's files, under the same names. Its raw bytes are the other's, so handles of both share one read."""
 
     def __init__(self, inner: FileStore[Any]) -> None:
         self.inner = inner
@@ -248,21 +232,17 @@ class ForwardingStore(SplitStore[T]):
         return self.inner.path
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        """The file's bytes and their source."""
-        return split(self.inner).read_raw(self._full(name))
+        return _split(self.inner).read_raw(self._full(name))
 
     def decode(self, raw: bytes, name: str) -> T:
-        """The value of the bytes."""
-        value: T = split(self.inner).decode(raw, self._full(name))
+        value: T = _split(self.inner).decode(raw, self._full(name))
         return value
 
     def size(self, name: str) -> int | None:
-        """Length of the raw bytes, if it is known without reading them."""
-        return size_of(self.inner, self._full(name))
+        return _size_of(self.inner, self._full(name))
 
     def resolve(self, name: str) -> str:
-        """The full name of ``name``."""
-        return resolved(self.inner, self._full(name))
+        return _resolved(self.inner, self._full(name))
 
     def __getitem__(self, name: str) -> tuple[T, SourceInfo]:
         found: tuple[T, SourceInfo] = self.inner[self._full(name)]
@@ -272,7 +252,7 @@ class ForwardingStore(SplitStore[T]):
         return name
 
 
-class DecodingStore(ForwardingStore[T]):
+class DecodingStore(_ForwardingStore[T]):
     """Another store's files, decoded. Its raw bytes are the other's, so handles of both share one read.
 
     Args:
@@ -293,7 +273,7 @@ class DecodingStore(ForwardingStore[T]):
         return self._decode(value, name), source
 
 
-class KeyedStore(ForwardingStore[T]):
+class KeyedStore(_ForwardingStore[T]):
     """Another store for one sample: names that begin with "." get the sample's key in front.
 
     Args:
@@ -309,39 +289,29 @@ class KeyedStore(ForwardingStore[T]):
         return self.key + name if name.startswith(".") else name
 
 
-class PickledStore(ForwardingStore[Any]):
+class _PickledStore(_ForwardingStore[Any]):
     """Any store as a RawFileStore: its pickled values are its raw bytes."""
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        """The value's pickle."""
         value, source = self.inner[name]
-        return dumps(value, name), source
+        return _dumps(value, name), source
 
     def decode(self, raw: bytes, name: str) -> Any:  # noqa: ANN401
-        """A copy of the value."""
         return pickle.loads(raw)
 
     def size(self, name: str) -> int | None:
-        """The inner store's answer; None for a RawFileStore, whose raw bytes have another length."""
-        return None if splits(self.inner) else super().size(name)
+        return None if _splits(self.inner) else super().size(name)  # a RawFileStore's raw bytes have another length
 
 
 class ValueStore(SplitStore[Any]):
-    """A value given to ``to_cache``. Its pickle is on disk, or here if the disk had no room.
-
-    Attributes:
-        data: The pickle; None once it is on disk.
-    """
+    """A value given to ``to_cache``. Its pickle is on disk, or here if the disk had no room."""
 
     path = ""
 
     def __init__(self, value: object, name: str) -> None:
-        self.data: bytes | None = dumps(value, name)
-
-    @property
-    def identity(self) -> Hashable:
-        """The store's id, so nothing is shared."""
-        return id(self)
+        self.data: bytes | None = _dumps(value, name)
+        """None once it is on disk."""
+        self.identity: Hashable = id(self)
 
     def read_raw(self, name: str) -> tuple[bytes, Any]:
         """The pickle, if it is here; CacheError if it was on disk and is gone."""
@@ -361,33 +331,28 @@ class ValueStore(SplitStore[Any]):
         return None if self.data is None else len(self.data)
 
 
-def splits(store: FileStore[Any]) -> TypeGuard[RawFileStore[Any]]:
+def _splits(store: FileStore[Any]) -> TypeGuard[RawFileStore[Any]]:
     """Return whether it is a RawFileStore, in 0.1 us; ``isinstance`` takes 12."""
     return hasattr(store, "read_raw") and hasattr(store, "decode")
 
 
-def split(store: FileStore[Any]) -> RawFileStore[Any]:
+def _split(store: FileStore[Any]) -> RawFileStore[Any]:
     """The store as a RawFileStore; if it isn't one, pickles of its values take the place of raw bytes."""
-    return store if splits(store) else PickledStore(store)
+    return store if _splits(store) else _PickledStore(store)
 
 
-def size_of(store: FileStore[Any], name: str) -> int | None:
-    """Length of a file's raw bytes, if the store knows it."""
+def _size_of(store: FileStore[Any], name: str) -> int | None:
     size: Callable[[str], int | None] | None = getattr(store, "size", None)
     said = None if size is None else size(name)
     if said is None:
         return None
-    try:
-        size_bytes = index(said)
-    except TypeError:
-        size_bytes = -1
-    if size_bytes < 0:
-        raise CacheError(f"the store {store.path} says that {name!r} has {said!r} bytes: a length, or None, is meant")
-    return size_bytes
+    with suppress(TypeError):
+        if (size_bytes := index(said)) >= 0:
+            return size_bytes
+    raise CacheError(f"the store {store.path} says that {name!r} has {said!r} bytes: a length, or None, is meant")
 
 
-def resolved(store: FileStore[Any], name: str) -> str:
-    """The full name of a file, if the store has short ones."""
+def _resolved(store: FileStore[Any], name: str) -> str:
     resolve: Callable[[str], str] | None = getattr(store, "resolve", None)
     return name if resolve is None else resolve(name)
 

@@ -91,27 +91,17 @@ class Interleavings(RuleBasedStateMachine):
     def request(self, names: list[str], count: int, decoded: bool) -> None:
         store: FileStore[Any] = self.decoding if decoded else self.store
         for name in names * count:
-            self.add(store, name, Binding(store, name, "raw"))
+            self.add(Binding(store, name, "raw"))
 
     @rule(size=st.integers(0, 8))
     def put(self, size: int) -> None:
         store = ValueStore("v" * size, "value")
         binding = Binding(store, "v" * size, "raw")
-        self.add(None, "v" * size, binding, self.engine.adopt(binding, store))
+        self.add(binding, self.engine.adopt(binding, store))
 
-    def add(self, store: FileStore[Any] | None, name: str, binding: Binding, claim: StagingClaim | None = None) -> None:
+    def add(self, binding: Binding, claim: StagingClaim | None = None) -> None:
         claim = claim or self.engine.request(binding)
-        self.handles.append(
-            StagedLazy(
-                self,
-                store,
-                name,
-                binding=binding,
-                claim=claim,
-                engine_here=lambda: self.engine,
-                timeout_seconds=None,
-            )
-        )
+        self.handles.append(StagedLazy(self, binding, claim, lambda: self.engine, timeout_seconds=None))
 
     def advance(self, lazy: Lazy[Any]) -> None:
         try:
