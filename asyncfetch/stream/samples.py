@@ -58,6 +58,11 @@ class DeliveredSample(NamedTuple):
     sample: Any
     """The sample, or its row in a batch; or what a transform gave."""
 
+    @property
+    def numbers(self) -> range:
+        """The number of the sample, and those of what is empty beside it."""
+        return range(self.number, self.delivered)
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PassStatistics(Figures):
@@ -453,6 +458,15 @@ class RunningPass:
         """Put the latest sample back: it comes once more."""
         self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
         self._current.appendleft(self._latest)
+
+    def give_but(self, waiting: Iterable[int]) -> None:
+        """See StreamIterator."""
+        self._plan.progress.deliver(max(self._plan.begun, self._latest.delivered), waiting)
+
+    @property
+    def latest_numbers(self) -> range:
+        """See StreamIterator."""
+        return self._latest.numbers
 
     @property
     def batches(self) -> tuple[int, int]:
