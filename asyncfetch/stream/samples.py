@@ -323,7 +323,8 @@ class SampleDelivery:
     def end(self) -> None:
         """Note that all was delivered. Where nothing was good it raises: see ``raise_where_none_is_good``."""
         if self._first_bad is not None and not (self.samples or self._plan.is_resumed):
-            raise_where_none_is_good(self._first_bad, self._plan.progress.placement, self._on_error)
+            placement, entries = self._plan.progress.placement, self._quarantine.entries
+            raise_where_none_is_good(self._first_bad, placement, self._on_error, entries)
 
     def _given(self, step: Step, result: Any) -> list[Any]:  # noqa: ANN401 - what a transform returns
         """Return what to deliver for a step; nothing where it is left out, or where the pass fails there."""

@@ -21,7 +21,7 @@ from asyncfetch.config import PrivateUrl, config_share, stream_config
 from asyncfetch.config.checks import explains_keywords, is_whole_number
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
-from asyncfetch.formats import DatasetStatistics, chosen_features
+from asyncfetch.formats import DatasetStatistics, RangeFormat, chosen_features
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.order.state import MAX_WORKERS, State, check_state, merge_shares
@@ -40,6 +40,7 @@ from asyncfetch.stream.ranks import found_placement
 from asyncfetch.streams import distinct_episodes
 from asyncfetch.torch.memory import WorkersMemory
 from asyncfetch.torch.watching import Care, watch_loaders
+from asyncfetch.videos import Videos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -522,6 +523,12 @@ class FrameDataset(Dataset["Sample"]):
         fit: Fit | None = None,
         config: StreamConfig | None = None,
     ) -> None:
+        if isinstance(source, Videos | RangeFormat):
+            read = "videos, clips=ClipSampler(...)" if isinstance(source, Videos) else "format"
+            raise ConfigError(
+                f"FrameDataset takes the url or path of a LeRobot dataset, not {source!r}: use "
+                f"StreamDataset(Stream({read})), which gives samples in an order, not by number"
+            )
         self.source = source = PrivateUrl(source)
         picture_size(size, fit)  # refused here, not at the first read
         self.windows = windows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
-from asyncfetch.errors import CacheError, DecodeError, FormatError, FrameMissing, NotFound, ObjectChanged
+from asyncfetch.errors import CacheError, DatasetError, DecodeError, FormatError, FrameMissing, NotFound, ObjectChanged
+from asyncfetch.observe.figures import sum_of
+from asyncfetch.observe.report import Report
+from asyncfetch.observe.waits import Cause, Waits
+from asyncfetch.stream import Placement, source_of
 from asyncfetch.testing import Fault, FaultEvery, RangeServer
 
 if TYPE_CHECKING:
@@ -39,12 +44,16 @@ def windows_of(stream: af.Stream) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("clips", [CLIPS, ALL], ids=["random", "all"])
-def test_broken_videos_are_left_out_and_named(corpus: Path, clips: af.ClipSampler) -> None:
+def test_broken_videos_are_left_out_and_named(
+    corpus: Path, clips: af.ClipSampler, caplog: pytest.LogCaptureFixture
+) -> None:
     urls = [str(corpus / name) for name in NAMES]
     with closing(make_stream(urls, clips, config={"on_error": "skip"})) as stream:
         assert windows_of(stream) == [(0, 0), (0, 1), (3, 0), (3, 1)]
         found = {one.episode: one for one in stream.quarantine.episodes()}
     assert found.keys() == {1, 2, 4}
+    said = [record.getMessage() for record in caplog.records if record.name == "asyncfetch.stream"]
+    assert [line.partition(",")[0] for line in said] == [f"samples of entry {entry} can't be read" for entry in found]
     for entry, one in found.items():
         assert one.file == urls[entry]
         assert one.cause.startswith(ERRORS[NAMES[entry]].__name__)
@@ -109,6 +118,37 @@ def test_a_span_behind_the_end_is_no_clip(corpus: Path) -> None:
         next(iter(stream))
 
 
+def test_no_good_video_for_a_rank_is_said_in_entries(corpus: Path) -> None:
+    stream = make_stream([str(corpus / "missing.mp4")] * 2, config={"on_error": "replace"})
+    with closing(stream), pytest.raises(DatasetError, match="leave the entries that the stream's quarantine lists"):
+        list(source_of(stream).iterate(Placement(0, 2)))
+
+
+def test_reports_speak_of_entries_and_give_advice_for_videos(corpus: Path) -> None:
+    """Also where several workers' figures are added up, which come pickled."""
+    with closing(make_stream([str(corpus / "front.mp4")])) as stream:
+        list(stream)
+        statistics = stream.statistics()
+    statistics = sum_of(statistics, pickle.loads(pickle.dumps(statistics)))
+    of_decoding = Waits(consumers=1, samples=1, wall_seconds=9.0, by_cause={Cause.DECODING: 9.0})
+    of_one = Waits(
+        consumers=1,
+        samples=5,
+        wall_seconds=9.0,
+        by_cause={Cause.BODIES: 9.0},
+        longest_wait_episode=3,
+        longest_wait_seconds=8.0,
+        largest_bytes=50e6,
+        largest_episode=3,
+        other_bytes=1e6,
+    )
+    threads = af.StreamConfig(decode_threads=1)
+    decoding, one = (Report.of(waits, statistics, threads).verdict for waits in (of_decoding, of_one))
+    assert decoding.advice == "store smaller pictures, or shorter groups of pictures, or use more cores"
+    assert "for entry 3, a segment of which has 48 MiB" in one.evidence
+    assert one.advice.startswith("store it with shorter groups of pictures, or leave it out")
+
+
 # Memory.
 
 
@@ -117,7 +157,9 @@ def test_a_clip_beyond_the_bound_says_what_it_takes(heavy: dict[str, bytes], tmp
     clips, config = af.ClipSampler(250), {"max_bytes": 4_000_000}
     with (
         closing(make_stream([str(tmp_path / "a.mp4")], clips, config=config)) as stream,
-        pytest.raises(CacheError, match=r"max_bytes=4000000 leaves .* StreamConfig\(max_bytes=\d+\)"),
+        pytest.raises(
+            CacheError, match=r"clips \[0, 1\) of entry 0 .*=4000000 leaves .* StreamConfig\(max_bytes=\d+\)"
+        ),
     ):
         next(iter(stream))
 
