@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import signal
-from contextlib import closing
+import tempfile
+from collections import Counter
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -14,7 +17,16 @@ import pytest
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
-from asyncfetch.errors import CacheError, DatasetError, DecodeError, FormatError, FrameMissing, NotFound, ObjectChanged
+from asyncfetch.errors import (
+    CacheError,
+    DatasetError,
+    DecodeError,
+    FormatError,
+    FrameMissing,
+    NotFound,
+    ObjectChanged,
+    WorkerError,
+)
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Cause, Waits
@@ -22,6 +34,7 @@ from asyncfetch.stream import Placement, source_of
 from asyncfetch.testing import Fault, FaultEvery, RangeServer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from asyncfetch.testing.faults import ServedRequest
@@ -222,16 +235,38 @@ async def test_a_pass_that_is_left_leaves_nothing(corpus: Path) -> None:
 
 
 @pytest.mark.usefixtures("failed_loaders_end_soon")
-def test_a_killed_worker_leaves_no_memory(corpus: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_worker_leaves_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int
+) -> None:
+    """Whichever it is; the first of them fetches for both."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    this, memory = psutil.Process(), set(os.listdir("/dev/shm"))
+    children, files = this.children(recursive=True), open_files()
     with closing(make_stream([str(corpus / "front.mp4")] * 4, af.ClipSampler(8, pick="all"))) as stream:
-        loader = DataLoader(af.torch.StreamDataset(stream, batch_size=2), batch_size=None, num_workers=2)
-        batches = iter(loader)
+        batches = iter(DataLoader(af.torch.StreamDataset(stream, batch_size=2), batch_size=None, num_workers=2))
         next(batches)
-        for child in psutil.Process().children():
-            if child.pid in {worker.pid for worker in batches._workers}:  # type: ignore[attr-defined]
-                child.send_signal(signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="killed"):
-            list(batches)
-        del batches, loader
-    assert set(os.listdir("/dev/shm")) <= before
+        pid = batches._workers[killed].pid  # type: ignore[attr-defined]
+
+        with pytest.raises(WorkerError, match=rf"\(pid {pid}\) was killed by SIGKILL"):
+            kill_and_go_on(pid, batches)
+        del batches, stream
+    gc.collect()
+    assert this.children(recursive=True) == children
+    assert open_files() <= files
+    assert set(os.listdir("/dev/shm")) <= memory
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("pymp-")]
+
+
+def kill_and_go_on(pid: int, batches: Iterator[Any]) -> None:
+    os.kill(pid, signal.SIGKILL)  # torch's handler of signals may raise here already
+    list(batches)
+
+
+def open_files() -> Counter[str]:
+    """What this process has open, by kind and place."""
+    found: Counter[str] = Counter()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found[os.readlink(f"/proc/self/fd/{number}")] += 1
+    return found
