@@ -27,7 +27,8 @@ from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.samples import Field, by_reader
-from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, KeptPart, StretchCache
+from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, EpisodeCacheStatistics, KeptPart, StretchCache
+from asyncfetch.observe.words import Words
 from asyncfetch.ranges import HEADERS_BYTES, ByteRange
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import LoopGuard, forks_wait
@@ -48,6 +49,15 @@ PART_BYTES = 256
 """About what the place of one range of a sample takes in a plan."""
 GUESSED_SAMPLE_BYTES = 1024 * 1024
 """Size of samples before any was made."""
+WORDS = Words(
+    entry="entry",
+    entries="entries",
+    samples="samples",
+    ranges="byte ranges",
+    fewer_requests="fewer and longer requests: samples of a segment that lie side by side (segment_samples)",
+    less_decoding="make the format's sample() faster, or use more cores",
+    smaller_segments="give it fewer samples a segment (segment_samples)",
+)
 
 
 class RangeFormat(ABC):
@@ -185,8 +195,17 @@ def _stop(one: ByteRange) -> int:
     return one.stop
 
 
+class RangeCacheStatistics(EpisodeCacheStatistics):
+    """A snapshot of a RangeCache."""
+
+    __slots__ = ()
+    words = WORDS
+
+
 class RangeCache(StretchCache[PlannedRange, Parts, HeldRanges]):
     """Fetches the ranges of neighbouring samples of an entry. Loop-bound."""
+
+    statistics_type = RangeCacheStatistics
 
     def __init__(self, engine: Engine, number: int, reading: RangeFormat, names: Sequence[str]) -> None:
         super().__init__(engine, number, backend=engine.config.decoder)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, StretchCache
     from asyncfetch.observe.report import Report
+    from asyncfetch.observe.words import Words
     from asyncfetch.resources import Engine
     from asyncfetch.runtime.fork import LoopGuard
 
@@ -128,6 +129,11 @@ class StretchReader(Generic[H]):
         self._guard.check()
 
     @property
+    def words(self) -> Words:
+        """What its format calls what it reads."""
+        return self._episodes.words
+
+    @property
     def fetches(self) -> bool:
         """True if it fetches by itself: of loader workers that read as one, one does."""
         return self.engine.rank is None or self.engine.rank.clips is not None
@@ -155,11 +161,11 @@ class StretchReader(Generic[H]):
         if held is None:
             room, memory = self.engine.room, self.engine.memory
             size_bytes = await self._episodes.clip_bytes(stretch)
-            needed_bytes = room.pass_bytes + size_bytes
+            needed_bytes, ranges = room.pass_bytes + size_bytes, self.words.ranges
             raise CacheError(
-                f"the clips of {self._episodes.name(stretch)} take {size_bytes} bytes "
+                f"the {ranges} of {self._episodes.name(stretch)} take {size_bytes} bytes "
                 f"beside the {room.pass_bytes} that passes over this dataset hold, but max_bytes={memory.max_bytes} "
-                f"leaves {memory.clips_bytes} for clips: set StreamConfig(max_bytes=...) to at least "
+                f"leaves {memory.clips_bytes} for {ranges}: set StreamConfig(max_bytes=...) to at least "
                 f"{memory.max_bytes_for_clips(needed_bytes)}"
             )
         return held

@@ -27,7 +27,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from asyncfetch.errors import AsyncFetchError, CacheError, ObjectChanged
@@ -35,6 +35,7 @@ from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.formats.held import ClipDecoders, HeldStretch, StretchEntry
 from asyncfetch.observe import Figures
 from asyncfetch.observe.waits import Cause, running_meter
+from asyncfetch.observe.words import Words
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SingleFlight
 
@@ -76,6 +77,8 @@ class EpisodeCacheStatistics(Figures):
 
     _telling = ("hits", "misses", "held")
     _of_moment = ("held", "kept", "kept_bytes")
+    words: ClassVar[Words] = Words()
+    """What a report calls an episode."""
 
     hits: int
     """Reads that found every byte of an episode, or of a stretch of it, in memory."""
@@ -111,6 +114,9 @@ class StretchCache(ABC, Generic[P, X, H]):
         size: Size that pictures are brought to; None leaves them as they are.
     """
 
+    statistics_type: ClassVar[type[EpisodeCacheStatistics]] = EpisodeCacheStatistics
+    """The type of its statistics, which has the format's words."""
+
     def __init__(
         self, engine: Engine, number: int, *, backend: DecoderBackend, size: PictureSize | None = None
     ) -> None:
@@ -131,6 +137,11 @@ class StretchCache(ABC, Generic[P, X, H]):
         self._hits = self._misses = self._whole = self._whole_bytes = 0
 
     # What a format says.
+
+    @property
+    def words(self) -> Words:
+        """The format's nouns."""
+        return self.statistics_type.words
 
     @abstractmethod
     def name(self, stretch: Stretch) -> str:
@@ -291,7 +302,7 @@ class StretchCache(ABC, Generic[P, X, H]):
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""
         kept_bytes = self._plans.nbytes + self._kept.nbytes
-        return EpisodeCacheStatistics(
+        return self.statistics_type(
             self._hits,
             self._misses,
             len(self._held),
@@ -466,9 +477,10 @@ class StretchCache(ABC, Generic[P, X, H]):
         """CacheError where bytes don't fit in the byte cache."""
         memory = self._memory
         if needed_bytes > memory.clips_bytes:
+            ranges = self.words.ranges
             raise CacheError(
-                f"the clips of {self.name(stretch)} take {needed_bytes} bytes, but max_bytes={memory.max_bytes} "
-                f"leaves {memory.clips_bytes} for clips: set StreamConfig(max_bytes=...) to at least "
+                f"the {ranges} of {self.name(stretch)} take {needed_bytes} bytes, but max_bytes={memory.max_bytes} "
+                f"leaves {memory.clips_bytes} for {ranges}: set StreamConfig(max_bytes=...) to at least "
                 f"{memory.max_bytes_for_clips(needed_bytes)}"
             )
 

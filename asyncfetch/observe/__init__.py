@@ -3,7 +3,7 @@
 figures     statistics, their sums and tables; Histogram: durations in bounded memory, with quantiles within 2 %. Pure
 requests    the time of one request, for the meter and the trace
 waits       the wait of a pass's consumer, by cause. Pure
-report      the bottleneck, and the setting to change. Pure
+report      the bottleneck, and the setting to change; words: a format's nouns in it. Pure
 trace       a timeline, as a file that Perfetto opens
 
 ``Collector``, for Prometheus, is in ``asyncfetch.prometheus``, above all that it shows; its name here is from 0.1.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import MemoryShares, usable_cpus
 from asyncfetch.observe.waits import Cause, Waits
+from asyncfetch.observe.words import Words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -264,6 +265,11 @@ class _Judge:
                 cause: part - waits.start_by_cause.get(cause, 0.0) for cause, part in self._seconds.items()
             }
 
+    @property
+    def _words(self) -> Words:
+        episodes = None if self._seen is None else self._seen.episodes
+        return Words() if episodes is None else episodes.words
+
     def _share(self, seconds: float) -> float:
         return seconds / self._wall_seconds if self._wall_seconds else 0.0
 
@@ -333,8 +339,7 @@ class _Judge:
                     binds=Cause.LIMIT.key,
                     evidence=f"{found}; {origin} has a quota: {fetch.throttled} of {fetch.requests} requests were "
                     f"throttled, {self._share(seconds.get(Cause.LIMIT, 0.0)):.0%} of the time was waiting for it",
-                    advice="ask for a larger quota, or for fewer and longer requests: longer segments "
-                    "(segment_seconds), fewer cameras (features=)",
+                    advice=f"ask for a larger quota, or for {self._words.fewer_requests}",
                 )
             if host.wait.count and host.limit >= config.fetch.max_requests_per_host // max(1, self._workers):
                 return Diagnosis(
@@ -368,18 +373,17 @@ class _Judge:
         )
 
     def _huge(self, network: float) -> Diagnosis | None:
-        waits = self._waits
+        waits, words = self._waits, self._words
         is_huge = waits.largest_bytes >= HUGE_TIMES * waits.other_bytes > 0
         is_huge = is_huge and waits.longest_wait_episode == waits.largest_episode
         if not is_huge or waits.longest_wait_seconds < HUGE_WAIT_SHARE * max(waits.waited_seconds, network):
             return None
         return Diagnosis(
             binds="episode",
-            evidence=f"{_share(waits.longest_wait_seconds, waits):.0%} of the whole time went into waiting for episode "
-            f"{waits.longest_wait_episode}, a segment of which has {waits.largest_bytes / MIB:.0f} MiB; others have "
-            f"{waits.other_bytes / MIB:.1f}",
-            advice="cut it smaller by segment_seconds, or leave it out with episodes=; more prefetch_segments start it "
-            "earlier",
+            evidence=f"{_share(waits.longest_wait_seconds, waits):.0%} of the whole time went into waiting for "
+            f"{words.entry} {waits.longest_wait_episode}, a segment of which has {waits.largest_bytes / MIB:.0f} MiB; "
+            f"others have {waits.other_bytes / MIB:.1f}",
+            advice=f"{words.smaller_segments}, or leave it out with episodes=; more prefetch_segments start it earlier",
         )
 
     def _of_loop(self, found: str, loop: float) -> Diagnosis:
@@ -437,7 +441,7 @@ class _Judge:
             gain = max(1.0, min(gain, at_a_time / max(episode_seconds * episodes_per_second, 1e-9)))
         return Diagnosis(
             binds=Cause.ROOM.key,
-            evidence=f"{share}: the clips of {config.pool_segments} segments in the pool and "
+            evidence=f"{share}: the {self._words.ranges} of {config.pool_segments} segments in the pool and "
             f"{config.prefetch_segments} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit in "
             f"max_bytes={memory.max_bytes / MIB:.0f} MiB",
             setting={"max_bytes": value},
@@ -459,8 +463,7 @@ class _Judge:
         if 0 < threads < self._cores:
             gain = self._gain(seconds, self._cores / threads)
             return Diagnosis(binds=binds, evidence=share, setting={"decode_threads": self._cores}, gain=gain)
-        advice = "read fewer cameras (features=), store smaller pictures, or use more cores"
-        return Diagnosis(binds=binds, evidence=share, advice=advice)
+        return Diagnosis(binds=binds, evidence=share, advice=self._words.less_decoding)
 
     def _of_transform(self, seconds: float, share: str) -> Diagnosis:
         config, binds = self._config, Cause.TRANSFORM.key

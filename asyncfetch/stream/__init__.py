@@ -6,7 +6,8 @@ traffic.py      what an epoch will fetch over all ranks
 epochs.py       which epoch comes next
 decode_jobs.py  what is decoded together
 prefetcher.py   pieces held and fetched ahead, within a bound
-samples.py      one pass: what was decoded, delivered in order; batch.py: in batches
+samples.py      one pass: what was decoded, delivered in order; batch.py: in batches;
+                buckets.py: of one shape each
 decode_ahead.py what is decoded ahead of it; job_builder.py: what its threads do
 figures.py      what a pass counts, also for another process
 quarantine.py   bad data

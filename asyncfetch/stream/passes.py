@@ -304,7 +304,7 @@ class StreamIterator(Iterator["Sample"]):
     @property
     def latest_numbers(self) -> range:
         """The same, and those of what is empty beside it."""
-        return range(self._latest.number, self._latest.delivered)
+        return self._latest.numbers
 
     @property
     def batches(self) -> tuple[int, int]:

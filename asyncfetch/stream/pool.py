@@ -129,14 +129,16 @@ async def fit(datasets: Sequence[tuple[OpenFormat, Sequence[int] | None, Line, R
         sums = [one.largest(its.sizes) for one, its in zip(drawn, weighed, strict=True)]
         fits = pools_that_fit(sums, pools, max_bytes)
     if fits != pools and any(one.dataset.reader.fetches for one in drawn):
-        enough = memory.max_bytes_for_pool(_needed_bytes(sums, pools))
+        enough, words = memory.max_bytes_for_pool(_needed_bytes(sums, pools)), drawn[0].dataset.reader.words
         _log.warning(
-            "max_bytes=%d has room for the clips of %d segments of %s at a time, not for pool_segments=%d: frames "
+            "max_bytes=%d has room for the %s of %d segments of %s at a time, not for pool_segments=%d: %s "
             "are drawn from %d, so no more are mixed in a batch. With max_bytes=%d it is as asked for",
             memory.max_bytes,
+            words.ranges,
             sum(fits),
             redact_url(drawn[0].dataset.url) if len(drawn) == 1 else f"a mixture's {len(drawn)} datasets",
             sum(pools),
+            words.samples,
             sum(fits),
             enough,
         )
@@ -181,15 +183,18 @@ def _check_one_of_each(drawn: Sequence[PoolSegments], weighed: Sequence[_Segment
     needed_bytes = sum(one.largest_bytes for one in weighed)
     if needed_bytes <= most_bytes:
         return
+    words = drawn[0].dataset.reader.words
     if len(drawn) == 1:
-        subject = f"the clips of a segment of episode {weighed[0].largest} of {redact_url(drawn[0].dataset.url)} take"
+        place = f"{words.entry} {weighed[0].largest} of {redact_url(drawn[0].dataset.url)}"
+        subject = f"the {words.ranges} of a segment of {place} take"
     else:
         subject = (
-            f"a mixture draws from each of its {len(drawn)} datasets, and the clips of their largest segments take"
+            f"a mixture draws from each of its {len(drawn)} datasets, and the {words.ranges} of their largest segments "
+            "take"
         )
     enough = min(memory.max_bytes_for_clips(needed_bytes), memory.max_bytes_for_pool(needed_bytes))
     raise CacheError(
-        f"{subject} {needed_bytes} bytes, but max_bytes={memory.max_bytes} leaves {most_bytes} for clips: set "
+        f"{subject} {needed_bytes} bytes, but max_bytes={memory.max_bytes} leaves {most_bytes} for {words.ranges}: set "
         f"StreamConfig(max_bytes=...) to at least {enough}"
     )
 

@@ -217,19 +217,19 @@ class Prefetcher:
         used_bytes, in_use = self._share.used_bytes, sum(1 for slot in self._slots.values() if slot.held is not None)
         others_bytes = max(0, self._room.pass_bytes - used_bytes)
         needed_bytes = used_bytes + others_bytes + size_bytes
-        memory = self._opened.engine.memory
+        memory, words = self._opened.engine.memory, origin.reader.words
         # The longest clip may have more bytes a frame than those weighed so far, and
         # beside a full pool one may be needed before another is through: so a quarter more, and the largest again.
         pool_segments, pool_frames = self._pool()
         pool_bytes = pool_frames * self._weighed_bytes * 5 // (4 * self._weighed_frames) + self._largest_bytes
         least_bytes = memory.max_bytes_for_clips(max(needed_bytes, others_bytes + pool_bytes))
         return CacheError(
-            f"the clips of {in_use} segments in the pool take {used_bytes} bytes, "
+            f"the {words.ranges} of {in_use} segments in the pool take {used_bytes} bytes, "
             + (f"other passes over this dataset hold {others_bytes}, " if others_bytes else "")
-            + f"and frames [{origin.stretch.start}, {origin.stretch.stop}) of episode {origin.episode} of "
-            f"{redact_url(origin.dataset.url)} need {size_bytes} more: "
-            f"{needed_bytes} in all, but max_bytes={memory.max_bytes} leaves {memory.clips_bytes} for clips. By the "
-            f"{self._weighed} segments seen so far, a pool of {pool_segments} needs about "
+            + f"and {words.samples} [{origin.stretch.start}, {origin.stretch.stop}) of {words.entry} {origin.episode} "
+            f"of {redact_url(origin.dataset.url)} need {size_bytes} more: "
+            f"{needed_bytes} in all, but max_bytes={memory.max_bytes} leaves {memory.clips_bytes} for {words.ranges}. "
+            f"By the {self._weighed} segments seen so far, a pool of {pool_segments} needs about "
             f"StreamConfig(max_bytes={least_bytes}); or lower pool_segments or segment_seconds"
         )
 

@@ -40,7 +40,7 @@ BOARD_BYTES = BOARD_WORKERS * (BOARD_EPISODES + 1) * _ENTRY.itemsize
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """An episode of which some samples could not be read."""
+    """An episode, or entry of another format, of which some samples could not be read."""
 
     episode: int
     file: str
@@ -115,6 +115,8 @@ class Quarantine:
         self._listed: dict[tuple[int, int], Quarantined] = {}
         self._samples = 0
         self._news: dict[tuple[int, int], Quarantined] = {}
+        self.entries = "episodes"
+        """What the format of what was found last calls these."""
         self._board: Board | None = None
         self._worker: int | None = None
 
@@ -147,7 +149,8 @@ class Quarantine:
                 self._board.write(self._worker, found)
             is_new = known is None and found.key in self._listed
         if is_new:
-            _log.warning("samples of episode %d can't be read, because of %s: %s", episode, found.file, found.cause)
+            self.entries, entry = dataset.reader.words.entries, dataset.reader.words.entry
+            _log.warning("samples of %s %d can't be read, because of %s: %s", entry, episode, found.file, found.cause)
 
     def extend(self, found: Iterable[Quarantined]) -> None:
         """Note finds of another process, which has logged them."""
@@ -194,7 +197,7 @@ def _file(dataset: OpenFormat, episode: int, error: Exception) -> str:
     return redact_url(next((url for url in urls if redact_url(url) in message), urls[-1]))
 
 
-def raise_where_none_is_good(first_bad: Exception, placement: Placement, on_error: OnError) -> None:
+def raise_where_none_is_good(first_bad: Exception, placement: Placement, on_error: OnError, entries: str) -> None:
     """Raise an error where a consumer's part of a whole epoch has ended without a good sample.
 
     A single consumer raises the first error. One of several knows its own part alone, and the others' may be good: it
@@ -206,7 +209,7 @@ def raise_where_none_is_good(first_bad: Exception, placement: Placement, on_erro
         raise DatasetError(
             f"{placement} got no good sample that could stand for its bad ones, of which the first is bad because of "
             f"{type(first_bad).__name__}: {first_bad}",
-            remedy="leave the episodes that the stream's quarantine lists out by episodes=..., read with fewer ranks "
+            remedy=f"leave the {entries} that the stream's quarantine lists out by episodes=..., read with fewer ranks "
             'and workers, or choose on_error="skip", with which this one gets nothing',
         ) from first_bad
 

@@ -62,6 +62,11 @@ class DeliveredSample(NamedTuple):
     sample: Any
     """The sample, or its row in a batch; or what a transform gave."""
 
+    @property
+    def numbers(self) -> range:
+        """The number of the sample, and those of what is empty beside it."""
+        return range(self.number, self.delivered)
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PassStatistics(Figures):
@@ -313,7 +318,8 @@ class SampleDelivery:
     def end(self) -> None:
         """Note that all was delivered. Where nothing was good it raises: see ``raise_where_none_is_good``."""
         if self._first_bad is not None and not (self.samples or self._plan.is_resumed):
-            raise_where_none_is_good(self._first_bad, self._plan.progress.placement, self._on_error)
+            placement, entries = self._plan.progress.placement, self._quarantine.entries
+            raise_where_none_is_good(self._first_bad, placement, self._on_error, entries)
 
     def _given(self, step: Step, result: Any) -> list[Any]:  # noqa: ANN401 - what a transform returns
         """Return what to deliver for a step; nothing where it is left out, or where the pass fails there."""
@@ -552,6 +558,15 @@ class RunningPass(PassAtWork["Sample"]):
         """Put the latest sample back: it comes once more."""
         self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
         self._current.appendleft(self._latest)
+
+    def give_but(self, waiting: Iterable[int]) -> None:
+        """See StreamIterator."""
+        self._plan.progress.deliver(max(self._plan.begun, self._latest.delivered), waiting)
+
+    @property
+    def latest_numbers(self) -> range:
+        """See StreamIterator."""
+        return self._latest.numbers
 
     @property
     def batches(self) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """The bridge to torch's DataLoader.
 
 dataset.py    StreamDataset: iterates a Stream; FrameDataset: dataset[i]; collate: samples as a batch
-buckets.py    batches of one shape, where samples have several
 memory.py     what a rank's workers share
 watching.py   workers that are killed, stopped or hang
 bridge.py     AsyncIterableDataset: any async iterator of your own

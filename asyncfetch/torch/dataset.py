@@ -23,7 +23,7 @@ from asyncfetch.config import PrivateUrl, config_share, stream_config
 from asyncfetch.config.checks import explains_keywords, is_whole_number
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
-from asyncfetch.formats import DatasetStatistics, chosen_features
+from asyncfetch.formats import DatasetStatistics, RangeFormat, chosen_features
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.order.state import MAX_WORKERS, State, check_state, merge_shares
@@ -32,6 +32,7 @@ from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.runtime.shared_memory import MemorySlots, can_hand_over
 from asyncfetch.stream import DatasetSession, Placement
 from asyncfetch.stream.batch import PinnedMemory, PooledMemory, batch_of, samples_of
+from asyncfetch.stream.buckets import Bucketing, bucketed, check_bucket_by
 from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.epochs import child_number
 from asyncfetch.stream.figures import report_of, sum_known
@@ -39,9 +40,9 @@ from asyncfetch.stream.handing_over import HandedOver, SlotMemory, Stack, stacks
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.streams import distinct_episodes
-from asyncfetch.torch.buckets import bucketed
 from asyncfetch.torch.memory import WorkersMemory
 from asyncfetch.torch.watching import Care, watch_loaders
+from asyncfetch.videos import Videos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -56,8 +57,8 @@ if TYPE_CHECKING:
     from asyncfetch.observe.report import Report
     from asyncfetch.stream import SampleSource, StreamIterator
     from asyncfetch.stream.batch import BatchMemory
+    from asyncfetch.stream.buckets import BucketBy
     from asyncfetch.stream.figures import FiguresBoard
-    from asyncfetch.torch.buckets import BucketBy
 
 
 def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -164,10 +165,7 @@ class StreamDataset(IterableDataset[Any]):
             raise ConfigError(f"collate_fn must be a function of a list of samples, or None, not {collate_fn!r}")
         if collate_fn is not None and batch_size is None:
             raise ConfigError("collate_fn makes batches of batch_size samples: give batch_size too, or the loader both")
-        if bucket_by not in {None, "frames", "shape"}:
-            raise ConfigError(f"bucket_by must be 'frames', 'shape' or None, not {bucket_by!r:.80}")
-        if bucket_by is not None and batch_size is None:
-            raise ConfigError(f"bucket_by={bucket_by!r} is about batches made here: give StreamDataset a batch_size")
+        check_bucket_by(bucket_by, batch_size, "StreamDataset")
         self.collate_fn = collate_fn
         self.bucket_by = bucket_by
         self.stream = stream
@@ -218,15 +216,9 @@ class StreamDataset(IterableDataset[Any]):
         together = self.collate_fn or partial(_together, memory=memory)
         if self.bucket_by is None:
             return _batches(samples, self._in_batches(Placement()), together)
-        return bucketed(
-            samples,
-            together,
-            by=self.bucket_by,
-            size=self.batch_size,
-            least=self.batch_size if self.drop_last else 1,
-            max_bytes=(self._workers_stream or self._source).config.decoded_max_bytes,
-            keep=partial(setattr, self, "_ended"),
-        )
+        max_bytes = (self._workers_stream or self._source).config.decoded_max_bytes
+        rule = Bucketing(self.bucket_by, self.batch_size, self.drop_last, max_bytes)
+        return bucketed(samples, together, rule, keep=partial(setattr, self, "_ended"))
 
     def _readers_name(self, worker: WorkerInfo) -> str | None:
         """Return what the workers of this worker's loader find each other by; None where they can't."""
@@ -517,6 +509,12 @@ class FrameDataset(Dataset["Sample"]):
         fit: Fit | None = None,
         config: StreamConfig | None = None,
     ) -> None:
+        if isinstance(source, Videos | RangeFormat):
+            read = "videos, clips=ClipSampler(...)" if isinstance(source, Videos) else "format"
+            raise ConfigError(
+                f"FrameDataset takes the url or path of a LeRobot dataset, not {source!r}: use "
+                f"StreamDataset(Stream({read})), which gives samples in an order, not by number"
+            )
         self.source = source = PrivateUrl(source)
         picture_size(size, fit)  # refused here, not at the first read
         self.windows = windows

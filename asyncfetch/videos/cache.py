@@ -11,7 +11,8 @@ import numpy as np
 from asyncfetch.errors import COPY_ANEW, FormatError, FrameMissing, redact_url
 from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
-from asyncfetch.formats.stretch_cache import KeptPart, StretchCache, kept_plan
+from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPart, StretchCache, kept_plan
+from asyncfetch.observe.words import Words
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.videos.index import TrackIndexes
 from asyncfetch.videos.plan import WindowClip, WindowPlan, WindowTimes, plan_audio, plan_clips
@@ -35,6 +36,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("asyncfetch")
 
+WORDS = Words(
+    entry="entry",
+    entries="entries",
+    samples="clips",
+    ranges="byte ranges",
+    fewer_requests="fewer requests: by an index (asyncfetch index), and fewer files beside the videos (features=)",
+    less_decoding="store smaller pictures, or shorter groups of pictures, or use more cores",
+    smaller_segments="store it with shorter groups of pictures",
+)
+
 Planned = PlannedRange | WindowClip
 HeldWindows = HeldStretch[WindowTimes | WholeVideo]
 
@@ -44,6 +55,13 @@ MAX_EARLIER = 4096
 """Videos that are remembered to begin with a recovery point in place of a key frame."""
 MAX_NAMED = 8
 """Videos read whole that are named in the log, each once."""
+
+
+class VideoCacheStatistics(EpisodeCacheStatistics):
+    """A snapshot of a VideoCache."""
+
+    __slots__ = ()
+    words = WORDS
 
 
 class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows]):
@@ -62,6 +80,8 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
         backend: Which library decodes.
         size: Size that pictures are brought to; None leaves them as they are.
     """
+
+    statistics_type = VideoCacheStatistics
 
     def __init__(
         self,

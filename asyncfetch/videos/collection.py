@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncfetch.config import FetchConfig, PrivateUrl, rank_config
-from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.errors import ConfigError, FormatError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos.entry_table import Entries, check_entries
@@ -159,6 +159,8 @@ class Videos:
         match self._kind:
             case "table":
                 assert self._video is not None
+                if not isinstance(self._source, str) and isinstance(self._source, Sized) and not len(self._source):
+                    raise ConfigError(f"{self!r}: the collection has no video: the table has no rows")
                 return await table_entries(
                     reader, fetcher, self._source, video=self._video, start=self._start, stop=self._stop
                 )
@@ -198,6 +200,6 @@ def _kept(source: Any) -> Any:  # noqa: ANN401 - what a user gave
     """Return what a user gave, its urls without secrets where it is pickled."""
     if isinstance(source, str | os.PathLike):
         return PrivateUrl(source)
-    if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
+    if isinstance(source, list | tuple) and source and all(isinstance(one, str | os.PathLike) for one in source):
         return tuple(PrivateUrl(one) for one in source)
     return source

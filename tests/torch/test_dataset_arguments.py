@@ -33,6 +33,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "epoch=1.5": (lambda: af.Stream(HERE).samples(epoch=1.5), "not 1.5"),  # type: ignore[arg-type]
     "epoch='x'": (lambda: af.Stream(HERE).samples(epoch="x"), "not 'x'"),  # type: ignore[arg-type]
     "rank=0.0": (lambda: af.Stream(HERE).samples(rank=0.0, world_size=1), "whole numbers, not 0.0 of 1"),  # type: ignore[arg-type]
+    "frames of videos": (
+        lambda: af.torch.FrameDataset(af.Videos.from_folder(HERE)),  # type: ignore[arg-type]
+        r"takes the url .*, not Videos.from_folder\('/nowhere'\): use StreamDataset\(Stream\(videos, clips=ClipSampler",
+    ),
     "episodes twice": (lambda: af.torch.FrameDataset(HERE, episodes=[2, 2]), "must not name an episode twice"),
     "max_ahead=None": (lambda: af.torch.AsyncIterableDataset(iter, max_ahead=None), "max_ahead .* not None"),  # type: ignore[arg-type]
     "max_ahead='3'": (lambda: af.torch.AsyncIterableDataset(iter, max_ahead="3"), "max_ahead .* not '3'"),  # type: ignore[arg-type]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import pickle
 import signal
-from contextlib import closing
+import tempfile
+from collections import Counter
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -13,10 +17,24 @@ import pytest
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
-from asyncfetch.errors import CacheError, DecodeError, FormatError, FrameMissing, NotFound, ObjectChanged
+from asyncfetch.errors import (
+    CacheError,
+    DatasetError,
+    DecodeError,
+    FormatError,
+    FrameMissing,
+    NotFound,
+    ObjectChanged,
+    WorkerError,
+)
+from asyncfetch.observe.figures import sum_of
+from asyncfetch.observe.report import Report
+from asyncfetch.observe.waits import Cause, Waits
+from asyncfetch.stream import Placement, source_of
 from asyncfetch.testing import Fault, FaultEvery, RangeServer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from asyncfetch.testing.faults import ServedRequest
@@ -39,12 +57,16 @@ def windows_of(stream: af.Stream) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("clips", [CLIPS, ALL], ids=["random", "all"])
-def test_broken_videos_are_left_out_and_named(corpus: Path, clips: af.ClipSampler) -> None:
+def test_broken_videos_are_left_out_and_named(
+    corpus: Path, clips: af.ClipSampler, caplog: pytest.LogCaptureFixture
+) -> None:
     urls = [str(corpus / name) for name in NAMES]
     with closing(make_stream(urls, clips, config={"on_error": "skip"})) as stream:
         assert windows_of(stream) == [(0, 0), (0, 1), (3, 0), (3, 1)]
         found = {one.episode: one for one in stream.quarantine.episodes()}
     assert found.keys() == {1, 2, 4}
+    said = [record.getMessage() for record in caplog.records if record.name == "asyncfetch.stream"]
+    assert [line.partition(",")[0] for line in said] == [f"samples of entry {entry} can't be read" for entry in found]
     for entry, one in found.items():
         assert one.file == urls[entry]
         assert one.cause.startswith(ERRORS[NAMES[entry]].__name__)
@@ -109,6 +131,37 @@ def test_a_span_behind_the_end_is_no_clip(corpus: Path) -> None:
         next(iter(stream))
 
 
+def test_no_good_video_for_a_rank_is_said_in_entries(corpus: Path) -> None:
+    stream = make_stream([str(corpus / "missing.mp4")] * 2, config={"on_error": "replace"})
+    with closing(stream), pytest.raises(DatasetError, match="leave the entries that the stream's quarantine lists"):
+        list(source_of(stream).iterate(Placement(0, 2)))
+
+
+def test_reports_speak_of_entries_and_give_advice_for_videos(corpus: Path) -> None:
+    """Also where several workers' figures are added up, which come pickled."""
+    with closing(make_stream([str(corpus / "front.mp4")])) as stream:
+        list(stream)
+        statistics = stream.statistics()
+    statistics = sum_of(statistics, pickle.loads(pickle.dumps(statistics)))
+    of_decoding = Waits(consumers=1, samples=1, wall_seconds=9.0, by_cause={Cause.DECODING: 9.0})
+    of_one = Waits(
+        consumers=1,
+        samples=5,
+        wall_seconds=9.0,
+        by_cause={Cause.BODIES: 9.0},
+        longest_wait_episode=3,
+        longest_wait_seconds=8.0,
+        largest_bytes=50e6,
+        largest_episode=3,
+        other_bytes=1e6,
+    )
+    threads = af.StreamConfig(decode_threads=1)
+    decoding, one = (Report.of(waits, statistics, threads).verdict for waits in (of_decoding, of_one))
+    assert decoding.advice == "store smaller pictures, or shorter groups of pictures, or use more cores"
+    assert "for entry 3, a segment of which has 48 MiB" in one.evidence
+    assert one.advice.startswith("store it with shorter groups of pictures, or leave it out")
+
+
 # Memory.
 
 
@@ -117,7 +170,9 @@ def test_a_clip_beyond_the_bound_says_what_it_takes(heavy: dict[str, bytes], tmp
     clips, config = af.ClipSampler(250), {"max_bytes": 4_000_000}
     with (
         closing(make_stream([str(tmp_path / "a.mp4")], clips, config=config)) as stream,
-        pytest.raises(CacheError, match=r"max_bytes=4000000 leaves .* StreamConfig\(max_bytes=\d+\)"),
+        pytest.raises(
+            CacheError, match=r"clips \[0, 1\) of entry 0 .*=4000000 leaves .* StreamConfig\(max_bytes=\d+\)"
+        ),
     ):
         next(iter(stream))
 
@@ -180,16 +235,38 @@ async def test_a_pass_that_is_left_leaves_nothing(corpus: Path) -> None:
 
 
 @pytest.mark.usefixtures("failed_loaders_end_soon")
-def test_a_killed_worker_leaves_no_memory(corpus: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_worker_leaves_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int
+) -> None:
+    """Whichever it is; the first of them fetches for both."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    this, memory = psutil.Process(), set(os.listdir("/dev/shm"))
+    children, files = this.children(recursive=True), open_files()
     with closing(make_stream([str(corpus / "front.mp4")] * 4, af.ClipSampler(8, pick="all"))) as stream:
-        loader = DataLoader(af.torch.StreamDataset(stream, batch_size=2), batch_size=None, num_workers=2)
-        batches = iter(loader)
+        batches = iter(DataLoader(af.torch.StreamDataset(stream, batch_size=2), batch_size=None, num_workers=2))
         next(batches)
-        for child in psutil.Process().children():
-            if child.pid in {worker.pid for worker in batches._workers}:  # type: ignore[attr-defined]
-                child.send_signal(signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="killed"):
-            list(batches)
-        del batches, loader
-    assert set(os.listdir("/dev/shm")) <= before
+        pid = batches._workers[killed].pid  # type: ignore[attr-defined]
+
+        with pytest.raises(WorkerError, match=rf"\(pid {pid}\) was killed by SIGKILL"):
+            kill_and_go_on(pid, batches)
+        del batches, stream
+    gc.collect()
+    assert this.children(recursive=True) == children
+    assert open_files() <= files
+    assert set(os.listdir("/dev/shm")) <= memory
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("pymp-")]
+
+
+def kill_and_go_on(pid: int, batches: Iterator[Any]) -> None:
+    os.kill(pid, signal.SIGKILL)  # torch's handler of signals may raise here already
+    list(batches)
+
+
+def open_files() -> Counter[str]:
+    """What this process has open, by kind and place."""
+    found: Counter[str] = Counter()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found[os.readlink(f"/proc/self/fd/{number}")] += 1
+    return found

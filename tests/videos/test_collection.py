@@ -8,6 +8,7 @@ import pickle
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -181,6 +182,11 @@ def test_a_collection_without_videos_says_so(tmp_path: Path) -> None:
     ):
         with pytest.raises((ConfigError, DatasetError), match="no video"):
             read(videos)
+    tables: list[Any] = [[], pa.table({"url": pa.array([], pa.string())}), pd.DataFrame()]
+    for table in tables:
+        message = rf"from_table\(<{type(table).__name__}>\): the collection has no video: the table has no rows"
+        with pytest.raises(ConfigError, match=message):
+            read(af.Videos.from_table(table))
 
 
 def test_spans_are_read_as_files_cut_there(corpus: Path) -> None:

@@ -23,6 +23,7 @@ from asyncfetch.runtime.liveness import LOOK_SECONDS, Watch, how_it_ended
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.shared_memory import SharedBytes, give_back_slots, slot_reader
 from asyncfetch.stream.batch import MIB, MemoryPlan
+from asyncfetch.stream.buckets import Bucketing, check_bucket_by
 from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.figures import PAGE_BYTES, FiguresPage, report_of
 from asyncfetch.stream.ranks import found_placement
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.formats import DatasetStatistics
     from asyncfetch.order.state import State
+    from asyncfetch.stream.buckets import BucketBy
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.serving.messages import Answer
     from asyncfetch.stream.source import SampleSource
@@ -197,6 +199,7 @@ def serve_samples(
     batch_size: int | None = 32,
     *,
     drop_last: bool = False,
+    bucket_by: BucketBy | None = None,
     max_ahead: int = 2,
     max_ahead_bytes: int = 256 * 1024 * 1024,
 ) -> ServedBatches:
@@ -221,7 +224,9 @@ def serve_samples(
     Args:
         stream: What to read, of a URL; rank and world size are found here and hold there, and so do its bounds.
         batch_size: Samples in a batch; None hands over single samples.
-        drop_last: Whether the last batch of an epoch is left out where it is smaller.
+        drop_last: Whether the last batch of an epoch is left out where it is smaller; with ``bucket_by`` all that are.
+        bucket_by: What the samples of a batch have in common where sizes differ: "shape", "frames", or None, as in
+            ``asyncfetch.torch.StreamDataset``. States are as exact.
         max_ahead: Batches made and not yet taken.
         max_ahead_bytes: Of them together; one may be larger. The default is that of decoded samples in
             ``StreamConfig``, which come on top.
@@ -237,13 +242,19 @@ def serve_samples(
         raise ConfigError(
             f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
         )
+    check_bucket_by(bucket_by, batch_size, "serve_samples")
     source = source_of(stream)
     if source.is_open:
         raise ConfigError(
             "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
             "the stream of the dataset's URL"
         )
-    return ServedBatches(source, Placement(batch_size=batch_size, drop_last=drop_last), max_ahead, max_ahead_bytes)
+    rule = None
+    if bucket_by is not None:
+        assert batch_size is not None
+        rule, drop_last = Bucketing(bucket_by, batch_size, drop_last, source.config.decoded_max_bytes), False
+    in_batches = Placement(batch_size=batch_size, drop_last=drop_last)
+    return ServedBatches(source, in_batches, rule, max_ahead, max_ahead_bytes)
 
 
 class ServedBatches:
@@ -257,8 +268,15 @@ class ServedBatches:
     Belongs to one thread at a time. In a forked child it raises WrongLoop and leaves the parent's alone.
     """
 
-    def __init__(self, stream: SampleSource, in_batches: Placement, max_ahead: int, max_ahead_bytes: int) -> None:
-        self._stream, self._in_batches = stream, in_batches
+    def __init__(
+        self,
+        stream: SampleSource,
+        in_batches: Placement,
+        bucketing: Bucketing | None,
+        max_ahead: int,
+        max_ahead_bytes: int,
+    ) -> None:
+        self._stream, self._in_batches, self._bucketing = stream, in_batches, bucketing
         self._max_ahead, self._max_ahead_bytes = max_ahead, max_ahead_bytes
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
@@ -284,7 +302,7 @@ class ServedBatches:
         self._page = FiguresPage(memory.memory)
         self._page.begin(0, 0, 1)
         figures = PassFigures(self._stream.config, self._page)  # the process goes on with what these count
-        plan = Plan(placement, self._max_ahead, self._max_ahead_bytes, memory, figures.begun_at)
+        plan = Plan(placement, self._bucketing, self._max_ahead, self._max_ahead_bytes, memory, figures.begun_at)
         self._worker = WorkerProcess(self._stream, plan, self._page)
         # Called at exit too, before multiprocessing waits for all its children; not in a forked child.
         self._finalizer = util.Finalize(self, _let_go, (self._worker,), exitpriority=1)

@@ -23,6 +23,7 @@ from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.shared_memory import MemorySlots, can_hand_over
 from asyncfetch.runtime.threads import call_on, run_sync
 from asyncfetch.stream.batch import batch_of, samples_of
+from asyncfetch.stream.buckets import Buckets
 from asyncfetch.stream.datasets import OpenDatasets
 from asyncfetch.stream.figures import FiguresPage
 from asyncfetch.stream.handing_over import HandedOver, PackedBatch, SlotMemory, stacks
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from asyncfetch.order.placement import Placement
     from asyncfetch.order.state import State
     from asyncfetch.runtime.shared_memory import SharedBytes
+    from asyncfetch.stream.buckets import Bucketing
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.samples import PassFigures, RunningPass
     from asyncfetch.stream.source import SampleSource
@@ -61,6 +63,8 @@ class Plan:
     """A plan of the batches to make, and for which consumer."""
 
     placement: Placement
+    bucketing: Bucketing | None
+    """Which samples go into one batch, where it isn't those that come one after the other."""
     max_ahead: int
     max_ahead_bytes: int
     page: SharedBytes
@@ -161,7 +165,9 @@ class _ServingWorker:
         try:
             async with self._samples(begin) as given:
                 samples = running_pass(given)
-                while taken := await self._take(samples):
+                rule = self._plan.bucketing
+                take = self._take if rule is None else partial(_take_alike, Buckets(rule))
+                while taken := await take(samples):
                     await self._hand_over(begin.number, taken, samples)
                 identity = identity_of(samples.state_dict())
             await self._say(PassEnd(begin.number, identity, self._stream.quarantine.take_news()))
@@ -180,7 +186,8 @@ class _ServingWorker:
         self._stream.go_on(begin.state, begin.state["epoch"])
         self._stream.known_identity = begin.known_identity
         stream = self._stream.over(opened)  # it stays open from pass to pass
-        memory = None if self._plan.placement.batch_size is None else self._memory
+        makes_rows = self._plan.placement.batch_size is not None and self._plan.bucketing is None
+        memory = self._memory if makes_rows else None
         figures, self._figures = self._figures, None
         return stream.samples_of(self._plan.placement, memory=memory, figures=figures)
 
@@ -266,3 +273,16 @@ class _ServingWorker:
                     self._everything.cancel()
             self._changed.set()
             self._changed = anyio.Event()
+
+
+async def _take_alike(buckets: Buckets, samples: RunningPass) -> list[Any]:
+    """The samples of the next batch; none at the end. Those that wait come again where its state is resumed."""
+    while (bucket := buckets.due()) is None:
+        try:
+            sample = await anext(samples)
+        except StopAsyncIteration:
+            bucket = buckets.due(at_end=True)
+            break
+        buckets.add(samples.latest_numbers, sample)
+    samples.give_but(buckets.numbers)
+    return [] if bucket is None else list(bucket.values())

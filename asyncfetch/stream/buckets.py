@@ -11,19 +11,20 @@ the waiting ones, which so fill the same buckets: its batches are those of a pas
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from asyncfetch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Iterator
 
-    from asyncfetch.stream import StreamIterator
+    from asyncfetch.stream.passes import StreamIterator
 
 BucketBy = Literal["frames", "shape"]
+Key: TypeAlias = tuple[Any, ...]
+"""What the samples of a bucket have in common."""
 
 WAITING_BATCHES = 16
 """The samples of so many batches wait at most, of all shapes together."""
@@ -31,8 +32,18 @@ WAITING_BATCHES = 16
 _END = object()
 
 
-def bucket_of(sample: Any, by: BucketBy) -> Hashable:  # noqa: ANN401 - what a transform returns
+def check_bucket_by(given: object, batch_size: int | None, maker: str) -> None:
+    """Raise ConfigError where it is no way to make batches, or ``maker`` makes none."""
+    if given not in {None, "frames", "shape"}:
+        raise ConfigError(f"bucket_by must be 'frames', 'shape' or None, not {given!r:.80}")
+    if given is not None and batch_size is None:
+        raise ConfigError(f"bucket_by={given!r} is about batches made here: give {maker} a batch_size")
+
+
+def bucket_of(sample: Any, by: BucketBy) -> Key:  # noqa: ANN401 - what a transform returns
     """Return what the samples of one batch have in common: the shapes of their pictures, or how many these are."""
+    import torch
+
     if not isinstance(sample, Mapping):
         raise ConfigError(
             f"bucket_by={by!r} looks at the tensors of dicts, not at {type(sample).__name__}: let the transform return "
@@ -44,14 +55,29 @@ def bucket_of(sample: Any, by: BucketBy) -> Hashable:  # noqa: ANN401 - what a t
     return tuple((key, shape[0]) for key, shape in pictures.items() if len(shape) > 3)
 
 
-class _Buckets:
+@dataclass(frozen=True, slots=True)
+class Bucketing:
+    """A rule by which samples become batches."""
+
+    by: BucketBy
+    """See ``bucket_of``."""
+    size: int
+    """Samples of a full batch."""
+    drop_last: bool
+    """True if smaller batches are left out."""
+    max_bytes: int
+    """Of samples that wait, where they are of several shapes."""
+
+
+class Buckets:
     """Samples that wait, by what they have in common; the bucket that has waited longest is the first one."""
 
-    def __init__(self) -> None:
-        self._buckets: dict[Hashable, dict[range, Any]] = {}
+    def __init__(self, rule: Bucketing) -> None:
+        self._rule = rule
+        self._buckets: dict[Key, dict[range, Any]] = {}
+        self._full: Key | None = None
         self._bytes: dict[range, int] = {}
-        self.nbytes = 0
-        """Memory of all samples."""
+        self._all_bytes = 0
 
     def __len__(self) -> int:
         """Return how many samples wait."""
@@ -62,35 +88,44 @@ class _Buckets:
         """Their numbers in the consumer's part of the epoch."""
         return list(chain(*self._bytes))
 
-    @property
-    def keys(self) -> list[Hashable]:
-        """The keys of all buckets."""
-        return list(self._buckets)
+    def add(self, numbers: range, sample: Any) -> None:  # noqa: ANN401
+        """Put a sample into its bucket. ``due`` is to be asked before the next one."""
+        import torch
 
-    def add(self, key: Hashable, numbers: range, sample: Any) -> int:  # noqa: ANN401
-        """Put a sample into its bucket, and return how many are there."""
+        key = bucket_of(sample, self._rule.by)
         bucket = self._buckets.setdefault(key, {})
         bucket[numbers] = sample
         tensors = (value for value in sample.values() if isinstance(value, torch.Tensor))
         self._bytes[numbers] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        self.nbytes += self._bytes[numbers]
-        return len(bucket)
+        self._all_bytes += self._bytes[numbers]
+        if len(bucket) == self._rule.size:
+            self._full = key
 
-    def take(self, key: Hashable) -> dict[range, Any]:
-        """Return a bucket, which is no more."""
-        bucket = self._buckets.pop(key)
-        self.nbytes -= sum(self._bytes.pop(numbers) for numbers in bucket)
-        return bucket
+    def due(self, *, at_end: bool = False) -> dict[range, Any] | None:
+        """Take the samples of the next batch, by their numbers; None where all others are to wait.
+
+        At the end none of them waits any longer.
+        """
+        while (key := self._next_key(at_end=at_end)) is not None:
+            bucket = self._buckets.pop(key)
+            self._all_bytes -= sum(self._bytes.pop(numbers) for numbers in bucket)
+            if not self._rule.drop_last or len(bucket) == self._rule.size:
+                return bucket
+        return None
+
+    def _next_key(self, *, at_end: bool) -> Key | None:
+        if self._full is not None:
+            full, self._full = self._full, None
+            return full
+        # Until there is room: so the samples that wait in a state find as much of it when they come again.
+        is_crowded = len(self) >= WAITING_BATCHES * self._rule.size or self._all_bytes > self._rule.max_bytes
+        return next(iter(self._buckets), None) if at_end or (is_crowded and len(self._buckets) > 1) else None
 
 
 def bucketed(
     samples: StreamIterator,
     together: Callable[[list[Any]], Any],
-    *,
-    by: BucketBy,
-    size: int,
-    least: int,
-    max_bytes: int,
+    rule: Bucketing,
     keep: Callable[[StreamIterator | None], None],
 ) -> Iterator[Any]:
     """Give batches of samples that are alike.
@@ -98,14 +133,11 @@ def bucketed(
     Args:
         samples: Of one pass.
         together: Makes a batch of samples.
-        by: See ``bucket_of``.
-        size: Samples of a full batch.
-        least: Samples that make a batch; smaller ones are left out.
-        max_bytes: Of samples that wait, where they are of several shapes.
+        rule: Which samples go into one.
         keep: Takes the pass where it has ended, because its last samples were left out, while others wait: only it
             has the state then. Takes None when no more of them wait than make one batch.
     """
-    buckets = _Buckets()
+    buckets = Buckets(rule)
     has_more = True
     while has_more:
         came = _END
@@ -115,28 +147,23 @@ def bucketed(
                 keep(samples if len(buckets) else None)
                 break
             has_more = samples.__length_hint__() > 0  # as long as all that came counts as given
-            key = bucket_of(came, by)
+            buckets.add(samples.latest_numbers, came)
         except BaseException:
             samples.give_but([*buckets.numbers, *([] if came is _END else samples.latest_numbers)])
             raise
-        if buckets.add(key, samples.latest_numbers, came) == size:
-            yield from _given(samples, buckets, key, together, least)
-        # Until there is room: so the samples that wait in a state find as much of it when they come again.
-        while len(buckets.keys) > 1 and (len(buckets) >= WAITING_BATCHES * size or buckets.nbytes > max_bytes):
-            yield from _given(samples, buckets, buckets.keys[0], together, least)
-    while keys := buckets.keys:
-        if len(keys) == 1:
+        while (bucket := buckets.due()) is not None:
+            yield _made(samples, buckets, bucket, together)
+    while (bucket := buckets.due(at_end=True)) is not None:
+        if not len(buckets):
             keep(None)
-        yield from _given(samples, buckets, keys[0], together, least)
+        yield _made(samples, buckets, bucket, together)
+    keep(None)
     next(samples, None)  # the pass ends
 
 
-def _given(
-    samples: StreamIterator, buckets: _Buckets, key: Hashable, together: Callable[[list[Any]], Any], least: int
-) -> Iterator[Any]:
-    bucket = buckets.take(key)
-    if len(bucket) < least:
-        return
+def _made(
+    samples: StreamIterator, buckets: Buckets, bucket: dict[range, Any], together: Callable[[list[Any]], Any]
+) -> Any:  # noqa: ANN401
     try:
         with samples.figures.handing_over():
             batch = together(list(bucket.values()))
@@ -144,4 +171,4 @@ def _given(
         samples.give_but([*buckets.numbers, *chain(*bucket)])
         raise
     samples.give_but(buckets.numbers)
-    yield batch
+    return batch

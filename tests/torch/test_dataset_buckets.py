@@ -17,7 +17,6 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, DecodeError, UsageError
 from asyncfetch.testing import write_dataset
 from asyncfetch.torch import StreamDataset, merge_states
-from asyncfetch.torch.buckets import WAITING_BATCHES, bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,7 +114,7 @@ def test_no_more_samples_wait_than_there_is_room_for(
 ) -> None:
     unbounded = len(list(dataset_of(truth)))
     if most == "samples":
-        monkeypatch.setattr("asyncfetch.torch.buckets.WAITING_BATCHES", 2)
+        monkeypatch.setattr("asyncfetch.stream.buckets.WAITING_BATCHES", 2)
     config = {"decoded_max_bytes": 200} if most == "bytes" else {}
     dataset = dataset_of(truth, config=config)
     batches, states = [], []
@@ -279,16 +278,6 @@ def test_workers_have_buckets_of_their_own(truth: DatasetTruth) -> None:
     batches = list(DataLoader(dataset_of(truth), batch_size=None, num_workers=2))
     check_each_once(map(keys_of, batches))
     assert all(isinstance(batch["video"], torch.Tensor) for batch in batches)
-
-
-def test_buckets_are_told_apart_by_pictures() -> None:
-    sample = {"video": torch.zeros(2, 3, 4, 5), "mask": torch.zeros(1, 4, 5), "audio": torch.zeros(2, 77), "text": "a"}
-    assert bucket_of(sample, "shape") == (("video", (2, 3, 4, 5)), ("mask", (1, 4, 5)))
-    assert bucket_of(sample, "frames") == (("video", 2),)
-    assert bucket_of({"text": "a"}, "shape") == ()
-    assert WAITING_BATCHES == 16
-    with pytest.raises(ConfigError, match="bucket_by='shape' looks at the tensors of dicts, not at list"):
-        bucket_of([1], "shape")
 
 
 def test_what_is_not_known_before_is_refused(truth: DatasetTruth) -> None:
