@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shutil
 import tempfile
 import weakref
 import zlib
@@ -54,6 +55,8 @@ MARK = "#unpacked="
 """What comes between the url of a file and how a part of it is packed."""
 KEPT_BYTES = 16 * 1024**3
 """Bound on the unpacked bytes that are kept without a disk cache, in TMPDIR or /var/tmp."""
+MIN_FREE_BYTES = 1024**3
+"""Bytes of the disk that are left to others, as by a disk cache: with less, less is kept."""
 MAX_PAGE_BYTES = 1024**3
 """Longest column chunk that is unpacked, by the bytes that its pages take then: one may have them all."""
 PIECE_BYTES = 8 * 1024 * 1024
@@ -151,7 +154,7 @@ class UnpackedReader:
     Args:
         reader: Reads all other urls, and the packed bytes; entered by the caller.
         directory: Where unpacked files lie; None for TMPDIR, or /var/tmp.
-        max_bytes: Bound on those that are kept. A part that takes more is a CacheError.
+        max_bytes: Bound on those that are kept; less where the disk gets full. A part that takes more is a CacheError.
         max_page_bytes: Bound on what a column chunk may unpack to: so much memory may that take.
     """
 
@@ -164,7 +167,8 @@ class UnpackedReader:
         max_page_bytes: int = MAX_PAGE_BYTES,
     ) -> None:
         self._reader = reader
-        self._directory = directory
+        self._directory = os.fspath(directory or os.environ.get("TMPDIR") or "/var/tmp")
+        self._max_bytes = max_bytes
         self._max_page_bytes = max_page_bytes
         self._parts: SharedLRU[Packed, _Unpacked] = SharedLRU(max_bytes)
         self._infos = ObjectMemory(MAX_KNOWN)
@@ -293,7 +297,20 @@ class UnpackedReader:
                     self._parts.max_bytes,
                 )
             self._unpacked_before.add(packed)
+            await self._leave_room(packed)
             return await (self._unpack_chunk(packed) if packed.rows else self._unpack_file(packed))
+
+    async def _leave_room(self, packed: Packed) -> None:
+        """Keep less from now on, but this part, if it would leave too little of the disk to others."""
+        try:
+            free_bytes = (await run_sync(shutil.disk_usage, self._directory)).free
+        except OSError:
+            return  # as making a file there says
+        part_bytes = 2 * (packed.stop - packed.start)  # more than what videos shrink
+        lacking_bytes = MIN_FREE_BYTES + part_bytes - free_bytes
+        if lacking_bytes > 0:
+            kept_bytes = max(part_bytes, self._parts.nbytes - lacking_bytes)
+            self._parts.max_bytes = min(self._parts.max_bytes, kept_bytes)
 
     async def _unpack_file(self, packed: Packed) -> _Unpacked:
         file = await self._info(packed)
@@ -340,9 +357,8 @@ class UnpackedReader:
             await gather(*calls)
 
     def _new_files(self, packed: Packed, count: int) -> list[_NamelessFile]:
-        directory = os.fspath(self._directory or os.environ.get("TMPDIR") or "/var/tmp")
         where = redact_url(packed.url)
-        return [_NamelessFile(directory, where, self._parts.max_bytes) for _ in range(count)]
+        return [_NamelessFile(self._directory, where, self._max_bytes) for _ in range(count)]
 
 
 class _NamelessFile:

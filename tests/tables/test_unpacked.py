@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
 
-from asyncfetch.errors import CacheError, ConfigError, FormatError, ObjectChanged, RangeNotSatisfiable
+from asyncfetch.errors import CacheError, ConfigError, FormatError, NotFound, ObjectChanged, RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def by_pyarrow(data: bytes, codec: Any) -> bytes:
+def by_pyarrow(data: bytes, codec: Any) -> bytes:  # noqa: ANN401
     target = pa.BufferOutputStream()
     with pa.CompressedOutputStream(target, codec) as stream:
         stream.write(data)
@@ -169,6 +169,23 @@ async def test_what_is_kept_is_unpacked_once(
     assert bytes(await reader.fetch(urls[0], 0, 3)) == b"aaa"
     [message] = caplog.messages
     assert "is read whole and unpacked anew: of what was unpacked, 1500 bytes are kept" in message
+
+
+async def test_a_full_disk_keeps_less(fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {name: np.random.default_rng(place).bytes(1000) for place, name in enumerate("abc")}
+    urls = {name: packed(tmp_path / name, gzip.compress(data)) for name, data in content.items()}
+    reader = UnpackedReader(fetcher, directory=tmp_path)
+    await reader.fetch(urls["a"])
+    await reader.fetch(urls["b"])
+    assert await reader.fetch(urls["a"]) == content["a"]
+    monkeypatch.setattr(unpacked, "MIN_FREE_BYTES", 1024**6)
+    assert await reader.fetch(urls["c"]) == content["c"]
+    for name in "abc":
+        os.unlink(tmp_path / name)
+    assert await reader.fetch(urls["c"]) == content["c"]
+    assert await reader.fetch(urls["a"]) == content["a"]
+    with pytest.raises(NotFound):  # it went first
+        await reader.fetch(urls["b"])
 
 
 async def test_a_file_that_was_replaced_is_unpacked_anew(fetcher: Fetcher, tmp_path: Path) -> None:
