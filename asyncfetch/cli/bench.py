@@ -346,7 +346,7 @@ async def _measure(source: str, config: StreamConfig, alone: Alone) -> None:
 
 async def _measure_videos(videos: Videos, config: StreamConfig, alone: Alone) -> None:
     from asyncfetch.fetch import Fetcher
-    from asyncfetch.tables.unpacked import MARK
+    from asyncfetch.tables.packed import MARK
 
     alone.no_frames = "not measured of videos"
     async with Fetcher(config.fetch) as fetcher:

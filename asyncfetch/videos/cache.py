@@ -13,7 +13,7 @@ from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import KeptPart, StretchCache, kept_plan
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.tables.unpacked import packed_part
+from asyncfetch.tables.packed import packed_part
 from asyncfetch.videos.index import TrackIndexes
 from asyncfetch.videos.plan import WindowClip, WindowPlan, WindowTimes, plan_audio, plan_clips
 from asyncfetch.videos.whole import WholeVideo
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.media import Mp4Index
     from asyncfetch.resources import Engine
-    from asyncfetch.tables.unpacked import Packed
+    from asyncfetch.tables.packed import Packed
     from asyncfetch.videos.entry_table import Entries, Place
     from asyncfetch.videos.index import IndexedVideo
     from asyncfetch.videos.windows import ClipSampler

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, redact_url
 from asyncfetch.tables.columns import is_text, plain
+from asyncfetch.tables.packed import MARK
 from asyncfetch.tables.parquet import require_pyarrow
-from asyncfetch.tables.unpacked import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

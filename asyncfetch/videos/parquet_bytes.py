@@ -3,7 +3,7 @@
 ``datasets`` writes its Video() as a struct of bytes and path, the bytes plain and uncompressed, in row groups of ten
 rows. The places of the bytes are read from their lengths, a small request a video: see ``tables.values``. Of a column
 that is compressed or has a dictionary, as others write it, a row group is read and unpacked whole, when one of its
-videos is needed: see ``tables.unpacked``.
+videos is needed: see ``tables.packed``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncfetch.errors import ConfigError, FormatError, redact_url
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.columns import is_text, plain
+from asyncfetch.tables.packed import can_unpack, packed_values
 from asyncfetch.tables.parquet import border, open_table, read_columns, require_pyarrow
-from asyncfetch.tables.unpacked import can_unpack, packed_values
 from asyncfetch.tables.values import find_values, null_count, why_no_places
 from asyncfetch.tables.whole import read_all
 from asyncfetch.videos.entries import absolute_urls, check_names, entry_table, plain_column

@@ -24,8 +24,9 @@ from asyncfetch.fetch.batch import for_each
 from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_GAP_BYTES, MAX_NAME_BYTES, compression_of, walk_tar
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.packed import Packed
 from asyncfetch.tables.parquet import require_pyarrow
-from asyncfetch.tables.unpacked import Packed, UnpackedReader
+from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.videos.entries import ENTRY_COLUMNS, RESERVED
 from asyncfetch.videos.patterns import find_files
 from asyncfetch.videos.tar_index import WRITE_INDEX_ANEW, index_names, parse_index, parse_wids

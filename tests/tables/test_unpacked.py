@@ -18,13 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
 
-from asyncfetch.errors import CacheError, ConfigError, FormatError, NotFound, ObjectChanged, RangeNotSatisfiable
+from asyncfetch.errors import CacheError, FormatError, NotFound, ObjectChanged, RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange
+from asyncfetch.tables import packed as packing
 from asyncfetch.tables import unpacked
+from asyncfetch.tables.packed import Packed, can_unpack, packed_values
 from asyncfetch.tables.parquet import open_table
-from asyncfetch.tables.unpacked import Packed, UnpackedReader, can_unpack, packed_part, packed_values
+from asyncfetch.tables.unpacked import UnpackedReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -51,8 +53,8 @@ DATA = np.random.default_rng(0).bytes(700_000) + bytes(3_000_000) + b"the end"
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpacked, "PIECE_BYTES", 256 * 1024)
-    monkeypatch.setattr(unpacked, "AHEAD_BYTES", 192 * 1024)
-    monkeypatch.setattr(unpacked, "STEP_BYTES", 64 * 1024)
+    monkeypatch.setattr(packing, "AHEAD_BYTES", 192 * 1024)
+    monkeypatch.setattr(packing, "STEP_BYTES", 64 * 1024)
 
 
 @pytest.fixture
@@ -141,7 +143,7 @@ async def test_unpacked_files_go_with_the_reader(fetcher: Fetcher, tmp_path: Pat
 
 
 async def test_a_file_of_zeros_fills_no_disk(fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacked, "RATIO_FREE_BYTES", 1024 * 1024)
+    monkeypatch.setattr(packing, "RATIO_FREE_BYTES", 1024 * 1024)
     url = packed(tmp_path / "a", gzip.compress(bytes(5_000_000)))
     with pytest.raises(FormatError, match="unpacks to more than 100 times its bytes"):
         await UnpackedReader(fetcher).fetch(url)
@@ -259,23 +261,3 @@ async def test_a_damaged_or_too_long_column_is_an_error(fetcher: Fetcher, tmp_pa
     (tmp_path / "b.parquet").write_bytes(data)
     with pytest.raises(FormatError, match=r"b.parquet can't be read as parquet"):
         await UnpackedReader(fetcher).fetch(str(first._replace(url=str(tmp_path / "b.parquet"))))
-
-
-async def test_lists_and_old_lz4_cannot_be_unpacked(fetcher: Fetcher, tmp_path: Path) -> None:
-    table = pa.table({"list": [[b"a"], [b"b"]], "bytes": [b"a", b"b"]})
-    pq.write_table(table, tmp_path / "t.parquet", compression={"list": "snappy", "bytes": "lz4"})
-    file = await open_table(fetcher, str(tmp_path / "t.parquet"), run=to_thread.run_sync)
-    assert not can_unpack(file, [0], 0)
-    assert not can_unpack(file, [0], 1)
-
-
-def test_urls_of_packed_parts_are_parsed_as_they_are_written() -> None:
-    for part in (Packed("https://h/a?b=c", "zstd", 0, 9), Packed("/a", "SNAPPY", 4, 99, 10, 3, 0, 2, 500)):
-        assert packed_part(str(part)) == part
-    assert packed_part("https://h/a#b") is None
-
-
-@pytest.mark.parametrize("how", ["", "gzip", "gzip:0", "gzip:5:5", "gzip:0:x", "rar:0:9", "SNAPPY:0:9:2:2:0:0:9"])
-def test_odd_urls_are_refused(how: str) -> None:
-    with pytest.raises(ConfigError, match="nothing that asyncfetch wrote"):
-        packed_part(f"/a#unpacked={how}")
