@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
+import threading
 import weakref
 import zlib
 from collections import deque
@@ -35,6 +36,8 @@ STEP_BYTES = 1024 * 1024
 """Unpacked bytes that are written at once."""
 MAX_RATIO, RATIO_FREE_BYTES = 100, 64 * 1024 * 1024
 """A file may unpack to so many bytes, and so many times its own. Videos hardly shrink, so more is damage or malice."""
+CLOSER_NAME = "asyncfetch-unpacked"
+"""The name of threads that close files."""
 
 _CODECS = frozenset(("gzip", "bzip2", "xz", "zstd", "lz4"))
 
@@ -111,6 +114,14 @@ def packed_values(file: TableFile, group: int, leaf: int) -> list[Packed]:
     return [first._replace(row=row) for row in range(first.rows)]
 
 
+def _close_aside(descriptor: int) -> None:
+    """Close it in a thread: to give back a long file's room takes a while, and the loop may call this."""
+    try:
+        threading.Thread(target=os.close, args=(descriptor,), name=CLOSER_NAME, daemon=True).start()
+    except RuntimeError:  # no thread can be started
+        os.close(descriptor)
+
+
 class NamelessFile:
     """A file that goes with this process, however that ends."""
 
@@ -122,7 +133,7 @@ class NamelessFile:
                 self.descriptor = os.dup(file.fileno())
         except OSError as error:
             raise self._error(error) from error
-        weakref.finalize(self, os.close, self.descriptor)
+        weakref.finalize(self, _close_aside, self.descriptor).atexit = False
 
     def _error(self, error: OSError) -> CacheError:
         return CacheError(

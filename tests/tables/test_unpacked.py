@@ -7,6 +7,7 @@ import gc
 import gzip
 import lzma
 import os
+import threading
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,9 @@ async def test_damage_is_an_error(fetcher: Fetcher, tmp_path: Path, codec: str, 
 async def test_unpacked_files_go_with_the_reader(fetcher: Fetcher, tmp_path: Path) -> None:
     def files() -> int:
         gc.collect()
+        for thread in threading.enumerate():
+            if thread.name == packing.CLOSER_NAME:
+                thread.join()
         links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
         return sum(str(tmp_path) in os.readlink(link) for link in links if os.path.lexists(link))
 
