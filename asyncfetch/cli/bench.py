@@ -346,11 +346,13 @@ async def _measure(source: str, config: StreamConfig, alone: Alone) -> None:
 
 async def _measure_videos(videos: Videos, config: StreamConfig, alone: Alone) -> None:
     from asyncfetch.fetch import Fetcher
+    from asyncfetch.tables.packed import MARK
 
     alone.no_frames = "not measured of videos"
     async with Fetcher(config.fetch) as fetcher:
         entries = await videos.read(fetcher)
-        urls = dict.fromkeys(entries.place(entry).url for entry in range(min(len(entries), RESIDENT_EPISODES)))
+        some = range(min(len(entries), RESIDENT_EPISODES))
+        urls = dict.fromkeys(entries.place(entry).url.partition(MARK)[0] for entry in some)
         ranges = await _ranges(urls, fetcher)
     await _measure_links(config, ranges, alone)
 

@@ -23,7 +23,7 @@ from asyncfetch.videos.folders import METADATA_NAMES
 from asyncfetch.videos.listing import list_files
 from asyncfetch.videos.patterns import absolute_url, find_files
 from asyncfetch.videos.tables import SUFFIXES
-from asyncfetch.videos.tars import VIDEO_EXTENSIONS
+from asyncfetch.videos.tars import TAR_SUFFIXES, VIDEO_EXTENSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,7 +67,7 @@ StopOption = Annotated[
 
 def names_videos(url: str) -> bool:
     """Return whether it is a tar or a table by its name, so no directory."""
-    return url.partition("?")[0].lower().endswith((".tar", *SUFFIXES))
+    return url.partition("?")[0].lower().endswith((*TAR_SUFFIXES, *SUFFIXES))
 
 
 def own_format(source: str) -> RangeFormat | None:
@@ -122,7 +122,7 @@ def find_source(
         case Kind.LEROBOT:
             return url
         case Kind.TARS:
-            is_directory = not url.partition("?")[0].endswith((".tar", ".json", "/"))
+            is_directory = not url.partition("?")[0].endswith((*TAR_SUFFIXES, ".json", "/"))
             return Videos.from_tars(url + "/" if is_directory else url, video=video)
         case Kind.FOLDER:
             return Videos.from_folder(url)
@@ -136,7 +136,7 @@ async def _kind_of(url: str, config: FetchConfig) -> Kind:
     path = url.partition("?")[0].lower()
     extension = path.rpartition("/")[2].rpartition(".")[2]
     async with Fetcher(config) as fetcher:
-        if extension in {"tar", "json"}:
+        if path.endswith((*TAR_SUFFIXES, ".json")):
             return Kind.TARS
         if extension == "parquet":
             return await _kind_of_parquet(url, fetcher)

@@ -49,13 +49,13 @@ _SPARSE_FLAG, _SPARSE_MORE_FLAG = 482, 504
 """Places in an old sparse header, and in each block after it, that say whether one more block of its map follows."""
 
 _COMPRESSED = {
-    b"\x1f\x8b": ("gzip", "gzip -d"),
-    b"BZh": ("bzip2", "bzip2 -d"),
-    b"\xfd7zXZ\0": ("xz", "xz -d"),
-    b"\x28\xb5\x2f\xfd": ("Zstandard", "zstd -d"),
-    b"\x04\x22\x4d\x18": ("LZ4", "lz4 -d"),
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
 }
-"""First bytes of compressed files: the name of the compression, and the command that undoes it."""
+"""First bytes of compressed files: the command that compresses so, and with ``-d`` undoes it."""
 
 
 class TarredFile(NamedTuple):
@@ -200,9 +200,8 @@ def _read_entry(
 
 def _parse_header(window: _Window, position: int, block: bytes) -> tuple[bytes, int, bytes]:
     """Return a header's name, size and kind."""
-    name, size, checksum, kind, magic, prefix = _HEADER.unpack(block)
-    said = _octal(checksum)
-    if said != _sum(block) and said != _sum(memoryview(block).cast("b")):  # old writers took bytes for signed numbers
+    name, size, _, kind, magic, prefix = _HEADER.unpack(block)
+    if not _is_header(block):
         if position == 0:
             raise _no_tar(window.where, block, window.size)
         raise window.error(position, "there is no header: the checksum is wrong")
@@ -214,20 +213,33 @@ def _parse_header(window: _Window, position: int, block: bytes) -> tuple[bytes, 
     return prefix + b"/" + name if prefix else name, nbytes, kind
 
 
+def _is_header(block: bytes) -> bool:
+    """Return whether the checksum is right; old writers took bytes for signed numbers."""
+    return _octal(block[_CHECKSUM]) in {_sum(block), _sum(memoryview(block).cast("b"))}
+
+
 def _sum(block: bytes | memoryview) -> int:
     return sum(block) - sum(block[_CHECKSUM]) + 8 * ord(" ")
 
 
 def _no_tar(where: str, head: Buffer, size: int) -> FormatError:
     """An error about what the first bytes of are no header, to raise."""
-    for magic, (compression, command) in _COMPRESSED.items():
-        if head[: len(magic)] == magic:
-            return FormatError(
-                f"{where}: compressed by {compression}: files in it can't be read by range",
-                remedy=f"decompress it, with: {command}",
-            )
+    command = compression_of(head)
+    if command is not None:
+        return FormatError(
+            f"{where}: compressed by {command}: files in it can't be read by range",
+            remedy=f"decompress it, with: {command} -d",
+        )
     problem = "empty" if not size else f"its first {min(size, BLOCK_BYTES)} bytes are no header"
     return FormatError(f"{where}: no tar archive: {problem}", remedy=COPY_ANEW)
+
+
+def compression_of(head: Buffer) -> str | None:
+    """How a file with such first bytes is compressed, as the command that does it is called; None for a tar."""
+    block = bytes(head[:BLOCK_BYTES])
+    if len(block) == BLOCK_BYTES and _is_header(block):
+        return None  # of a file whose name begins like that
+    return next((command for magic, command in _COMPRESSED.items() if block.startswith(magic)), None)
 
 
 def _octal(field: bytes) -> int | None:

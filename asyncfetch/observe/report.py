@@ -235,7 +235,7 @@ def _read_whole(statistics: Any) -> str:  # noqa: ANN401
         return ""
     return (
         f"{episodes.whole:,} clips needed all of a file that can't be cut, {episodes.whole_bytes / MIB:,.0f} MiB "
-        "together; the log names them: remux them as MP4 (ffmpeg -i IN -c copy OUT.mp4)"
+        "together; the log names them: remux them as MP4 (ffmpeg -i IN -c copy OUT.mp4), or decompress them"
     )
 
 

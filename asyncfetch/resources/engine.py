@@ -29,6 +29,7 @@ from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.runtime.single_flight import SharedLRU
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.unpacked import UnpackedReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -59,7 +60,7 @@ class Engine:
 
     fetcher: Fetcher
     reader: RangeReader
-    """The fetcher, behind the disk cache where there is one."""
+    """The fetcher, behind the disk cache where there is one; it unpacks what is compressed."""
     disk: DiskReader | None = None
     clips: ByteCache
     rank: RankReader | None = None
@@ -127,11 +128,16 @@ class Engine:
         # Clips land in the cache's memory; what else is fetched is small, and no bound speaks of memory kept for it.
         async with Fetcher(config.fetch, _memory=MemoryPool(0)) as self.fetcher:
             if config.disk_cache_dir is None:
-                yield self.fetcher
+                yield UnpackedReader(self.fetcher, max_page_bytes=config.max_bytes // 8)
                 return
             tier = DiskTier(config.disk_cache_dir, config.disk_cache_max_bytes)
             async with DiskReader(self.fetcher, tier) as self.disk:
-                yield self.disk
+                yield UnpackedReader(
+                    self.disk,
+                    directory=tier.path,
+                    max_bytes=tier.max_bytes,
+                    max_page_bytes=config.max_bytes // 8,
+                )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None

@@ -201,14 +201,14 @@ async def read_pages(
     ):
         dictionary = await reader.fetch(file.url, *pages.dictionary)
     column, chunk = file.metadata.schema.column(leaf), file.metadata.row_group(group).column(leaf)
-    footer = _footer(
+    footer = lone_footer(
         column.max_definition_level, CODECS[chunk.compression], len(held), len(dictionary), len(dictionary) + len(data)
     )
     found: pa.ChunkedArray[Any] = await run(partial(_decode, file.url, (MAGIC, dictionary, data, footer), len(held)))
     return found.slice(rows.start - held.start, len(rows))
 
 
-def _footer(levels: int, codec: int, rows: int, dictionary_bytes: int, size: int) -> bytes:
+def lone_footer(levels: int, codec: int, rows: int, dictionary_bytes: int, size: int) -> bytes:
     """Return the end of a file of one chunk of so many bytes, with values in so many nested optional columns."""
     start = len(MAGIC)
     schema: list[dict[int, Any]] = [{4: b"rows", 5: 1}, *({3: OPTIONAL, 4: b"rows", 5: 1} for _ in range(levels - 1))]

@@ -49,6 +49,12 @@ class ValuePlaces:
     """Length in bytes; -1 where the row has none."""
 
 
+def null_count(chunk: Any) -> int | None:  # noqa: ANN401  (pyarrow has no types)
+    """Return how many values of a column chunk are null, where its statistics say that."""
+    statistics = chunk.statistics
+    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else None
+
+
 def why_no_places(file: TableFile, groups: Sequence[int], leaf: int) -> str | None:
     """Return in words why strings of this physical column can't be read by range; None if they can."""
     if file.metadata.schema.column(leaf).max_repetition_level:
@@ -65,10 +71,9 @@ def why_no_places(file: TableFile, groups: Sequence[int], leaf: int) -> str | No
     return None
 
 
-def _is_null(chunk: Any) -> bool:  # noqa: ANN401  (pyarrow has no types)
+def _is_null(chunk: Any) -> bool:  # noqa: ANN401
     """Return whether the chunk is known to hold nulls alone."""
-    statistics = chunk.statistics
-    return bool(statistics is not None and statistics.has_null_count and statistics.null_count == chunk.num_values)
+    return bool(null_count(chunk) == chunk.num_values)
 
 
 async def find_values(

@@ -14,6 +14,7 @@ from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPart, StretchCache, kept_plan
 from asyncfetch.observe.words import Words
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.tables.packed import packed_part
 from asyncfetch.videos.index import TrackIndexes
 from asyncfetch.videos.plan import WindowClip, WindowPlan, WindowTimes, plan_audio, plan_clips
 from asyncfetch.videos.whole import WholeVideo
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.media import Mp4Index
     from asyncfetch.resources import Engine
+    from asyncfetch.tables.packed import Packed
     from asyncfetch.videos.entry_table import Entries, Place
     from asyncfetch.videos.index import IndexedVideo
     from asyncfetch.videos.windows import ClipSampler
@@ -111,6 +113,7 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
         self.largest_picture: tuple[int, int] = (0, 0)
         """Height and width of the largest pictures seen so far."""
         self._named: set[Place] = set()
+        self._packed: set[Packed] = set()
 
     def name(self, stretch: Stretch) -> str:
         """See StretchCache."""
@@ -130,6 +133,7 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
     async def _make_plan(self, stretch: Stretch) -> KeptPart[Mapping[str, Planned]]:
         place = self._entries.place(stretch.episode)
         file = await self.video(stretch.episode)
+        self._note_packed(place)
         if file.whole is not None:
             plan = self._plan_whole(place, file.size_bytes, file.whole)
         else:
@@ -153,6 +157,24 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
                 whole.reason,
             )
         return plan
+
+    def _note_packed(self, place: Place) -> None:
+        """Note that a video lies in a part of a file that is read whole, and what that costs."""
+        packed = packed_part(place.url)
+        if packed is None or packed.all_rows in self._packed:
+            return
+        self._packed.add(packed.all_rows)
+        self._whole += 1
+        self._whole_bytes += packed.stop - packed.start
+        if len(self._packed) <= MAX_NAMED:
+            _log.warning(
+                "%s is compressed (%s): %d bytes of it are read whole and unpacked for a clip, and kept on disk for "
+                "others as long as there is room: %s",
+                redact_url(packed.url),
+                packed.codec,
+                packed.stop - packed.start,
+                packed.remedy,
+            )
 
     def _plan_windows(self, stretch: Stretch, place: Place, file: IndexedVideo) -> WindowPlan:
         """Return the plan; slow: it is called in a thread."""

@@ -12,6 +12,7 @@ from asyncfetch.config import FetchConfig, PrivateUrl, rank_config
 from asyncfetch.errors import ConfigError, FormatError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.videos.entry_table import Entries, check_entries
 from asyncfetch.videos.folders import folder_entries
 from asyncfetch.videos.parquet_bytes import parquet_entries
@@ -85,7 +86,8 @@ class Videos:
             video: Extension of the video, where a sample has several.
 
         The other files come with each sample under their extension: text as str, JSON as what it holds, others as
-        bytes. Headers are read by hops, unless an index of wids, DALI or Energon lies beside a shard.
+        bytes. Headers are read by hops, unless an index of wids, DALI or Energon lies beside a shard. One that is
+        compressed (gzip, bzip2, xz, zstd, LZ4) is read whole and unpacked, to open it and again where that isn't kept.
         """
         return cls("tars", _kept(urls), video)
 
@@ -97,7 +99,8 @@ class Videos:
             url: A file, a directory, a pattern, or ``hf://datasets/org/name``.
             video: The column.
 
-        The other columns come with each sample.
+        The other columns come with each sample. Of a column of bytes that is compressed, or has a dictionary, a row
+        group is read and unpacked as a whole.
         """
         return cls("parquet", PrivateUrl(url), video)
 
@@ -131,11 +134,13 @@ class Videos:
 
         Args:
             fetcher: Lists directories.
-            reader: Reads ranges; the fetcher where it is None.
+            reader: Reads ranges, also of packed parts; None for an ``UnpackedReader`` over the fetcher.
             on_bad_shard: See ``tar_entries``.
             on_progress: See there.
         """
-        return await self._open(fetcher, reader or fetcher, on_bad_shard=on_bad_shard, on_progress=on_progress)
+        return await self._open(
+            fetcher, reader or UnpackedReader(fetcher), on_bad_shard=on_bad_shard, on_progress=on_progress
+        )
 
     async def _open(
         self,

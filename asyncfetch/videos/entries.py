@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, redact_url
 from asyncfetch.tables.columns import is_text, plain
+from asyncfetch.tables.packed import MARK
 from asyncfetch.tables.parquet import require_pyarrow
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ class _Root:
 
     def join(self, text: str) -> str:
         """The url of one text, without dots, quoted."""
+        text, mark, packing = text.partition(MARK)
         parts = text.split("/")
         kept = [] if text.startswith("/") else list(self.directories)
         for part in parts[1:] if text.startswith("/") else parts:
@@ -204,7 +206,7 @@ class _Root:
                 kept[-1:] = []
             elif part != ".":
                 kept.append(quote(part) if self.is_quoted else part)
-        return f"{self.origin}{'/'.join(kept)}{self.query}"
+        return f"{self.origin}{'/'.join(kept)}{self.query}{mark}{packing}"
 
     def join_all(self, texts: Array) -> Array:
         """The urls of all texts."""

@@ -32,6 +32,7 @@ from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.columns import is_text
 from asyncfetch.tables.parquet import require_pyarrow
+from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.videos.entries import ENTRY_COLUMNS, INDEX_KEY, INDEX_VERSION, relative_index
 from asyncfetch.videos.entry_table import MEASURE
 from asyncfetch.videos.measure import BROKEN, Measured, Measuring, videos_of
@@ -104,10 +105,12 @@ async def write_index(
         raise ConfigError(f"{message}: write it there, and copy it with asyncfetch cp")
     path = await run_sync(_checked_path, output)
     async with Fetcher(config) as fetcher:
+        reader = UnpackedReader(fetcher)
         bad_shards: list[tuple[None, str, str]] = []
         entries = await _read_entries(
             videos,
             fetcher,
+            reader,
             path + HEADERS_SUFFIX,
             on_bad_shard=lambda url, error: bad_shards.append((None, redact_url(url), str(error))),
             on_progress=partial(on_progress, "shards"),
@@ -118,7 +121,7 @@ async def write_index(
         with _journal(path + JOURNAL_SUFFIX) as journal:
             found = await run_sync(journal.start, entries, len(groups))
             resumed, broken = len(found), dict[int, str]()
-            measuring, done = Measuring(fetcher), resumed
+            measuring, done = Measuring(reader), resumed
             on_progress("videos", done, len(groups))
 
             async def measure(number: int) -> None:
@@ -158,12 +161,18 @@ async def write_index(
     )
 
 
-async def _read_entries(videos: Videos, fetcher: Fetcher, headers: str, **callbacks: Any) -> Entries:  # noqa: ANN401
+async def _read_entries(
+    videos: Videos,
+    fetcher: Fetcher,
+    reader: UnpackedReader,
+    headers: str,
+    **callbacks: Any,  # noqa: ANN401
+) -> Entries:
     """Read the entries; what takes many requests is kept in a directory for the next run, if this one is ended."""
     if not videos.is_walked or importlib.util.find_spec("xxhash") is None:
-        return await videos.read(fetcher, **callbacks)
-    async with DiskReader(fetcher, DiskTier(headers, HEADERS_MAX_BYTES)) as reader:
         return await videos.read(fetcher, reader=reader, **callbacks)
+    async with DiskReader(reader, DiskTier(headers, HEADERS_MAX_BYTES)) as kept:
+        return await videos.read(fetcher, reader=kept, **callbacks)
 
 
 def _checked_path(output: str | os.PathLike[str]) -> str:

@@ -20,6 +20,7 @@ from asyncfetch.errors import (
 )
 from asyncfetch.formats.clips import PARSED_ON_THE_LOOP_BYTES
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.videos.index import read_video
 from asyncfetch.videos.windows import frames_within
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from asyncfetch.fetch import RangeReader
+    from asyncfetch.fetch.reader import VersionedReader
     from asyncfetch.videos.entry_table import Entries, Place
     from asyncfetch.videos.index import IndexedVideo
     from asyncfetch.videos.whole import WholeVideo
@@ -76,8 +77,8 @@ class Measuring:
         reader: Reads them.
     """
 
-    def __init__(self, reader: RangeReader) -> None:
-        self._reader = reader
+    def __init__(self, reader: VersionedReader) -> None:
+        self._reader = reader if isinstance(reader, UnpackedReader) else UnpackedReader(reader)
         self._whole = anyio.CapacityLimiter(WHOLE_AT_ONCE)
 
     async def measure(self, place: Place, spans: Sequence[Span] = ()) -> Measured:

@@ -4,6 +4,8 @@ Only headers are read, by hops: a request for each long file, which brings the s
 along. Shards are read side by side. An index beside a shard saves hops: DALI's has the places of all files, Energon's
 those of the samples, whose headers are then read side by side. What an index says is compared with the shard, and one
 that contradicts it is left aside with a warning: the headers count.
+
+A compressed shard is read whole, and unpacked; its places are those in what it unpacks to, see ``tables.unpacked``.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ import numpy as np
 
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.batch import for_each
-from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_GAP_BYTES, MAX_NAME_BYTES, walk_tar
+from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_GAP_BYTES, MAX_NAME_BYTES, compression_of, walk_tar
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.packed import Packed
 from asyncfetch.tables.parquet import require_pyarrow
+from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.videos.entries import ENTRY_COLUMNS, RESERVED
 from asyncfetch.videos.patterns import find_files
 from asyncfetch.videos.tar_index import WRITE_INDEX_ANEW, index_names, parse_index, parse_wids
@@ -54,6 +58,8 @@ VIDEO_EXTENSIONS = frozenset((
     "wmv",
 ))
 """Extensions of videos, in lower case."""
+TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+"""The ends of names of shards."""
 SHARDS_AT_ONCE = 64
 """Shards that are read side by side, each by one request at a time: the default limit of a host."""
 SAMPLES_AT_ONCE = 16
@@ -91,7 +97,7 @@ async def tar_entries(
             files below it, and one of a ``.json`` the shards of a wids index. A shard that is named twice is read once,
             and is there twice.
         fetcher: Lists directories.
-        reader: Reads ranges; the fetcher where it is None.
+        reader: Reads ranges, also of packed parts (``UnpackedReader``); None for one over the fetcher.
         video: Extension of the videos, such as "left.mp4". None for the one file of a sample whose extension ends in
             one of VIDEO_EXTENSIONS.
         on_bad_shard: Called with each shard that a FormatError is about, which is left out as a whole; None raises it.
@@ -100,13 +106,13 @@ async def tar_entries(
 
     Raises:
         ConfigError: Nothing matches a pattern, or it can't be meant.
-        FormatError: A shard isn't a tar, is compressed or damaged; a sample has an extension twice, several videos, or
+        FormatError: A shard isn't a tar, or is damaged; a sample has an extension twice, several videos, or
             a sparse file. The message names the shard and the key.
         DatasetError: No sample has a video.
         FetchError: As for reading.
     """
     await run_sync(require_pyarrow)
-    reader = fetcher if reader is None else reader
+    reader = UnpackedReader(fetcher) if reader is None else reader
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
     shards, counts, listed = await _find_shards(given, fetcher, reader)
     if not shards:
@@ -237,7 +243,11 @@ class _Shard(NamedTuple):
 async def _read_shard(url: str, reader: RangeReader, index: _FoundIndex | None, video: str | None) -> _Shard:
     info, head = await reader.fetch_head(url, LOOK_BYTES)
     files, bad_index = None, None
-    if index is not None:
+    codec = compression_of(head)
+    if codec is not None:
+        url = str(Packed(url, codec, 0, info.size))
+        info, head = await reader.fetch_head(url, LOOK_BYTES)
+    elif index is not None:
         data = index.data if index.data is not None else await _read_if_there(reader, index.url)
         try:
             if data is not None:

@@ -17,7 +17,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncfetch.errors import FormatError
-from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_EXTENSION_BYTES, MAX_LOOK_BYTES, TarredFile, walk_tar
+from asyncfetch.media.tar import (
+    BLOCK_BYTES,
+    LOOK_BYTES,
+    MAX_EXTENSION_BYTES,
+    MAX_LOOK_BYTES,
+    TarredFile,
+    compression_of,
+    walk_tar,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -274,8 +282,16 @@ def test_a_compressed_tar_is_named(compress: Callable[[bytes], bytes], command: 
 
 
 def test_zstandard_is_named() -> None:
-    with pytest.raises(FormatError, match="compressed by Zstandard"):
+    with pytest.raises(FormatError, match="compressed by zstd"):
         walk(b"\x28\xb5\x2f\xfd" + bytes(1000))
+
+
+def test_a_tar_whose_first_name_begins_like_a_compressed_file_is_a_tar() -> None:
+    data = write([("BZh9.mp4", b"a" * 700)])
+    assert compression_of(data) is None
+    assert [file.name for file in walk(data).files] == ["BZh9.mp4"]
+    assert compression_of(bz2.compress(data)) == "bzip2"
+    assert compression_of(b"") is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import json
+import lzma
 import os
 import pickle
 from contextlib import ExitStack, closing
@@ -10,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from torch.utils.data import DataLoader
 from webdataset import ShardWriter
 
 import asyncfetch as af
@@ -150,6 +154,85 @@ def test_features_choose_what_comes_along(shards: Path) -> None:
         assert found[0].keys() == bare | set(features)
     with pytest.raises(ConfigError, match="has no feature 'text'; it has __key__"):
         read(af.Videos.from_tars(f"{shards}/*.tar"), features=["text"])
+
+
+# What is compressed.
+
+
+@pytest.fixture(scope="module")
+def packed(shards: Path, tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> dict[str, bytes]:
+    """Shards that webdataset and other programs compress, and Parquet as pyarrow writes it by default."""
+    root = tmp_path_factory.mktemp("packed")
+    tar = (shards / "000000.tar").read_bytes()
+    samples = [sample for sample in by_webdataset({"a": tar}) if "__url__" not in sample]
+    with ShardWriter(str(root / "%d.tar.gz"), compress=True, verbose=0) as writer:
+        for sample in samples:
+            writer.write(sample)
+    zstd = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(zstd, "zstd") as stream:
+        stream.write(tar)
+    rows = [{"bytes": files[name], "path": name} for name in NAMES[:3]]
+    layouts: dict[str, dict[str, Any]] = {"a": {}, "b": {"row_group_size": 2, "compression": "zstd"}}
+    for name, options in layouts.items():
+        pq.write_table(pa.table({"video": rows, "caption": NAMES[:3]}), root / f"{name}.parquet", **options)
+    made = {path.name: path.read_bytes() for path in root.iterdir()}
+    return made | {"0.tar.xz": lzma.compress(tar), "0.tar.bz2": bz2.compress(tar), "0.tar.zst": bytes(zstd.getvalue())}
+
+
+@pytest.mark.parametrize("name", ["0.tar.gz", "0.tar.xz", "0.tar.bz2", "0.tar.zst", "a.parquet", "b.parquet"])
+def test_compressed_collections_give_the_same_samples(
+    packed: dict[str, bytes],
+    shards: Path,
+    expected: list[Sample],
+    tmp_path: Path,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kind = af.Videos.from_tars if "tar" in name else af.Videos.from_parquet
+    with RangeServer(packed) as server:
+        videos, fetch = kind(f"{server.url}/{name}"), af.FetchConfig(ca_file=server.ca_file, hedge=None)
+        found = read(videos, fetch)
+        if "tar" in name:
+            assert_equal(found, read(af.Videos.from_tars(shards / "000000.tar")))
+        else:
+            assert_equal(found, expected[:6], but=("caption", "place"))
+        parts = 2 if name == "b.parquet" else 1
+        messages = [message for message in caplog.messages if "are read whole and unpacked for a clip" in message]
+        assert len(messages) == parts
+        assert messages[0].startswith(f"{server.url}/{name} is compressed (")
+        assert server.statistics().bytes_sent < len(packed[name]) + 2 * 64 * 1024
+        disk = {"config": {"disk_cache_dir": str(tmp_path / "disk")}}
+        assert_equal(read(videos, fetch, **disk), found)
+        sent = server.statistics().bytes_sent
+        assert_equal(read(videos, fetch, **disk), found)
+        assert server.statistics().bytes_sent < sent + 100
+
+
+def test_the_report_says_what_compressed_shards_cost(packed: dict[str, bytes]) -> None:
+    with RangeServer(packed) as server:
+        config = af.StreamConfig(fetch=af.FetchConfig(ca_file=server.ca_file))
+        with closing(af.Stream(af.Videos.from_tars(f"{server.url}/0.tar.gz"), clips=CLIPS, config=config)) as stream:
+            assert len(list(stream)) == 6
+            assert "1 clips needed all of a file that can't be cut" in str(stream.report())
+            statistics = stream.statistics()
+    assert statistics is not None
+    episodes = statistics.episodes
+    assert (episodes.whole, episodes.whole_bytes) == (1, len(packed["0.tar.gz"]))
+
+
+def test_workers_read_compressed_shards_as_others(packed: dict[str, bytes], shards: Path) -> None:
+    def batches(url: str | Path, ca_file: str | None = None) -> list[tuple[list[int], torch.Tensor]]:
+        config = af.StreamConfig(fetch=af.FetchConfig(ca_file=ca_file, hedge=None))
+        stream = af.Stream(af.Videos.from_tars(url), clips=CLIPS, size=(32, 48), config=config)
+        with closing(stream):
+            loader = DataLoader(af.torch.StreamDataset(stream, batch_size=2), batch_size=None, num_workers=2)
+            return [(batch["index"].tolist(), batch["video"].clone()) for batch in loader]
+
+    with RangeServer(packed) as server:
+        found = batches(f"{server.url}/0.tar.gz", server.ca_file)
+    for one, other in zip(found, batches(shards / "000000.tar"), strict=True):
+        assert one[0] == other[0]
+        assert one[1].equal(other[1])
 
 
 # Folders.

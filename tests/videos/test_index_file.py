@@ -224,6 +224,26 @@ def test_videos_in_a_tar_have_their_places(tmp_path: Path, movies: dict[str, byt
     assert [each["json"] for each in samples(index, clips)] == [each["json"] for each in samples(videos, clips)]
 
 
+def test_an_index_of_compressed_files_is_read_without_opening_them(tmp_path: Path, movies: dict[str, bytes]) -> None:
+    with tarfile.open(tmp_path / "shard.tar.gz", "w:gz") as archive:
+        for name in ("a.mp4", "b.mp4", "d.webm"):
+            info = tarfile.TarInfo(name)
+            info.size = len(movies[name])
+            archive.addfile(info, io.BytesIO(movies[name]))
+    rows_of = [{"bytes": movies[name], "path": name} for name in ("a.mp4", "d.webm")]
+    pq.write_table(pa.table({"video": rows_of}), tmp_path / "t.parquet")
+    for videos in (Videos.from_tars(tmp_path / "shard.tar.gz"), Videos.from_parquet(tmp_path / "t.parquet")):
+        index, report = of_index(tmp_path, videos)
+        assert not report.broken
+        assert rows(tmp_path / "videos.parquet")["frames"] in ([12, 8, 5], [12, 5])
+        for served in (False, True):
+            with RangeServer(tmp_path) as server:
+                config = StreamConfig(fetch=FetchConfig(ca_file=server.ca_file))
+                found = Videos.from_table(f"{server.url}/videos.parquet") if served else index
+                for one, other in zip(samples(found, config=config), samples(videos), strict=True):
+                    assert one["video"].equal(other["video"])
+
+
 def test_a_failing_host_ends_it_and_the_next_run_goes_on(tmp_path: Path) -> None:
     content = {f"/{number:02}.mp4": movie(2 + number) for number in range(10)}
     is_down = True

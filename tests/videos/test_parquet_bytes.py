@@ -13,6 +13,7 @@ import pytest
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, FormatError
 from asyncfetch.fetch import Fetcher
+from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.testing import HubServer, RangeServer
 from asyncfetch.videos import parquet_bytes
 from asyncfetch.videos.parquet_bytes import parquet_entries
@@ -129,15 +130,36 @@ async def test_columns_of_bytes_and_of_texts(fetcher: Fetcher, tmp_path: Path) -
     assert (entries["offset"].null_count, entries["n"].to_pylist()) == (7, list(range(7)))
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [({}, r"is compressed \(SNAPPY\)"), ({"compression": "none"}, "is encoded as RLE_DICTIONARY")],
-)
-async def test_bytes_without_places_are_refused(
-    fetcher: Fetcher, tmp_path: Path, options: dict[str, Any], reason: str
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"compression": "none"}, {"compression": "zstd", "row_group_size": 3}])
+async def test_bytes_without_places_are_unpacked(fetcher: Fetcher, tmp_path: Path, options: dict[str, Any]) -> None:
+    data = videos(8, size=2000)
+    struct = pa.array([{"bytes": one, "path": None} for one in data])
+    pq.write_table(pa.table({"video": struct, "n": range(8)}), path := tmp_path / "t.parquet", **options)
+    reader = UnpackedReader(fetcher)
+    entries = await parquet_entries(reader, fetcher, path)
+    assert entries["n"].to_pylist() == list(range(8))
+    assert entries["size"].null_count == entries["offset"].null_count == 8
+    urls: list[Any] = entries["video"].to_pylist()
+    assert [bytes(await reader.fetch(url)) for url in urls] == data
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+async def test_paths_stand_in_for_bytes_that_are_compressed(fetcher: Fetcher, tmp_path: Path, statistics: bool) -> None:
+    data = videos(6, size=2000)
+    rows: list[dict[str, Any]] = [{"bytes": one, "path": f"{row}.mp4"} for row, one in enumerate(data)]
+    rows[1]["bytes"] = rows[4]["bytes"] = rows[5]["bytes"] = None
+    table = pa.table({"video": rows})
+    pq.write_table(table, path := tmp_path / "t.parquet", row_group_size=2, write_statistics=statistics)
+    reader = UnpackedReader(fetcher)
+    urls: list[Any] = (await parquet_entries(reader, fetcher, path))["video"].to_pylist()
+    assert [urls[row] for row in (1, 4, 5)] == [f"{tmp_path}/{row}.mp4" for row in (1, 4, 5)]
+    assert [bytes(await reader.fetch(urls[row])) for row in (0, 2, 3)] == [data[row] for row in (0, 2, 3)]
+
+
+async def test_bytes_that_cannot_be_unpacked_are_refused(fetcher: Fetcher, tmp_path: Path) -> None:
     struct = pa.array([{"bytes": one, "path": None} for one in videos(3, size=2000)])
-    pq.write_table(pa.table({"video": struct}), path := tmp_path / "t.parquet", **options)
+    pq.write_table(pa.table({"video": struct}), path := tmp_path / "t.parquet", compression="lz4")
+    reason = r"is compressed \(LZ4\)"
     remedy = r"write it anew, plain and uncompressed: .*use_dictionary=False, compression={'video.bytes': 'none'}"
     with pytest.raises(FormatError, match=rf"column 'video.bytes' of .*t.parquet {reason}, so no video .*{remedy}"):
         await parquet_entries(fetcher, fetcher, path)
