@@ -1,4 +1,4 @@
-"""A LeRobot dataset at any URL, open for reading."""
+"""A LeRobot dataset at any URL, open for reading, and its reader for streams."""
 
 from __future__ import annotations
 
@@ -11,13 +11,24 @@ import numpy as np
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.decode import picture_size
-from asyncfetch.errors import ClosedError, ConfigError, FrameMissing, NotFound, redact_url
+from asyncfetch.errors import (
+    LEAVE_OUT_FEATURE,
+    ClosedError,
+    ConfigError,
+    FormatError,
+    FrameMissing,
+    NotFound,
+    redact_url,
+)
 from asyncfetch.formats.choice import check_keys, chosen_features
+from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.stretch import Stretch
-from asyncfetch.lerobot.episode_reader import EpisodeReader
+from asyncfetch.lerobot.episode_cache import EpisodeCache, HeldEpisode
 from asyncfetch.lerobot.info import depth_stats
 from asyncfetch.lerobot.listing import list_tables_of
 from asyncfetch.lerobot.metadata import load_metadata
+from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
+from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
@@ -39,7 +50,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
     from asyncfetch.lerobot.info import DepthUnit, Feature
     from asyncfetch.lerobot.metadata import Metadata
-    from asyncfetch.lerobot.samples import SampleBuilder, Windows
+    from asyncfetch.lerobot.samples import Windows
 
 LEROBOT_GROUP_FRAMES = 2
 """``g`` of LeRobot's encoder settings."""
@@ -105,16 +116,7 @@ class LeRobotDataset(AsyncOnly):
             version2=self._load_version2,
         )
         assert self._guard is not None
-        self._reader = EpisodeReader(
-            self.url,
-            metadata,
-            engine,
-            config=self.config,
-            image_dtype=self.image_dtype,
-            depth_unit=self.depth_unit,
-            size=self.size,
-            guard=self._guard,
-        )
+        self._reader = EpisodeReader(self, metadata, engine, self._guard)
         self._metadata = metadata
 
     async def _load_version2(self) -> Metadata:
@@ -306,7 +308,7 @@ class LeRobotDataset(AsyncOnly):
             message = f"columns of {where} are {', '.join(there)}, not {keys!r:.200}"
             raise ConfigError(f"{message}; frames of cameras are decoded: sample() and Stream give them")
         positions = np.arange(len(table)) if episodes is None else table.positions(list(episodes))
-        return reader.rows(chosen, positions)
+        return scan(reader._episodes.rows, reader.engine.reader, chosen, positions, run=reader.engine.run)
 
     def report(self) -> Report:
         """Return why the consumer of the latest pass over it waits, or waited, and what to set."""
@@ -329,6 +331,67 @@ class LeRobotDataset(AsyncOnly):
         return (
             f"LeRobotDataset({redact_url(self.url)!r}, {self.num_episodes} episodes, {self.num_frames} frames, "
             f"{len(self.cameras)} cameras{', closed' if is_closed else ''})"
+        )
+
+
+class EpisodeReader(StretchReader[HeldEpisode]):
+    """Reads an open dataset's episodes, and keeps what was read of them within the engine's bounds.
+
+    Verbs take a stretch, or the number of an episode for all of it, and raise EpisodeNotFound for one that isn't there.
+    """
+
+    _episodes: EpisodeCache
+
+    def __init__(self, dataset: LeRobotDataset, metadata: Metadata, engine: Engine, guard: LoopGuard) -> None:
+        config = dataset.config
+        number = engine.join(config.pool_segments * len(metadata.cameras))
+        episodes = EpisodeCache(engine, number, metadata, config, depth_unit=dataset.depth_unit, size=dataset.size)
+        super().__init__(dataset.url, engine, episodes, config=config, guard=guard)
+        self._dataset, self._metadata = dataset, metadata
+
+    def episode(self, episode: int) -> Episode:
+        """Return where its rows and videos are."""
+        self.check()
+        return self._metadata.episodes[episode]
+
+    def _stretch(self, wanted: Stretch | int) -> Stretch:
+        """The stretch that is meant. All of an episode is the same one, however far windows reach."""
+        episode = self.episode(wanted.episode if isinstance(wanted, Stretch) else wanted)
+        if isinstance(wanted, Stretch) and (wanted.start, wanted.stop) != (0, episode.length):
+            return wanted
+        return Stretch(episode.index, 0, episode.length)
+
+    async def hold(self, wanted: Stretch | int) -> HeldEpisode:
+        """See StretchReader.
+
+        Where all of the episode is in memory, or on its way, it is that, and nothing is fetched twice.
+        """
+        stretch = self._stretch(wanted)
+        whole = self._stretch(stretch.episode)
+        if whole in self._prefetches or self._episodes.is_held(whole):
+            stretch = whole
+        return self._episodes.hold_nowait(whole) or await super().hold(stretch)
+
+    async def missing_frames(self, wanted: Stretch | int, *, by_rows: bool) -> Mapping[str, int]:
+        """See EpisodeCache; reads no clip."""
+        return await self._episodes.missing_frames(self._stretch(wanted), by_rows=by_rows)
+
+    def sample_builder(self, windows: Windows | None) -> SampleBuilder:
+        """Return what makes samples with these windows, for the stream above. ConfigError where they don't fit."""
+        features = self._metadata.sample_features
+        if "task" in features:
+            where = f"{redact_url(self._url)}/meta/info.json"
+            message = f"{where} calls a feature 'task', where samples have the words of theirs"
+            raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
+        offsets = resolve_windows(windows, fps=self._metadata.info.fps, keys=features)
+        return SampleBuilder(
+            features=features,
+            tasks=self._metadata.tasks,
+            windows=offsets,
+            image_dtype=self._dataset.image_dtype,
+            depth_unit=self._dataset.depth_unit,
+            size=self._dataset.size,
+            found_picture=self._metadata.found_picture,
         )
 
 

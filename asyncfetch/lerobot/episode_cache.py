@@ -11,14 +11,15 @@ that come after it are planned by theirs at once, a request later.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from asyncfetch.errors import redact_url
 from asyncfetch.fetch.limiter import calling
+from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, KeptPart, PlanChange, StretchCache, kept_plan
-from asyncfetch.lerobot.held_episode import HeldEpisode
 from asyncfetch.lerobot.info import DepthUnit, depth_scale
 from asyncfetch.lerobot.listing import list_tables_of
 from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
@@ -26,43 +27,72 @@ from asyncfetch.lerobot.video_index import EpisodeClip, VideoIndexes
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from asyncfetch.config import DecoderBackend
-    from asyncfetch.decode import Clip, PictureSize
-    from asyncfetch.formats.held import StretchEntry
+    from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import Clip, FrameDecoder, PictureSize
+    from asyncfetch.formats.held import ClipDecoders, StretchEntry
     from asyncfetch.formats.stretch import Stretch
+    from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import PicturePart
     from asyncfetch.resources import Engine
 
 
+class HeldEpisode(HeldStretch[EpisodeRows]):
+    """A stretch of an episode, or all of it, that can be read until it is released.
+
+    ``rows`` and ``frames`` may be used from any thread; frames are numbered in the episode.
+    """
+
+    def __init__(
+        self,
+        episode: Episode,
+        entry: StretchEntry[EpisodeRows],
+        decoders: ClipDecoders,
+        release: Callable[[StretchEntry[EpisodeRows], bool], None],
+        *,
+        by_pass: bool = False,
+    ) -> None:
+        super().__init__(entry, decoders, release, by_pass=by_pass)
+        self.episode = episode
+        """The episode as the metadata has it."""
+
+    @property
+    def rows(self) -> EpisodeRows:
+        """The table rows of its episode, by feature; pictures, for frames that the stretch's samples need."""
+        return self.beside
+
+    @contextmanager
+    def decoding(self, camera: str, frames: Sequence[int], reader: int) -> Iterator[FrameDecoder]:
+        """See HeldStretch; the frames must be of the stretch."""
+        length = self.episode.length
+        start, stop = self.stretch.span(camera, length)
+        for frame in frames:
+            if not start <= frame < stop and 0 <= frame < length:
+                name = self.stretch.name(length)
+                raise AssertionError(f"{name}: frame {frame} of {camera}, of which it holds [{start}, {stop})")
+        with super().decoding(camera, frames, reader) as decoder:
+            yield decoder
+
+
 class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
     """Fetches stretches of a dataset's episodes, one request per (stretch, camera), over a byte cache. Loop-bound.
 
-    Args:
-        engine: What it reads with, and keeps what it read in. Leaving it ends the fetches, and waiters get
-            ClosedError.
-        number: Of the dataset in the engine.
-        metadata: Of the dataset.
-        backend: Which library decodes.
-        tolerance_seconds: By which a frame may be shown at another time than its row has.
-        depth_unit: Unit of depth cameras' frames.
-        size: Size that pictures are brought to; None leaves them as they are.
+    ``number`` is the dataset's in the engine. Leaving that ends the fetches, and waiters get ClosedError.
     """
 
     def __init__(
         self,
         engine: Engine,
         number: int,
-        *,
         metadata: Metadata,
-        backend: DecoderBackend,
-        tolerance_seconds: float,
+        config: StreamConfig,
+        *,
         depth_unit: DepthUnit,
-        size: PictureSize | None = None,
+        size: PictureSize | None,
     ) -> None:
-        super().__init__(engine, number, backend=backend, size=size)
+        super().__init__(engine, number, backend=config.decoder, size=size)
         self.rows = RowReader(
             engine.reader,
             metadata,
@@ -76,7 +106,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             engine.reader,
             kept=engine.indexes,
             run=engine.run,
-            tolerance_seconds=tolerance_seconds,
+            tolerance_seconds=config.tolerance_seconds,
             sharing=metadata.episodes.sharing_video_file,
         )
         self._episodes = metadata.episodes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,6 @@ from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes, wrong_totals
 from asyncfetch.lerobot.info import choose_features, is_v2, parse_info, parse_json
-from asyncfetch.lerobot.oddities import Oddities
 from asyncfetch.runtime.concurrently import ungrouped
 from asyncfetch.runtime.single_flight import SharedCall
 from asyncfetch.runtime.threads import run_sync
@@ -33,7 +33,7 @@ from asyncfetch.tables.columns import to_integers, to_objects
 from asyncfetch.tables.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -62,6 +62,22 @@ class StoredStatistics:
         if self._parsed is None:
             self._parsed, self._data = parse_json(self._data, self._url), b""
         return self._parsed
+
+
+class Oddities:
+    """Wrong statements of one dataset's metadata that change no sample, as they are met. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def note(self, kind: str, text: str) -> None:
+        """Warn of it, unless the dataset has shown this kind before."""
+        if self._said.setdefault(kind, text) is text:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """The kinds and the first of each, in the order in which they were met."""
+        return iter(list(self._said.items()))
 
 
 @dataclass(frozen=True, slots=True)

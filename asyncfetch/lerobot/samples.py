@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.decode import PictureSize
     from asyncfetch.formats.samples import ImageDtype, Row, Sample
+    from asyncfetch.lerobot.episode_cache import HeldEpisode
     from asyncfetch.lerobot.episode_table import Episode
-    from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import DepthUnit, Feature
 
 TOLERANCE_SECONDS = 1e-4

@@ -42,38 +42,6 @@ class VideoFile:
         """Memory that it takes."""
         return self.index.nbytes
 
-    def clip(
-        self,
-        episode: Episode,
-        stretch: Stretch,
-        camera: str,
-        rows: EpisodeRows | None,
-        *,
-        fps: float,
-        tolerance_seconds: float,
-        earlier: int | None = None,
-    ) -> EpisodeClip:
-        """The part of it that the stretch needs; see ``VideoIndexes.plan``."""
-        span = episode.videos[camera]
-        start, stop = stretch.span(camera, span.num_frames)
-        frames = find_frames(
-            self.index,
-            span,
-            None if rows is None else rows.own_seconds,
-            episode=episode.index,
-            fps=fps,
-            tolerance_seconds=tolerance_seconds,
-            start=start,
-            stop=stop,
-        )
-        plan = self.index.clip(frames.samples, earlier=earlier)
-        if plan.stop > self.size_bytes:
-            raise FormatError(
-                f"{redact_url(span.url)}: truncated: it has {self.size_bytes} bytes, but by its index the frames of "
-                f"{stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop}); copy or record it again"
-            )
-        return EpisodeClip(span.url, plan, start, frames.misplaced, earlier, is_by_rows=rows is not None)
-
 
 class VideoIndexes:
     """The sample tables of video files, each fetched and parsed once while it is kept. Loop-bound.
@@ -94,7 +62,7 @@ class VideoIndexes:
         kept: SharedLRU[str, VideoFile],
         run: RunSync,
         tolerance_seconds: float,
-        sharing: Callable[[int, str], tuple[int, int]] = lambda _index, _camera: (0, 0),
+        sharing: Callable[[int, str], tuple[int, int]],
     ) -> None:
         self._reader = reader
         self._tolerance_seconds = tolerance_seconds
@@ -121,21 +89,32 @@ class VideoIndexes:
             FormatError: The file isn't an MP4 that can be read, or is cut off.
             DatasetError: The metadata gives a place that no file has, or that another episode has, too.
         """
-        url = episode.videos[camera].url
-        file = await self._kept.get(url, partial(self._fetch, episode, camera))
+        span = episode.videos[camera]
+        file = await self._kept.get(span.url, partial(self._fetch, episode, camera))
+        start, stop = stretch.span(camera, span.num_frames)
+        earlier = self._earlier.get(camera)
         try:
-            return file.clip(
-                episode,
-                stretch,
-                camera,
-                rows,
+            frames = find_frames(
+                file.index,
+                span,
+                None if rows is None else rows.own_seconds,
+                episode=episode.index,
                 fps=fps,
                 tolerance_seconds=self._tolerance_seconds,
-                earlier=self._earlier.get(camera),
+                start=start,
+                stop=stop,
             )
+            plan = file.index.clip(frames.samples, earlier=earlier)
+            if plan.stop > file.size_bytes:
+                message = (
+                    f"{redact_url(span.url)}: truncated: it has {file.size_bytes} bytes, but by its index the frames"
+                )
+                message += f" of {stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop})"
+                raise FormatError(f"{message}; copy or record it again")
         except DatasetError:
-            self.forget(url)
+            self.forget(span.url)
             raise
+        return EpisodeClip(span.url, plan, start, frames.misplaced, earlier, is_by_rows=rows is not None)
 
     def forget(self, url: str) -> None:
         """Forget an index that was wrong: the next caller reads the file as it is then."""
