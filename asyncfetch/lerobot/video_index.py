@@ -106,10 +106,8 @@ class VideoIndexes:
             )
             plan = file.index.clip(frames.samples, earlier=earlier)
             if plan.stop > file.size_bytes:
-                message = (
-                    f"{redact_url(span.url)}: truncated: it has {file.size_bytes} bytes, but by its index the frames"
-                )
-                message += f" of {stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop})"
+                message = f"{redact_url(span.url)}: truncated: it has {file.size_bytes} bytes, but by its index the "
+                message += f"frames of {stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop})"
                 raise FormatError(f"{message}; copy or record it again")
         except DatasetError:
             self.forget(span.url)
