@@ -133,11 +133,11 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
 
     async def locate_beside(self, stretch: Stretch) -> None:
         """Fetch the footer of the stretch's table where needed: beside ``clip_bytes``, so that ``hold`` needn't."""
-        if self._kept_rows(self._rows_key(stretch)) is not None:
-            return
-        async with self._locating.permit():
-            with calling(self._small_reads):
-                await self._watch(self.rows.locate(self._episodes[stretch.episode]))
+        episode = self._episodes[stretch.episode]
+        if episode.length and self._kept_rows(self._rows_key(stretch)) is None:
+            async with self._locating.permit():
+                with calling(self._small_reads):
+                    await self._watch(self.rows.file(episode))
 
     async def _fetch_beside(
         self, stretch: Stretch, planned: Mapping[str, EpisodeClip]

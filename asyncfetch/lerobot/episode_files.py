@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 import numpy as np
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.concurrently import RunSync
     from asyncfetch.tables.parquet import TableEnd
 
+_Loaded: TypeAlias = "pa.Table | DatasetError | FetchError"
 _MAX_FILES_AT_ONCE = 8
 """Episode files read side by side."""
 _LARGE_FOOTER_BYTES = 8 * 1024 * 1024
@@ -98,16 +99,9 @@ async def load_episodes(
     list_tables: ListTables | None,
     run: RunSync,
 ) -> EpisodeTable:
-    """Read and check the episode table.
+    """Read and check the episode table, with the places of these cameras.
 
-    Args:
-        reader: Fetches the files.
-        root: The dataset.
-        info: Its info.json.
-        cameras: Video features to know the places of.
-        first_end: Fetches the end of file 0; it may be there already.
-        list_tables: Lists files; None where nothing can.
-        run: Runs the blocking parts.
+    ``first_end`` fetches the end of file 0, which may be there already.
 
     Raises:
         FetchError: A file could not be fetched.
@@ -203,7 +197,7 @@ class _Files:
     def _rows(self) -> int:
         return sum(len(table) for _, table in self.tables)
 
-    def _add(self, url: str, loaded: pa.Table | DatasetError | FetchError) -> bool:
+    def _add(self, url: str, loaded: _Loaded) -> bool:
         """Return whether it is there; raise what else it failed by."""
         if isinstance(loaded, AccessDenied | NotFound):
             self._missing = self._missing or loaded
@@ -213,12 +207,10 @@ class _Files:
         self.tables.append((url, loaded))
         return True
 
-    async def _load(
-        self, urls: Sequence[str], first: TableEnd | None = None
-    ) -> list[pa.Table | DatasetError | FetchError]:
+    async def _load(self, urls: Sequence[str], first: TableEnd | None = None) -> list[_Loaded]:
         return await gather(*(partial(self._load_one, url, first) for url in urls))
 
-    async def _load_one(self, url: str, first: TableEnd | None) -> pa.Table | DatasetError | FetchError:
+    async def _load_one(self, url: str, first: TableEnd | None) -> _Loaded:
         try:
             # Files of one writer are alike.
             tail_bytes = min(max(TAIL_BYTES, self._footer_bytes + self._footer_bytes // 8), MAX_TAIL_BYTES)
@@ -248,14 +240,12 @@ def wrong_totals(
     Numbers and frames that no episode has are no contradiction: an episode may have been taken out of the table, and
     its rows still be there. info.json may count them or not.
     """
-    counts: dict[str, tuple[int | None, int, int]] = {
-        "episodes": (info.total_episodes, len(numbers), int(numbers.max(initial=-1)) + 1),
-        "frames": (info.total_frames, int(lengths.sum()), int(stops.max(initial=0))),
-    }
+    counts = (
+        ("episodes", info.total_episodes, len(numbers), int(numbers.max(initial=-1)) + 1),
+        ("frames", info.total_frames, int(lengths.sum()), int(stops.max(initial=0))),
+    )
     return {
-        what: (said, found)
-        for what, (said, found, other) in counts.items()
-        if said is not None and said not in {found, other}
+        what: (said, found) for what, said, found, other in counts if said is not None and said not in {found, other}
     }
 
 
@@ -303,19 +293,16 @@ def check_episodes(columns: Mapping[str, NDArray[np.int64]], urls: Sequence[str]
             row = int(wrong.argmax())
             raise FormatError(f"{urls[row]}: {says(row)}", remedy=WRITE_ANEW)
 
-    fail(episodes < 0, lambda row: f"episode_index {episodes[row]} is below 0")
+    fail(episodes < 0, lambda i: f"episode_index {episodes[i]} is below 0")
+    is_repeated, is_impossible = np.diff(episodes, prepend=-1) == 0, (lengths < 0) | (lengths > MAX_NUMBER)
     fail(
-        np.diff(episodes, prepend=-1) == 0,
-        lambda row: f"episode_index {episodes[row]} is that of a row in {urls[row - 1]}, too; each must occur once",
+        is_repeated,
+        lambda i: f"episode_index {episodes[i]} is that of a row in {urls[i - 1]}, too; each must occur once",
     )
-    fail((lengths < 0) | (lengths > MAX_NUMBER), lambda row: f"episode {episodes[row]} has length {lengths[row]}")
-    fail(
-        stops - starts != lengths,
-        lambda row: (
-            f"episode {episodes[row]} has frames [{starts[row]}, {stops[row]}), which isn't its length {lengths[row]}"
-        ),
-    )
-    fail(starts < 0, lambda row: f"episode {episodes[row]} begins at frame {starts[row]}")
+    fail(is_impossible, lambda i: f"episode {episodes[i]} has length {lengths[i]}")
+    frames = "episode {} has frames [{}, {}), which isn't its length {}".format
+    fail(stops - starts != lengths, lambda i: frames(episodes[i], starts[i], stops[i], lengths[i]))
+    fail(starts < 0, lambda i: f"episode {episodes[i]} begins at frame {starts[i]}")
     rows = np.argsort(starts, kind="stable")
     rows = rows[lengths[rows] > 0]
     for place in np.flatnonzero(starts[rows[1:]] < stops[rows[:-1]])[:1]:
@@ -383,12 +370,11 @@ def _video_places(
         row: f"{urls[row]}: episode {episodes[row]} begins at {starts[row]} s of {camera}, where no video can"
         for row in np.flatnonzero(no_place).tolist()
     }
-    contradictions = {}
-    for row in np.flatnonzero(wrong_length).tolist():
-        contradictions[row] = (
-            f"{urls[row]}: episode {episodes[row]} has {lengths[row]} frames, but from {starts[row]} s to {stops[row]} "
-            f"s of {camera} are {durations[row]:.10g} at {fps:g} fps"
-        )
+    contradictions = {
+        row: f"{urls[row]}: episode {episodes[row]} has {lengths[row]} frames, but from {starts[row]} s to "
+        f"{stops[row]} s of {camera} are {durations[row]:.10g} at {fps:g} fps"
+        for row in np.flatnonzero(wrong_length).tolist()
+    }
     lacking = [name for name in _FILE_NUMBERS if path is not None and not path.has(name)]
     note = f"; video_path of info.json has no {' and no '.join(lacking)}" if lacking else ""
     known = placed & ~wrong_length & (lengths > 0) & (files.chunk != ABSENT) & (files.file != ABSENT)

@@ -269,14 +269,13 @@ class S3Server(RangeServer):
             answer = xml(moved.status, moved.xml)
             return replace(answer, headers={**answer.headers, "x-amz-bucket-region": refusal.region})
         bucket, _, key = record.path.lstrip("/").partition("/")
-        query = parse_qs(record.target.partition("?")[2], keep_blank_values=True)
-        asked = {name: values[0] for name, values in query.items()}
+        query = record.target.partition("?")[2]
         if not key and record.method == "GET":
-            return self._list(bucket, asked)
+            return self._list(bucket, query)
         if record.method in {"PUT", "POST", "DELETE"}:
             body = await receive()
             body = body if fault.corrupt_at is None else bytes(inverted(body, fault.corrupt_at))
-            return self._write(record, asked, body)
+            return self._write(record, _asked(query), body)
         answer = await super()._answer(record, fault, receive)
         if answer.status == 404:
             raise Refusal(404, "NoSuchKey", "The specified key does not exist.")
@@ -360,7 +359,8 @@ class S3Server(RangeServer):
         region = self._regions.get(record.path.lstrip("/").partition("/")[0], self._region)
         check_presigned(record, keys=self.keys, region=region, now=time.time() + self.clock_seconds)
 
-    def _list(self, bucket: str, asked: Mapping[str, str]) -> ContentAnswer:
+    def _list(self, bucket: str, query: str) -> ContentAnswer:
+        asked = _asked(query)
         prefix, delimiter, after = (asked.get(name, "") for name in ("prefix", "delimiter", "continuation-token"))
         keys = [
             path.lstrip("/").partition("/")[2] for path in self.objects if path.lstrip("/").startswith(f"{bucket}/")
@@ -384,6 +384,10 @@ class S3Server(RangeServer):
             return f"<CommonPrefixes><Prefix>{encoded}</Prefix></CommonPrefixes>"
         size = len(self.objects[f"{bucket}/{name}"])
         return f"<Contents><Key>{encoded}</Key><Size>{size}</Size></Contents>"
+
+
+def _asked(query: str) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
 
 
 def _rolled_up(key: str, prefix: str, delimiter: str) -> tuple[str, bool]:
