@@ -94,37 +94,32 @@ class LeRobotDataset(AsyncOnly):
         self._guard = LoopGuard("this LeRobotDataset")
         async with AsyncExitStack() as stack:
             try:
-                await self._open(stack)
+                await self._open(stack, self._guard)
             except NotFound as error:  # most often a typing error: the way to it tells nothing
                 raise error.with_traceback(None) from None
             self._stack = stack.pop_all()
         return self
 
-    async def _open(self, stack: AsyncExitStack) -> None:
-        if self._given_engine is None:
-            self._engine = await stack.enter_async_context(Engine(self.config))
-        else:
-            self._engine = self._given_engine
-        engine = self._engine
+    async def _open(self, stack: AsyncExitStack, guard: LoopGuard) -> None:
+        engine = self._given_engine
+        if engine is None:
+            engine = await stack.enter_async_context(Engine(self.config))
+        reader, run, features = engine.reader, engine.run, self._chosen
+
+        async def load_v2() -> Metadata:
+            return (await load_version2(reader, self.url, run=run, features=features, episode_stats=False)).metadata
+
         metadata = await load_metadata(
-            engine.reader,
+            reader,
             self.url,
-            features=self._chosen,
-            run=engine.run,
+            features=features,
+            run=run,
             read_files=None if self._given_engine is None else engine.read_files,
             list_tables=list_tables_of(engine),
-            version2=self._load_version2,
+            version2=load_v2,
         )
-        assert self._guard is not None
-        self._reader = EpisodeReader(self, metadata, engine, self._guard)
+        self._reader = EpisodeReader(self, metadata, engine, guard)
         self._metadata = metadata
-
-    async def _load_version2(self) -> Metadata:
-        engine = self._engine
-        loaded = await load_version2(
-            engine.reader, self.url, run=engine.run, features=self._chosen, episode_stats=False
-        )
-        return loaded.metadata
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
@@ -251,10 +246,9 @@ class LeRobotDataset(AsyncOnly):
         reader = reader_of(self)
         found = reader.episode(episode)
         number = self._frame(found, frame)
-        if windows is not None:
-            builder = reader.sample_builder(windows)
-        else:
-            builder = self._builder = self._builder or reader.sample_builder(None)
+        builder = reader.sample_builder(windows) if windows is not None else self._builder
+        if builder is None:
+            builder = self._builder = reader.sample_builder(None)
         with await reader.hold(self._segment(found, number, builder.reach)) as held:
             samples = await reader.engine.decode.run(builder.build, [(held, number, 0)])
         return samples[0]
@@ -380,8 +374,9 @@ class EpisodeReader(StretchReader[HeldEpisode]):
         """Return what makes samples with these windows, for the stream above. ConfigError where they don't fit."""
         features = self._metadata.sample_features
         if "task" in features:
-            where = f"{redact_url(self._url)}/meta/info.json"
-            message = f"{where} calls a feature 'task', where samples have the words of theirs"
+            message = (
+                f"{redact_url(self._url)}/meta/info.json calls a feature 'task', where samples have the words of theirs"
+            )
             raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
         offsets = resolve_windows(windows, fps=self._metadata.info.fps, keys=features)
         return SampleBuilder(

@@ -66,7 +66,7 @@ def find_frames(
     start: int = 0,
     stop: int | None = None,
 ) -> RowFrames:
-    """Return the frames that a video shows nearest to the times of rows, where they are within the tolerance.
+    """Return the frames that a video shows nearest to the times of rows [start, stop), where within the tolerance.
 
     Args:
         index: Of the video.
@@ -77,9 +77,8 @@ def find_frames(
         tolerance_seconds: By which a frame may be shown at another time than its row has. It is a tick of the video's
             clock at least, and a quarter of a frame at most: beyond that it could as well be the neighbour that is
             meant.
-
-        start: The first row, counted in the episode.
-        stop: One past the last row; None for all that follow.
+        start: Counted in the episode.
+        stop: None for all that follow.
 
     Raises:
         DatasetError: The metadata gives a place that no video has, or that another episode has, too.

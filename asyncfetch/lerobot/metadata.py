@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -192,7 +192,7 @@ async def load_metadata(
         small = None if files is None else await run(partial(_parse_all, url, features, files))
         if small is not None:
             return small.checked()
-    rest: tuple[EpisodeTable, dict[int, str], str] | None = None
+    metadata: Metadata | None = None
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             info_file = SharedCall(partial(reader.fetch, join_url(url, _INFO))).begun_in(tasks)
@@ -206,44 +206,60 @@ async def load_metadata(
                 tasks.cancel_scope.cancel()
             else:
                 chosen = choose_features(info, features, url)
-                cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
                 end = await _arrived(first)
                 tasks_end = await _arrived(first_tasks) if end is not None and end.is_whole else None
                 if end is not None and tasks_end is not None and tasks_end.is_whole:
-                    rest = await run(partial(_parse_small, url, info, chosen, cameras, end, tasks_end))
-                if rest is None:
-                    task_strings = SharedCall(partial(_load_tasks, reader, first_tasks.get, run)).begun_in(tasks)
+                    metadata = await run(partial(_parse_small, url, info, chosen, end, tasks_end))
+                if metadata is None:
+                    names = SharedCall(partial(_load_tasks, reader, first_tasks.get, run)).begun_in(tasks)
                     episodes = await load_episodes(
-                        reader, url, info, cameras, first_end=first.get, list_tables=list_tables, run=run
+                        reader, url, info, cameras_of(chosen), first_end=first.get, list_tables=list_tables, run=run
                     )
-                    names = await task_strings.get()
-                    rest = episodes, names, await run(partial(fingerprint_of, info, chosen, names, episodes))
-                statistics = await stats.get()
-    if info is None:
+                    metadata = await run(partial(put_together, url, info, chosen, await names.get(), episodes))
+                metadata = replace(metadata, statistics=await stats.get())
+    if metadata is None:
         assert version2 is not None
         return await version2()
-    assert rest is not None
-    episodes, names, fingerprint = rest
-    return Metadata(url, info, chosen, cameras, names, statistics, episodes, fingerprint).checked()
+    return metadata.checked()
+
+
+def cameras_of(features: Mapping[str, Feature]) -> tuple[str, ...]:
+    """Return the keys of those with frames in MP4 files."""
+    return tuple(key for key, feature in features.items() if feature.is_camera)
+
+
+def put_together(
+    url: str,
+    info: DatasetInfo,
+    features: dict[str, Feature],
+    tasks: Mapping[int, str],
+    episodes: EpisodeTable,
+    statistics: StoredStatistics | Mapping[str, Any] | None = None,
+    *,
+    has_files_of_episodes: bool = False,
+) -> Metadata:
+    """Return the metadata of these parts."""
+    described = {
+        "fps": float(info.fps),
+        "features": {key: [feature.dtype, feature.shape] for key, feature in sorted(features.items())},
+        "tasks": sorted(tasks.items()),
+    }
+    fingerprint = hashlib.sha256(json.dumps(described, sort_keys=True).encode() + episodes.digest()).hexdigest()
+    cameras = cameras_of(features)
+    return Metadata(url, info, features, cameras, tasks, statistics, episodes, fingerprint, has_files_of_episodes)
 
 
 def _parse_small(
-    url: str,
-    info: DatasetInfo,
-    features: Mapping[str, Feature],
-    cameras: Sequence[str],
-    first: TableEnd,
-    tasks: TableEnd,
-) -> tuple[EpisodeTable, dict[int, str], str] | None:
-    """Episodes, tasks and fingerprint of files that are whole, in one call in a thread; None if there are more files.
+    url: str, info: DatasetInfo, features: dict[str, Feature], first: TableEnd, tasks: TableEnd
+) -> Metadata | None:
+    """The metadata by files that are whole, in one call in a thread; None if there are more files.
 
     Going to a thread takes longer than parsing the files of a dataset of a few episodes.
     """
-    episodes = read_episodes(url, info, cameras, first)
+    episodes = read_episodes(url, info, cameras_of(features), first)
     if episodes is None:
         return None
-    names = _parse_tasks(read_whole(tasks, _task_columns), tasks.url)
-    return episodes, names, fingerprint_of(info, features, names, episodes)
+    return put_together(url, info, features, _parse_tasks(read_whole(tasks, _task_columns), tasks.url), episodes)
 
 
 def _parse_all(
@@ -255,15 +271,10 @@ def _parse_all(
         info = _parse_unless_v2(data, info_file.url, refuses=False)
         if info is None:
             return None
-        chosen = choose_features(info, features, url)
-        cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
-        rest = _parse_small(url, info, chosen, cameras, whole_end(*first), whole_end(*tasks))
+        metadata = _parse_small(url, info, choose_features(info, features, url), whole_end(*first), whole_end(*tasks))
     except AsyncFetchError:
         return None
-    if rest is None:
-        return None
-    episodes, names, fingerprint = rest
-    return Metadata(url, info, chosen, cameras, names, StoredStatistics(stats, stats_file.url), episodes, fingerprint)
+    return None if metadata is None else replace(metadata, statistics=StoredStatistics(stats, stats_file.url))
 
 
 def _parse_unless_v2(data: memoryview, url: str, *, refuses: bool) -> DatasetInfo | None:
@@ -330,15 +341,3 @@ async def _load_stats(reader: RangeReader, url: str) -> StoredStatistics | None:
         return StoredStatistics(await reader.fetch(url), url)
     except (AccessDenied, NotFound):
         return None  # S3 denies access to a missing object where listing isn't allowed.
-
-
-def fingerprint_of(
-    info: DatasetInfo, features: Mapping[str, Feature], tasks: Mapping[int, str], episodes: EpisodeTable
-) -> str:
-    """Hash of what defines the samples."""
-    described = {
-        "fps": float(info.fps),
-        "features": {key: [feature.dtype, feature.shape] for key, feature in sorted(features.items())},
-        "tasks": sorted(tasks.items()),
-    }
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode() + episodes.digest()).hexdigest()
