@@ -40,11 +40,8 @@ def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Colum
     """The feature's values in row order, in memory of their own.
 
     Numbers are of the feature's dtype, however they are stored, floats rounded where that is narrower; a null in a
-    float column is NaN. Strings are str, pictures the bytes of their file, everything else Python objects.
-
-    Raises:
-        FormatError: The stored type or shape isn't the feature's, nor one that holds the same values, or a value is
-            missing that must not be.
+    float column is NaN. Strings are str, pictures the bytes of their file, everything else Python objects. FormatError
+    where what is stored isn't the feature's, nor holds the same values, or lacks one that must be there.
     """
     pa, array, where = require_pyarrow(), to_array(column), f"feature {feature.key} of {redact_url(url)}"
     if feature.kind == "value":

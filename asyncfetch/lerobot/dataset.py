@@ -184,11 +184,7 @@ class LeRobotDataset(AsyncOnly):
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
-        """meta/stats.json, but for depth, which is in ``depth_unit``; None where the dataset has none.
-
-        Raises:
-            FormatError: It is damaged.
-        """
+        """meta/stats.json, depth in ``depth_unit``; None where there is none. FormatError where it is damaged."""
         stats = self.metadata.stats
         return None if stats is None else depth_stats(stats, self.metadata.info.features, self.depth_unit)
 

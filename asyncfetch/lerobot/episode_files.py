@@ -80,10 +80,7 @@ def episodes_url(root: str, number: int, chunks_size: int) -> str:
 
 
 def read_episodes(root: str, info: DatasetInfo, cameras: Sequence[str], end: TableEnd) -> EpisodeTable | None:
-    """Return what ``load_episodes`` does, of a dataset with a whole file 0; None if more files may have episodes.
-
-    Blocks: call it in a thread.
-    """
+    """Return what ``load_episodes`` does, in a thread, of a whole file 0; None if more files may have episodes."""
     tables = [(end.url, read_whole(end, partial(_columns, cameras)))]
     is_all = len(tables[0][1]) >= info.total_episodes and _has_totals(tables, info)
     return _build(root, info, cameras, tables) if is_all else None
@@ -101,11 +98,8 @@ async def load_episodes(
 ) -> EpisodeTable:
     """Read and check the episode table, with the places of these cameras.
 
-    ``first_end`` fetches the end of file 0, which may be there already.
-
-    Raises:
-        FetchError: A file could not be fetched.
-        FormatError: There is none, or one is damaged, or the rows contradict each other.
+    ``first_end`` fetches the end of file 0, which may be there already. FormatError where there is no table, or it is
+    damaged, or contradicts itself.
     """
     files = _Files(reader, root, info, cameras, first_end, run)
     await files.read_by_names()

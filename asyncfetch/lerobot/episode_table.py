@@ -167,11 +167,9 @@ class EpisodeTable:
         return int(self.lengths.sum(dtype=np.int64))
 
     def __getitem__(self, index: int) -> Episode:
-        """The episode with this episode_index.
+        """The episode with this episode_index. EpisodeNotFound where there is none.
 
-        Raises:
-            EpisodeNotFound: There is none.
-            DatasetError: The table doesn't say where the episode's files are, or contradicts itself about it.
+        DatasetError where the table doesn't say where the episode's files are, or contradicts itself about it.
         """
         position = self._position(index)
         if position not in self._made:
@@ -190,11 +188,7 @@ class EpisodeTable:
         return self._made[position]
 
     def positions(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Return where these episodes stand in ``indices``, ``lengths`` and ``starts``.
-
-        Raises:
-            EpisodeNotFound: One of them isn't there.
-        """
+        """Return where these episodes stand in ``indices``; EpisodeNotFound where one doesn't."""
         for index in (min(indices), max(indices)) if len(indices) else ():  # those between fit in 64 bits
             self._position(index)
         wanted = np.asarray(indices, np.int64)

@@ -70,7 +70,7 @@ def find_frames(
 
     Args:
         index: Of the video.
-        span: Where the episode is in it.
+        span: Where the episode is in it. DatasetError where no video has such a place, or another episode has it, too.
         seconds: The times of the episode's rows by ``own_seconds``.
         episode: Its number, for messages.
         fps: Frames a second of the dataset.
@@ -79,9 +79,6 @@ def find_frames(
             meant.
         start: Counted in the episode.
         stop: None for all that follow.
-
-    Raises:
-        DatasetError: The metadata gives a place that no video has, or that another episode has, too.
     """
     if span.contradiction and seconds is None:
         raise DatasetError(span.contradiction, remedy=LEAVE_OUT_EPISODE)

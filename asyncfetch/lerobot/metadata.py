@@ -110,10 +110,9 @@ class Metadata:
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
-        """Statistics as in stats.json; None where there is none. Its image counts are of sampled frames or pixels.
+        """Statistics as in stats.json; None where there is none, FormatError where it is damaged.
 
-        Raises:
-            FormatError: It is damaged.
+        Image counts are of sampled frames or pixels.
         """
         return self.statistics.read() if isinstance(self.statistics, StoredStatistics) else self.statistics
 
@@ -167,6 +166,8 @@ async def load_metadata(
 ) -> Metadata:
     """Load and check a LeRobot dataset's metadata. Its files are fetched side by side, episodes by column.
 
+    A damaged stats.json is no matter until ``stats`` is asked for.
+
     Args:
         reader: Fetches the files.
         url: The directory that holds ``meta/``.
@@ -176,15 +177,12 @@ async def load_metadata(
         list_tables: Lists the files of a directory, where their names don't hold. None: they can't be listed.
         version2: Loads it where it turns out to be of v2; None: that is refused.
 
-    A damaged stats.json is no matter until ``stats`` is asked for.
-
     Raises:
         ConfigError: ``features`` has a key that the dataset hasn't.
         NotFound: There is no info.json, or no tasks.parquet.
         FetchError: A file could not be fetched.
         FormatError: A file is missing or damaged, or two numbers contradict each other.
         DatasetError: It is another version's, or lacks a default feature.
-        MissingDependency: pyarrow isn't installed.
     """
     if read_files is not None and is_local(url):
         urls = [*(join_url(url, name) for name in (_INFO, _TASKS, _STATS)), episodes_url(url, 0, 1)]

@@ -340,7 +340,6 @@ class RowReader:
         Can be cancelled at any time; calls for other episodes that wait for the same bytes go on.
 
         Raises:
-            FetchError: A range could not be fetched.
             FormatError: The file is damaged, or a column isn't there or isn't what info.json says.
             DatasetError: The rows aren't those that the metadata counts.
         """

@@ -75,9 +75,8 @@ def check_windows(windows: Any) -> None:  # noqa: ANN401 - what a user gave
 def resolve_windows(windows: Windows | None, *, fps: float, keys: Collection[str]) -> dict[str, NDArray[np.int64]]:
     """The frame offsets of each window; ``keys`` may have one.
 
-    Raises:
-        ConfigError: An unknown key, one with a mask that is another feature's name, an empty window, or seconds that
-            aren't on the grid of frames within 0.1 ms.
+    ConfigError for an unknown key, one with a mask that is another feature's name, an empty window, or seconds that
+    aren't on the grid of frames within 0.1 ms.
     """
     check_windows(windows)
     check_keys(windows or (), sorted(keys), "windows", "the dataset")
@@ -214,8 +213,7 @@ class SampleBuilder:
     def write(self, asked: Sequence[Asked], rows: Sequence[Row]) -> None:
         """The samples that are asked for, each into its row; a picture as soon as it is decoded.
 
-        Raises:
-            DoesNotFit: One can't be written there, and is to be built. Rows may have been written to.
+        DoesNotFit where one can't be written there, and is to be built. Rows may have been written to.
         """
         with forks_wait():
             for held, reader, places in by_reader(asked):

@@ -70,10 +70,7 @@ async def scan(
 ) -> AsyncGenerator[pa.RecordBatch]:
     """Yield these different columns of the rows of the episodes at these positions in the table, in these orders.
 
-    Raises:
-        FetchError: A range could not be fetched.
-        FormatError: A file is damaged, or lacks a column.
-        DatasetError: The rows aren't those that the metadata counts.
+    FormatError where a file is damaged, or lacks a column; DatasetError where the rows aren't those that are counted.
     """
     files = rows.metadata.episodes.data_files()[positions]
     parts = np.split(positions, np.flatnonzero(np.diff(files)) + 1)

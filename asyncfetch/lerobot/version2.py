@@ -54,12 +54,8 @@ async def load_version2(
 ) -> Version2:
     """Read and check what a v2 dataset says of itself; of ``features`` alone, which None means all of.
 
-    The statistics of each episode, which may be long, are left out without ``episode_stats``.
-
-    Raises:
-        FetchError: A file could not be fetched.
-        FormatError: A file is damaged, or two numbers contradict each other.
-        DatasetError: It lacks a default feature.
+    The statistics of each episode, which may be long, are left out without ``episode_stats``. FormatError where a file
+    is damaged, or two numbers contradict each other; DatasetError where a default feature is missing.
     """
 
     async def lines(name: str, *, needed: bool = True) -> list[dict[str, Any]]:

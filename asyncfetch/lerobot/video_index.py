@@ -46,13 +46,8 @@ class VideoFile:
 class VideoIndexes:
     """The sample tables of video files, each fetched and parsed once while it is kept. Loop-bound.
 
-    Args:
-        reader: Fetches them.
-        kept: Keeps them, by url; one that is dropped is fetched again when it is needed.
-        run: Runs the parser off the loop.
-        tolerance_seconds: See ``find_frames``.
-        sharing: How many episodes, and frames, of a camera are in the file that has this episode, 0 where unknown: an
-            index is asked for in one go where its length is known.
+    ``sharing`` says how many episodes, and frames, of a camera are in the file that has this episode, 0 where unknown:
+    an index is asked for in one go where its length is known.
     """
 
     def __init__(
@@ -85,7 +80,6 @@ class VideoIndexes:
         """One camera's clip of a stretch: by its rows, or, as long as they haven't come, as if they were at that rate.
 
         Raises:
-            FetchError: The file could not be fetched.
             FormatError: The file isn't an MP4 that can be read, or is cut off.
             DatasetError: The metadata gives a place that no file has, or that another episode has, too.
         """

@@ -50,12 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tracer:
-    """Appends this process's events to a file. Thread-safe. Logs one warning if the file can't be written.
-
-    Args:
-        path: The file, which exists.
-        max_bytes: Bound on the file, about.
-    """
+    """Appends this process's events to a file that is there. Thread-safe. Logs one warning if it can't be written."""
 
     def __init__(self, path: str, max_bytes: int = MAX_BYTES) -> None:
         self.path = path

@@ -60,9 +60,7 @@ class Certificate:
 def certificate_for(host: str) -> Certificate:
     """The certificate for ``host`` and the loopback names, made once in a process. Blocks for some 50 ms.
 
-    Raises:
-        ConfigError: No host can have this name.
-        MissingDependency: trustme isn't installed.
+    ConfigError where no host can have this name, MissingDependency where trustme isn't installed.
     """
     try:
         import trustme

@@ -40,11 +40,7 @@ INSTALL_LEROBOT = 'pip install "lerobot[training]==0.6.1"'
 
 
 def import_lerobots(module: str) -> Any:  # noqa: ANN401 - LeRobot is optional
-    """A module of LeRobot, or of one of its dependencies.
-
-    Raises:
-        MissingDependency: It isn't installed.
-    """
+    """A module of LeRobot, or of one of its dependencies; MissingDependency where it isn't installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -85,12 +81,7 @@ def find(
     config: FetchConfig | None = None,
     **options: Any,  # noqa: ANN401
 ) -> FoundDataset:
-    """Find a dataset.
-
-    Raises:
-        ConfigError: The arguments contradict each other.
-        MissingDependency: LeRobot isn't installed.
-    """
+    """Find a dataset. ConfigError where the arguments contradict each other."""
     root = _root(repo_id, root, revision, repo_type)
     if root is None or not ("://" in root or _needs_copy(Path(root))):
         try:
