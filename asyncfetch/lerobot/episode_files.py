@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -110,24 +111,20 @@ async def load_episodes(
     return await run(partial(_build, root, info, cameras, files.tables))
 
 
+@dataclass(slots=True)
 class _Files:
     """The files of the table as they are read: see ``load_episodes``."""
 
-    def __init__(
-        self,
-        reader: RangeReader,
-        root: str,
-        info: DatasetInfo,
-        cameras: Sequence[str],
-        first_end: Callable[[], Awaitable[TableEnd]],
-        run: RunSync,
-    ) -> None:
-        self._reader, self._root, self._info, self._cameras, self._run = reader, root, info, cameras, run
-        self._first_end = first_end
-        self._footer_bytes = 0
-        self._large_files = anyio.Semaphore(_LARGE_AT_ONCE)
-        self._missing: FetchError | None = None
-        self.tables: list[tuple[str, pa.Table]] = []
+    _reader: RangeReader
+    _root: str
+    _info: DatasetInfo
+    _cameras: Sequence[str]
+    _first_end: Callable[[], Awaitable[TableEnd]]
+    _run: RunSync
+    _footer_bytes: int = 0
+    _large_files: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_LARGE_AT_ONCE))
+    _missing: FetchError | None = None
+    tables: list[tuple[str, pa.Table]] = field(default_factory=list)
 
     async def read_by_names(self) -> None:
         """Read them as they are counted on over the chunks, as long as episodes are missing."""

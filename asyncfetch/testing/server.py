@@ -177,7 +177,11 @@ class RangeServer:
     ) -> None:
         if not is_whole_number(port) or not 0 <= port < 65536:
             raise ConfigError(f"port must be from 1 to 65535, or 0 for a free one, not {port!r}")
-        _check_content(content)
+        is_mapping = isinstance(content, Mapping) and all(
+            isinstance(one, bytes | memoryview) for one in content.values()
+        )
+        if not is_mapping and not isinstance(content, (str, os.PathLike)):
+            raise ConfigError("content must be the path of a directory, or a mapping of path to bytes")
         pace = Fault.slow(first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second)
         self._content = content
         self._contents: Contents  # made on entering: it looks at the disk
@@ -251,7 +255,11 @@ class RangeServer:
         self._http = web.Server(self._handle, handler_cancellation=True, access_log=None)
         try:
             context = await anyio.to_thread.run_sync(self._prepare)
-            self._listener = await self._listen(self._http, context)
+            self._sockets = Sockets()
+            try:
+                self._listener = await self._sockets.serve(self._http, self._host, self._port, context)
+            except (OSError, UnicodeError) as exc:
+                raise ConfigError(f"RangeServer can't listen on {self._host} port {self._port}: {exc}") from exc
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._close()
@@ -269,14 +277,12 @@ class RangeServer:
         return certificate.context
 
     def _open_contents(self) -> Contents:
-        return _contents(self._content)
-
-    async def _listen(self, http: web.Server, context: ssl.SSLContext | None) -> asyncio.Server:
-        self._sockets = Sockets()
-        try:
-            return await self._sockets.serve(http, self._host, self._port, context)
-        except (OSError, UnicodeError) as exc:
-            raise ConfigError(f"RangeServer can't listen on {self._host} port {self._port}: {exc}") from exc
+        if not isinstance(self._content, (str, os.PathLike)):
+            return InMemory(self._content)
+        if not os.path.isdir(self._content):
+            path = os.fspath(self._content)
+            raise ConfigError(f"RangeServer serves a directory or a mapping; {path!r} isn't a directory")
+        return DirectoryContents(self._content)
 
     async def _close(self) -> None:
         listener, http, pem = self._listener, self._http, self._pem
@@ -415,20 +421,6 @@ async def _break_off(request: web.BaseRequest, after_bytes: int) -> None:
     if request.transport is not None:
         abort(request.transport)
     raise ConnectionResetError
-
-
-def _check_content(content: object) -> None:
-    is_mapping = isinstance(content, Mapping) and all(isinstance(part, bytes | memoryview) for part in content.values())
-    if not is_mapping and not isinstance(content, (str, os.PathLike)):
-        raise ConfigError("content must be the path of a directory, or a mapping of path to bytes")
-
-
-def _contents(content: str | os.PathLike[str] | Mapping[str, bytes]) -> Contents:
-    if not isinstance(content, (str, os.PathLike)):
-        return InMemory(content)
-    if not os.path.isdir(content):
-        raise ConfigError(f"RangeServer serves a directory or a mapping; {os.fspath(content)!r} isn't a directory")
-    return DirectoryContents(content)
 
 
 async def _body(answer: ContentAnswer, fault: Fault, start: int, stop: int) -> bytes | memoryview:
