@@ -195,7 +195,7 @@ async def load_metadata(
         async with anyio.create_task_group() as tasks:
             info_file = SharedCall(partial(reader.fetch, join_url(url, _INFO))).begun_in(tasks)
             first_tasks = SharedCall(partial(fetch_end, reader, join_url(url, _TASKS))).begun_in(tasks)
-            stats = SharedCall(partial(_load_stats, reader, join_url(url, _STATS))).begun_in(tasks)
+            stats = SharedCall(partial(fetch_if_there, reader, join_url(url, _STATS))).begun_in(tasks)
             first = SharedCall(partial(fetch_end, reader, episodes_url(url, 0, 1))).begun_in(tasks)
             # info.json first, since it explains what else is wrong: a v2 dataset, say, has no tasks.parquet.
             data = await _root_file(info_file, url)
@@ -214,7 +214,8 @@ async def load_metadata(
                         reader, url, info, cameras_of(chosen), first_end=first.get, list_tables=list_tables, run=run
                     )
                     metadata = await run(partial(put_together, url, info, chosen, await names.get(), episodes))
-                metadata = replace(metadata, statistics=await stats.get())
+                if (stored := await stats.get()) is not None:
+                    metadata = replace(metadata, statistics=StoredStatistics(stored, join_url(url, _STATS)))
     if metadata is None:
         assert version2 is not None
         return await version2()
@@ -334,8 +335,9 @@ def _parse_tasks(table: pa.Table, url: str) -> dict[int, str]:
     return dict(sorted(tasks.items()))
 
 
-async def _load_stats(reader: RangeReader, url: str) -> StoredStatistics | None:
+async def fetch_if_there(reader: RangeReader, url: str) -> memoryview | None:
+    """The file; None where there is none."""
     try:
-        return StoredStatistics(await reader.fetch(url), url)
+        return await reader.fetch(url)
     except (AccessDenied, NotFound):
         return None  # S3 denies access to a missing object where listing isn't allowed.

@@ -351,18 +351,15 @@ def _decode_images(
         if feature.is_depth:
             images[frame] = image.to(torch.float32)
     if len({image.dtype for image in images.values()}) > 1:  # they can't be stacked
-        images = {frame: _with_16_bits(image) for frame, image in images.items()}
+        # As bright: 255 becomes 65535, and so in [0, 1] every value stays the same to the last bit.
+        for frame, image in images.items():
+            if image.dtype != torch.uint16:
+                images[frame] = image.to(torch.int32).mul_(257).to(torch.uint16)
     return images
 
 
 def _where(feature: Feature, episode: Episode) -> str:
     return f"{feature.key} of episode {episode.index} in {redact_url(episode.data_url)}"
-
-
-def _with_16_bits(image: torch.Tensor) -> torch.Tensor:
-    """Make it as bright: 255 becomes 65535, and so in [0, 1] every value stays the same to the last bit."""
-    torch = import_torch()
-    return image if image.dtype == torch.uint16 else image.to(torch.int32).mul_(257).to(torch.uint16)
 
 
 def _own(value: Any) -> Any:  # noqa: ANN401

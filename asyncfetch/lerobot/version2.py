@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import WRITE_ANEW, AccessDenied, FormatError, NotFound, redact_url
+from asyncfetch.errors import WRITE_ANEW, FormatError, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.episode_files import MAX_NUMBER, check_episodes
 from asyncfetch.lerobot.episode_table import EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.info import as_v3, choose_features, parse_info, parse_json
-from asyncfetch.lerobot.metadata import cameras_of, put_together
+from asyncfetch.lerobot.metadata import cameras_of, fetch_if_there, put_together
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ async def load_version2(
 
     async def lines(name: str, *, needed: bool = True) -> list[dict[str, Any]]:
         at = join_url(url, name)
-        data = await (reader.fetch(at) if needed else _fetch_if_there(reader, at))
-        return await run(partial(_parse_lines, data, at))
+        data = await (reader.fetch(at) if needed else fetch_if_there(reader, at))
+        return [] if data is None else await run(partial(_parse_lines, data, at))
 
     info_url = join_url(url, _INFO)
     stored = await run(partial(parse_json, await reader.fetch(info_url), info_url))
@@ -70,16 +70,9 @@ async def load_version2(
     info = replace(info, version=stored["codebase_version"])
     named = (_TASKS, _EPISODES, *[_EPISODE_STATS] * episode_stats)
     tasks, episodes, *rest = await gather(*(partial(lines, name, needed=name != _EPISODE_STATS) for name in named))
-    stats = await _fetch_if_there(reader, join_url(url, _STATS))
+    stats = await fetch_if_there(reader, join_url(url, _STATS))
     chosen = choose_features(info, features, url)
     return await run(partial(_build, url, raw, info, chosen, tasks, episodes, rest[0] if rest else [], stats))
-
-
-async def _fetch_if_there(reader: RangeReader, url: str) -> memoryview:
-    try:
-        return await reader.fetch(url)
-    except (AccessDenied, NotFound):
-        return memoryview(b"")  # S3 denies access to a missing object where listing isn't allowed.
 
 
 def _parse_lines(data: memoryview, url: str) -> list[dict[str, Any]]:
@@ -95,7 +88,7 @@ def _build(
     tasks: Sequence[Mapping[str, Any]],
     episodes: Sequence[Mapping[str, Any]],
     episode_stats: Sequence[Mapping[str, Any]],
-    stats: memoryview,
+    stats: memoryview | None,
 ) -> Version2:
     names: dict[int, str] = {}
     for task in tasks:

@@ -133,7 +133,10 @@ def check_presigned(request: ServedRequest, *, keys: Keys, region: str, now: flo
         "UNSIGNED-PAYLOAD",
     ])
     text = "\n".join([ALGORITHM, date, scope, hashlib.sha256(canonical.encode()).hexdigest()])
-    expected = hmac.new(_signing_key(keys.secret_key, day, region), text.encode(), hashlib.sha256).hexdigest()
+    key = f"AWS4{keys.secret_key}".encode()
+    for part in (day, region, "s3", "aws4_request", text):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    expected = key.hex()
     if not hmac.compare_digest(expected, given["X-Amz-Signature"]):
         raise Refusal(403, "SignatureDoesNotMatch", "The signature isn't that of this request")
 
@@ -151,13 +154,6 @@ def _check_time(date: str, expires: str, day: str, now: float) -> None:
         raise Refusal(403, "AccessDenied", "Request is not valid yet")
     if now > signed_at + seconds:
         raise Refusal(403, "AccessDenied", "Request has expired")
-
-
-def _signing_key(secret_key: str, day: str, region: str) -> bytes:
-    key = f"AWS4{secret_key}".encode()
-    for part in (day, region, "s3", "aws4_request"):
-        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    return key
 
 
 PAGE_KEYS = 1000
