@@ -108,15 +108,18 @@ class WaitStep(NamedTuple):
     episode: int | None = None
 
 
+_OF_LONGEST = (
+    "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes", "largest_episode", "other_bytes",
+)  # fmt: skip
+"""Figures that a sum takes from the consumer with the longest wait."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Waits(Figures):
     """A consumer's time, of one pass or of several side by side. All parts together are ``wall_seconds``."""
 
     _telling = ("samples", "wall_seconds", "busy_seconds", "waited_seconds")
-    _of_moment = (
-        "consumers", "least_idle_share", "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes",
-        "largest_episode", "other_bytes",
-    )  # fmt: skip
+    _of_moment = ("consumers", "least_idle_share", *_OF_LONGEST)
 
     consumers: int = 0
     """Number of passes: one, or those of a loader's workers."""
@@ -175,12 +178,6 @@ class Waits(Figures):
         """The sum."""
         first, *others = [*each] or [cls()]
         return sum_of(first, *others)
-
-
-_OF_LONGEST = (
-    "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes", "largest_episode", "other_bytes",
-)  # fmt: skip
-"""Figures that a sum takes from the consumer with the longest wait."""
 
 
 MAX_EPISODES = 64
