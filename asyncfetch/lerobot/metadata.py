@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import numpy as np
 
-from asyncfetch.errors import (
-    COPY_ANEW,
-    WRITE_ANEW,
-    AccessDenied,
-    AsyncFetchError,
-    FormatError,
-    NotFound,
-    redact_url,
-)
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AccessDenied, AsyncFetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes, wrong_totals

@@ -45,12 +45,7 @@ class Version2:
 
 
 async def load_version2(
-    reader: RangeReader,
-    url: str,
-    *,
-    run: RunSync,
-    features: Collection[str] | None = None,
-    episode_stats: bool = True,
+    reader: RangeReader, url: str, *, run: RunSync, features: Collection[str] | None = None, episode_stats: bool = True
 ) -> Version2:
     """Read and check what a v2 dataset says of itself; of ``features`` alone, which None means all of.
 

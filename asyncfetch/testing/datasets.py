@@ -19,14 +19,7 @@ from asyncfetch.errors import ConfigError, MissingDependency, install_command
 from asyncfetch.testing.clips import DEPTH_ENCODING, ENCODINGS, require_encoder
 from asyncfetch.testing.identity import paint
 from asyncfetch.testing.recorder import Quirks, Recorder
-from asyncfetch.testing.truth import (
-    DEFAULT_FEATURES,
-    DEPTH,
-    EXTRAS,
-    ROBOT_FEATURES,
-    SNAPSHOT_CAMERA,
-    DatasetTruth,
-)
+from asyncfetch.testing.truth import DEFAULT_FEATURES, DEPTH, EXTRAS, ROBOT_FEATURES, SNAPSHOT_CAMERA, DatasetTruth
 
 if TYPE_CHECKING:
     import os

@@ -252,9 +252,7 @@ def _bucket_entries(files: Mapping[str, bytes], prefix: str) -> list[dict[str, A
 def _json(value: object, headers: Mapping[str, str] | None = None) -> ContentAnswer:
     body = json.dumps(value).encode()
     return ContentAnswer(
-        200,
-        {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})},
-        text=body,
+        200, {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}, text=body
     )
 
 
