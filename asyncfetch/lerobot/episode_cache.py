@@ -166,22 +166,20 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         self, stretch: Stretch, rows: EpisodeRows | None = None
     ) -> KeptPart[Mapping[str, EpisodeClip]]:
         episode = self._episodes[stretch.episode]
-        planned: dict[str, EpisodeClip] = {}
         if rows is None:
             rows = self._kept_rows(self._rows_key(stretch))
         if rows is None and (self._rows_come_first or any(span.contradiction for span in episode.videos.values())):
             rows = await self._rows(self._rows_key(stretch))
 
-        async def plan_clip(camera: str) -> None:
+        async def plan_clip(camera: str) -> EpisodeClip:
             clip = await self._watch(self._indexes.plan(episode, stretch, camera, fps=self._fps, rows=rows))
             self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), redact_url(clip.url))
-            planned[camera] = clip
+            return clip
 
         async with self._planning.permit():
             with calling(self._small_reads):
-                await gather(*(partial(plan_clip, camera) for camera in episode.videos))
-        in_order = {camera: planned[camera] for camera in episode.videos}
-        return kept_plan(in_order)
+                clips = await gather(*(partial(plan_clip, camera) for camera in episode.videos))
+        return kept_plan(dict(zip(episode.videos, clips, strict=True)))
 
     def _rows_key(self, stretch: Stretch) -> Stretch | int:
         """Key of its rows: those of an episode are there once, but for pictures in the table."""
@@ -194,9 +192,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
 
     async def _rows(self, key: Stretch | int) -> EpisodeRows:
         rows = self._kept_rows(key)
-        if rows is None:
-            rows = (await self._kept.get(key, partial(self._read_rows, key))).value
-        return rows
+        return (await self._kept.get(key, partial(self._read_rows, key))).value if rows is None else rows
 
     async def _read_rows(self, key: Stretch | int) -> KeptPart[EpisodeRows]:
         generation = self._clip_decoders.generation
