@@ -69,16 +69,21 @@ class IndexedTable:
         """Memory held, about."""
         return self.table.nbytes + self.first.nbytes + self.last.nbytes
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The least key, and one past the greatest; (0, 0) without rows."""
+        filled = self.first <= self.last
+        return (int(self.first[filled].min()), int(self.last[filled].max()) + 1) if filled.any() else (0, 0)
+
     def beginning(self, episode: Episode) -> Episode:
         """The episode, all of whose rows these are, where its ``index`` begins by them."""
-        filled = self.first[self.first <= self.last]
-        index = int(filled.min()) if len(filled) else 0
+        index, _ = self.span
         return replace(episode, from_index=index, to_index=index + episode.length)
 
     def covers(self, start: int, stop: int) -> bool:
         """Return whether rows with a key in [start, stop) may all be here, by the first and the last one."""
-        filled = self.first <= self.last
-        return bool(filled.any() and self.first[filled].min() <= start and self.last[filled].max() >= stop - 1)
+        least, end = self.span
+        return least <= start and stop <= end
 
     def may_have(self, episode: Episode) -> bool:
         """Return whether the episode's rows may all be here."""
@@ -103,9 +108,8 @@ async def index_table(reader: RangeReader, table: TableFile, *, run: RunSync) ->
     Of row groups that have none the column is read. FormatError where it has no whole numbers.
     """
     indexed = await _index_by(reader, table, "index", run)
-    filled = indexed.first <= indexed.last
-    spanned = int(indexed.last[filled].max()) - int(indexed.first[filled].min()) + 1 if filled.any() else _MOST
-    if table.metadata.num_rows > spanned:  # two rows have one ``index``: one of them may be a deleted episode's
+    least, end = indexed.span
+    if table.metadata.num_rows > end - least:  # two rows have one ``index``: one of them may be a deleted episode's
         begin = (await first_indices(reader, table, run=run)).values()
         if len(begin) > 1 and not any(begin):
             return await _index_by(reader, table, "episode_index", run)
@@ -114,18 +118,18 @@ async def index_table(reader: RangeReader, table: TableFile, *, run: RunSync) ->
 
 async def first_indices(reader: RangeReader, table: TableFile, *, run: RunSync) -> dict[int, int]:
     """The least ``index`` of each episode that has rows in the file, whatever the metadata says."""
-    table.require(["index", "episode_index"])
-    groups = range(table.metadata.num_row_groups)
-    rows = await read_columns(reader, table, groups, ["index", "episode_index"], run=run)
-    return await run(partial(_first_indices, rows, table.url))
+    keys = ("index", "episode_index")
+    table.require(keys)
+    rows = await read_columns(reader, table, range(table.metadata.num_row_groups), keys, run=run)
 
+    def find() -> dict[int, int]:
+        index, episodes = (to_integers(rows[key], key, table.url) for key in keys)
+        different, which = np.unique(episodes, return_inverse=True)
+        least = np.full(len(different), _MOST)
+        np.minimum.at(least, which, index)
+        return dict(zip(different.tolist(), least.tolist(), strict=True))
 
-def _first_indices(rows: pa.Table, url: str) -> dict[int, int]:
-    index, episodes = (to_integers(rows[key], key, url) for key in ("index", "episode_index"))
-    different, which = np.unique(episodes, return_inverse=True)
-    least = np.full(len(different), _MOST)
-    np.minimum.at(least, which, index)
-    return dict(zip(different.tolist(), least.tolist(), strict=True))
+    return await run(find)
 
 
 async def _index_by(
@@ -135,7 +139,15 @@ async def _index_by(
     first, last, unknown = await run(partial(_index_spans, table, key))
     if unknown:
         rows = await read_columns(reader, table, unknown, [key], run=run)
-        await run(partial(_fill_spans, table, key, rows, unknown, first, last))
+
+        def fill() -> None:
+            values, start = to_integers(rows[key], key, table.url), 0
+            for group in unknown:
+                stop = start + table.metadata.row_group(group).num_rows
+                first[group], last[group] = values[start:stop].min(), values[start:stop].max()
+                start = stop
+
+        await run(fill)
     return IndexedTable(table, first, last, key)
 
 
@@ -164,17 +176,6 @@ def _bounds(statistics: pq.Statistics | None) -> tuple[int, int] | None:
     if isinstance(low, int) and isinstance(high, int) and -_MOST <= low <= high <= _MOST:
         return low, high
     return None
-
-
-def _fill_spans(
-    table: TableFile, key: str, rows: pa.Table, groups: Sequence[int], first: NDArray[np.int64], last: NDArray[np.int64]
-) -> None:
-    index = to_integers(rows[key], key, table.url)
-    start = 0
-    for group in groups:
-        stop = start + table.metadata.row_group(group).num_rows
-        first[group], last[group] = index[start:stop].min(), index[start:stop].max()
-        start = stop
 
 
 _Key = str | tuple[str, int] | tuple[str, int, int]
