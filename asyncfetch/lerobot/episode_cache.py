@@ -16,14 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from asyncfetch.errors import redact_url
+from asyncfetch.errors import DatasetError, redact_url
 from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, KeptPart, PlanChange, StretchCache, kept_plan
 from asyncfetch.lerobot.info import DepthUnit, depth_scale
 from asyncfetch.lerobot.listing import list_tables_of
 from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
-from asyncfetch.lerobot.video_index import EpisodeClip, VideoIndexes
+from asyncfetch.lerobot.video_index import EpisodeClip, VideoFile, cut_clip, fetch_index
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -102,13 +102,9 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             run=engine.run,
         )
         """Reads the rows of its episodes."""
-        self._indexes = VideoIndexes(
-            engine.reader,
-            kept=engine.indexes,
-            run=engine.run,
-            tolerance_seconds=config.tolerance_seconds,
-            sharing=metadata.episodes.sharing_video_file,
-        )
+        self._reader, self._run, self._indexes = engine.reader, engine.run, engine.indexes
+        self._tolerance_seconds = config.tolerance_seconds
+        self._earlier: dict[str, int] = {}  # by camera: see Mp4Index.clip
         self._episodes = metadata.episodes
         self._fps = metadata.info.fps
         self._metadata = metadata
@@ -172,7 +168,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             rows = await self._rows(self._rows_key(stretch))
 
         async def plan_clip(camera: str) -> EpisodeClip:
-            clip = await self._watch(self._indexes.plan(episode, stretch, camera, fps=self._fps, rows=rows))
+            clip = await self._watch(self._plan_clip(episode, stretch, camera, rows))
             self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), redact_url(clip.url))
             return clip
 
@@ -180,6 +176,27 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             with calling(self._small_reads):
                 clips = await gather(*(partial(plan_clip, camera) for camera in episode.videos))
         return kept_plan(dict(zip(episode.videos, clips, strict=True)))
+
+    async def _plan_clip(
+        self, episode: Episode, stretch: Stretch, camera: str, rows: EpisodeRows | None
+    ) -> EpisodeClip:
+        url = episode.videos[camera].url
+
+        async def fetch() -> VideoFile:
+            shared = self._episodes.sharing_video_file(episode.index, camera)
+            return await fetch_index(self._reader, url, *shared, run=self._run)
+
+        file: VideoFile = await self._indexes.get(url, fetch)
+        rules = {"fps": self._fps, "tolerance_seconds": self._tolerance_seconds}
+        try:
+            return cut_clip(file, episode, stretch, camera, rows, **rules, earlier=self._earlier.get(camera))
+        except DatasetError:
+            self._forget_index(url)
+            raise
+
+    def _forget_index(self, url: str) -> None:
+        """Forget an index that was wrong: the next caller reads the file as it is then."""
+        self._indexes.clear(lambda kept: kept == url)
 
     def _rows_key(self, stretch: Stretch) -> Stretch | int:
         """Key of its rows: those of an episode are there once, but for pictures in the table."""
@@ -225,7 +242,9 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         return planned.over(buffer, name=where, depth=self._depth[name])
 
     def _start_earlier(self, name: str, planned: EpisodeClip) -> None:
-        self._indexes.start_earlier(name, planned)
+        # Where they do so already, for others that were under way with it did, they stay as they are.
+        if self._earlier.get(name) == planned.earlier:
+            self._earlier[name] = 0 if planned.earlier is None else planned.earlier + 1
 
     def _forget_files(self, episode: int | None) -> None:
         if episode is None:
@@ -235,7 +254,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             self._held_rows.clear()
         else:
             for span in self._episodes[episode].videos.values():
-                self._indexes.forget(span.url)
+                self._forget_index(span.url)
 
 
 def _is_of(planned: Mapping[str, EpisodeClip], rows: EpisodeRows) -> bool:
