@@ -326,11 +326,6 @@ class RowReader:
         return f"<RowReader of {redact_url(self.metadata.url)!r}, {self._kept!r}>"
 
     @property
-    def nbytes(self) -> int:
-        """Memory kept now."""
-        return self._kept.nbytes
-
-    @property
     def picture_keys(self) -> tuple[str, ...]:
         """Keys of the features that are pictures in the table."""
         return tuple(key for key in self._features if key not in self._numbers)
