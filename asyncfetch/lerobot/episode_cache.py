@@ -166,15 +166,10 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             rows = self._kept_rows(self._rows_key(stretch))
         if rows is None and (self._rows_come_first or any(span.contradiction for span in episode.videos.values())):
             rows = await self._rows(self._rows_key(stretch))
-
-        async def plan_clip(camera: str) -> EpisodeClip:
-            clip = await self._watch(self._plan_clip(episode, stretch, camera, rows))
-            self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), redact_url(clip.url))
-            return clip
-
+        plans = [partial(self._plan_clip, episode, stretch, camera, rows) for camera in episode.videos]
         async with self._planning.permit():
             with calling(self._small_reads):
-                clips = await gather(*(partial(plan_clip, camera) for camera in episode.videos))
+                clips = await gather(*plans)
         return kept_plan(dict(zip(episode.videos, clips, strict=True)))
 
     async def _plan_clip(
@@ -186,13 +181,15 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             shared = self._episodes.sharing_video_file(episode.index, camera)
             return await fetch_index(self._reader, url, *shared, run=self._run)
 
-        file: VideoFile = await self._indexes.get(url, fetch)
+        file: VideoFile = await self._watch(self._indexes.get(url, fetch))
         rules = {"fps": self._fps, "tolerance_seconds": self._tolerance_seconds}
         try:
-            return cut_clip(file, episode, stretch, camera, rows, **rules, earlier=self._earlier.get(camera))
+            clip = cut_clip(file, episode, stretch, camera, rows, **rules, earlier=self._earlier.get(camera))
         except DatasetError:
             self._forget_index(url)
             raise
+        self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), redact_url(url))
+        return clip
 
     def _forget_index(self, url: str) -> None:
         """Forget an index that was wrong: the next caller reads the file as it is then."""
