@@ -90,7 +90,7 @@ def find(
         # LeRobot's own folder, into which it may have downloaded only some episodes.
         is_complete = _has_files(meta, Path(meta.root), episodes)
         return FoundDataset(meta, str(meta.root) if is_complete else _hub_url(meta.repo_id, meta.revision))
-    return _copied(repo_id, root, root, revision, config=config, **options)
+    return _copied(repo_id, root, revision, config=config, **options)
 
 
 def _find_version2(
@@ -105,7 +105,7 @@ def _find_version2(
     """Find a dataset of v2, which LeRobot refuses with ``error``: in its local folder if complete, or on the Hub."""
     home = import_lerobots("lerobot.utils.constants").HF_LEROBOT_HOME / repo_id
     if revision is None and _is_v2(home):
-        found = _copied(repo_id, str(home), str(home), None, config=config, **options)
+        found = _copied(repo_id, str(home), None, config=config, **options)
         if _has_files(found.meta, home, found.episodes if episodes is None else episodes):
             return found
     if revision is None:
@@ -114,13 +114,11 @@ def _find_version2(
         if not of_v2:
             raise error
         revision = f"v{max(of_v2)}"
-    url = _hub_url(repo_id, revision)
-    return _copied(repo_id, url, url, revision, config=config, **options)
+    return _copied(repo_id, _hub_url(repo_id, revision), revision, config=config, **options)
 
 
 def _copied(
     repo_id: str,
-    root: str,
     source: str,
     revision: str | None,
     *,
@@ -132,7 +130,7 @@ def _copied(
     directory = tempfile.TemporaryDirectory(prefix="asyncfetch-meta-")
     atexit.register(directory.cleanup)
     with start_blocking_portal() as portal:
-        episodes = portal.call(_copy_metadata, root, Path(directory.name), config)
+        episodes = portal.call(_copy_metadata, source, Path(directory.name), config)
     return FoundDataset(_metadata_of(repo_id, root=directory.name, revision=revision, **options), source, episodes)
 
 
