@@ -337,7 +337,9 @@ class EpisodeReader(StretchReader[HeldEpisode]):
         number = engine.join(config.pool_segments * len(metadata.cameras))
         episodes = EpisodeCache(engine, number, metadata, config, depth_unit=dataset.depth_unit, size=dataset.size)
         super().__init__(dataset.url, engine, episodes, config=config, guard=guard)
-        self._dataset, self._metadata = dataset, metadata
+        self._metadata = metadata
+        self._image_dtype: ImageDtype = dataset.image_dtype  # not the dataset, which refers to this
+        self._depth_unit, self._size = dataset.depth_unit, dataset.size
 
     def episode(self, episode: int) -> Episode:
         """Return where its rows and videos are."""
@@ -379,9 +381,9 @@ class EpisodeReader(StretchReader[HeldEpisode]):
             features=features,
             tasks=self._metadata.tasks,
             windows=offsets,
-            image_dtype=self._dataset.image_dtype,
-            depth_unit=self._dataset.depth_unit,
-            size=self._dataset.size,
+            image_dtype=self._image_dtype,
+            depth_unit=self._depth_unit,
+            size=self._size,
             found_picture=self._metadata.found_picture,
         )
 
