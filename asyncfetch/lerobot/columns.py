@@ -40,21 +40,16 @@ def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Colum
     """The feature's values in row order, in memory of their own.
 
     Numbers are of the feature's dtype, however they are stored, floats rounded where that is narrower; a null in a
-    float column is NaN. Strings are str, pictures the bytes of their file, everything else Python objects.
-
-    Raises:
-        FormatError: The stored type or shape isn't the feature's, nor one that holds the same values, or a value is
-            missing that must not be.
+    float column is NaN. Strings are str, pictures the bytes of their file, everything else Python objects. FormatError
+    where what is stored isn't the feature's, nor holds the same values, or lacks one that must be there.
     """
-    pa = require_pyarrow()
-    array = to_array(column)
+    pa, array, where = require_pyarrow(), to_array(column), f"feature {feature.key} of {redact_url(url)}"
     if feature.kind == "value":
-        return _values(pa, array, feature, url)
+        return _values(pa, array, feature, where)
     if feature.kind == "image":
-        return _images(pa, array, feature, url)
+        return _images(pa, array, where)
     if feature.kind == "string" and not is_text(array.type):
-        raise _unfit(f"feature {feature.key} of {redact_url(url)} must hold strings, not {array.type}")
-    where = f"feature {feature.key} of {redact_url(url)}"
+        raise _unfit(f"{where} must hold strings, not {array.type}")
     objects = to_objects(array, where, remedy=LEAVE_OUT_FEATURE)
     if feature.kind == "language" and is_list(array.type) and pa.types.is_struct(array.type.value_type):
         _as_lerobot(objects, where)
@@ -78,12 +73,10 @@ def _unfit(message: str) -> FormatError:
     return FormatError(message, remedy=LEAVE_OUT_FEATURE)
 
 
-def _values(pa: Any, array: Array, feature: Feature, url: str) -> NDArray[Any]:  # noqa: ANN401
-    where = f"feature {feature.key} of {redact_url(url)}"
+def _values(pa: Any, array: Array, feature: Feature, where: str) -> NDArray[Any]:  # noqa: ANN401
     length, stored = len(array), []
     while is_list(array.type):
-        sizes = _list_sizes(pa, array, where)
-        stored.append(sizes)
+        stored.append(_list_sizes(pa, array, where))
         array = array.flatten()
     if array.null_count and not pa.types.is_floating(array.type):
         raise _unfit(f"{where} has {array.null_count} nulls among its {len(array)} values of type {array.type}")
@@ -104,12 +97,7 @@ def _is_same_shape(stored: Sequence[int], declared: Sequence[int]) -> bool:
     return math.prod(stored) == math.prod(declared) and (is_flat or long_axes[0] == long_axes[1])
 
 
-def _as_declared(
-    values: NDArray[Any],
-    stored: pa.DataType,
-    feature: Feature,
-    where: str,
-) -> NDArray[Any]:
+def _as_declared(values: NDArray[Any], stored: pa.DataType, feature: Feature, where: str) -> NDArray[Any]:
     """Return the values as the feature's dtype, in memory of their own."""
     with np.errstate(invalid="ignore", over="ignore"):
         declared = values.astype(feature.dtype)
@@ -137,8 +125,7 @@ def _list_sizes(pa: Any, array: Array, where: str) -> int:  # noqa: ANN401
     return int(sizes[0]) if len(sizes) else 0
 
 
-def _images(pa: Any, array: Array, feature: Feature, url: str) -> list[bytes]:  # noqa: ANN401
-    where = f"feature {feature.key} of {redact_url(url)}"
+def _images(pa: Any, array: Array, where: str) -> list[bytes]:  # noqa: ANN401
     data = array
     if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
         data = array.field("bytes")

@@ -1,4 +1,4 @@
-"""A LeRobot dataset at any URL, open for reading."""
+"""A LeRobot dataset at any URL, open for reading, and its reader for streams."""
 
 from __future__ import annotations
 
@@ -11,13 +11,24 @@ import numpy as np
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.decode import picture_size
-from asyncfetch.errors import ClosedError, ConfigError, FrameMissing, NotFound, redact_url
+from asyncfetch.errors import (
+    LEAVE_OUT_FEATURE,
+    ClosedError,
+    ConfigError,
+    FormatError,
+    FrameMissing,
+    NotFound,
+    redact_url,
+)
 from asyncfetch.formats.choice import check_keys, chosen_features
+from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.stretch import Stretch
-from asyncfetch.lerobot.episode_reader import EpisodeReader
+from asyncfetch.lerobot.episode_cache import EpisodeCache, HeldEpisode
 from asyncfetch.lerobot.info import depth_stats
 from asyncfetch.lerobot.listing import list_tables_of
 from asyncfetch.lerobot.metadata import load_metadata
+from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
+from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
@@ -39,7 +50,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
     from asyncfetch.lerobot.info import DepthUnit, Feature
     from asyncfetch.lerobot.metadata import Metadata
-    from asyncfetch.lerobot.samples import SampleBuilder, Windows
+    from asyncfetch.lerobot.samples import Windows
 
 LEROBOT_GROUP_FRAMES = 2
 """``g`` of LeRobot's encoder settings."""
@@ -83,46 +94,32 @@ class LeRobotDataset(AsyncOnly):
         self._guard = LoopGuard("this LeRobotDataset")
         async with AsyncExitStack() as stack:
             try:
-                await self._open(stack)
+                await self._open(stack, self._guard)
             except NotFound as error:  # most often a typing error: the way to it tells nothing
                 raise error.with_traceback(None) from None
             self._stack = stack.pop_all()
         return self
 
-    async def _open(self, stack: AsyncExitStack) -> None:
-        if self._given_engine is None:
-            self._engine = await stack.enter_async_context(Engine(self.config))
-        else:
-            self._engine = self._given_engine
-        engine = self._engine
+    async def _open(self, stack: AsyncExitStack, guard: LoopGuard) -> None:
+        engine = self._given_engine
+        if engine is None:
+            engine = await stack.enter_async_context(Engine(self.config))
+        reader, run, features = engine.reader, engine.run, self._chosen
+
+        async def load_v2() -> Metadata:
+            return (await load_version2(reader, self.url, run=run, features=features, episode_stats=False)).metadata
+
         metadata = await load_metadata(
-            engine.reader,
+            reader,
             self.url,
-            features=self._chosen,
-            run=engine.run,
+            features=features,
+            run=run,
             read_files=None if self._given_engine is None else engine.read_files,
             list_tables=list_tables_of(engine),
-            version2=self._load_version2,
+            version2=load_v2,
         )
-        assert self._guard is not None
-        self._reader = EpisodeReader(
-            self.url,
-            metadata,
-            engine,
-            config=self.config,
-            image_dtype=self.image_dtype,
-            depth_unit=self.depth_unit,
-            size=self.size,
-            guard=self._guard,
-        )
+        self._reader = EpisodeReader(self, metadata, engine, guard)
         self._metadata = metadata
-
-    async def _load_version2(self) -> Metadata:
-        engine = self._engine
-        loaded = await load_version2(
-            engine.reader, self.url, run=engine.run, features=self._chosen, episode_stats=False
-        )
-        return loaded.metadata
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
@@ -187,11 +184,7 @@ class LeRobotDataset(AsyncOnly):
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
-        """meta/stats.json, but for depth, which is in ``depth_unit``; None where the dataset has none.
-
-        Raises:
-            FormatError: It is damaged.
-        """
+        """meta/stats.json, depth in ``depth_unit``; None where there is none. FormatError where it is damaged."""
         stats = self.metadata.stats
         return None if stats is None else depth_stats(stats, self.metadata.info.features, self.depth_unit)
 
@@ -249,10 +242,9 @@ class LeRobotDataset(AsyncOnly):
         reader = reader_of(self)
         found = reader.episode(episode)
         number = self._frame(found, frame)
-        if windows is not None:
-            builder = reader.sample_builder(windows)
-        else:
-            builder = self._builder = self._builder or reader.sample_builder(None)
+        builder = reader.sample_builder(windows) if windows is not None else self._builder
+        if builder is None:
+            builder = self._builder = reader.sample_builder(None)
         with await reader.hold(self._segment(found, number, builder.reach)) as held:
             samples = await reader.engine.decode.run(builder.build, [(held, number, 0)])
         return samples[0]
@@ -306,7 +298,7 @@ class LeRobotDataset(AsyncOnly):
             message = f"columns of {where} are {', '.join(there)}, not {keys!r:.200}"
             raise ConfigError(f"{message}; frames of cameras are decoded: sample() and Stream give them")
         positions = np.arange(len(table)) if episodes is None else table.positions(list(episodes))
-        return reader.rows(chosen, positions)
+        return scan(reader._episodes.rows, reader.engine.reader, chosen, positions, run=reader.engine.run)
 
     def report(self) -> Report:
         """Return why the consumer of the latest pass over it waits, or waited, and what to set."""
@@ -329,6 +321,70 @@ class LeRobotDataset(AsyncOnly):
         return (
             f"LeRobotDataset({redact_url(self.url)!r}, {self.num_episodes} episodes, {self.num_frames} frames, "
             f"{len(self.cameras)} cameras{', closed' if is_closed else ''})"
+        )
+
+
+class EpisodeReader(StretchReader[HeldEpisode]):
+    """Reads an open dataset's episodes, and keeps what was read of them within the engine's bounds.
+
+    Verbs take a stretch, or the number of an episode for all of it, and raise EpisodeNotFound for one that isn't there.
+    """
+
+    _episodes: EpisodeCache
+
+    def __init__(self, dataset: LeRobotDataset, metadata: Metadata, engine: Engine, guard: LoopGuard) -> None:
+        config = dataset.config
+        number = engine.join(config.pool_segments * len(metadata.cameras))
+        episodes = EpisodeCache(engine, number, metadata, config, depth_unit=dataset.depth_unit, size=dataset.size)
+        super().__init__(dataset.url, engine, episodes, config=config, guard=guard)
+        self._metadata = metadata
+        self._image_dtype: ImageDtype = dataset.image_dtype  # not the dataset, which refers to this
+        self._depth_unit, self._size = dataset.depth_unit, dataset.size
+
+    def episode(self, episode: int) -> Episode:
+        """Return where its rows and videos are."""
+        self.check()
+        return self._metadata.episodes[episode]
+
+    def _stretch(self, wanted: Stretch | int) -> Stretch:
+        """The stretch that is meant. All of an episode is the same one, however far windows reach."""
+        episode = self.episode(wanted.episode if isinstance(wanted, Stretch) else wanted)
+        if isinstance(wanted, Stretch) and (wanted.start, wanted.stop) != (0, episode.length):
+            return wanted
+        return Stretch(episode.index, 0, episode.length)
+
+    async def hold(self, wanted: Stretch | int) -> HeldEpisode:
+        """See StretchReader.
+
+        Where all of the episode is in memory, or on its way, it is that, and nothing is fetched twice.
+        """
+        stretch = self._stretch(wanted)
+        whole = self._stretch(stretch.episode)
+        if whole in self._prefetches or self._episodes.is_held(whole):
+            stretch = whole
+        return self._episodes.hold_nowait(whole) or await super().hold(stretch)
+
+    async def missing_frames(self, wanted: Stretch | int, *, by_rows: bool) -> Mapping[str, int]:
+        """See EpisodeCache; reads no clip."""
+        return await self._episodes.missing_frames(self._stretch(wanted), by_rows=by_rows)
+
+    def sample_builder(self, windows: Windows | None) -> SampleBuilder:
+        """Return what makes samples with these windows, for the stream above. ConfigError where they don't fit."""
+        features = self._metadata.sample_features
+        if "task" in features:
+            message = (
+                f"{redact_url(self._url)}/meta/info.json calls a feature 'task', where samples have the words of theirs"
+            )
+            raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
+        offsets = resolve_windows(windows, fps=self._metadata.info.fps, keys=features)
+        return SampleBuilder(
+            features=features,
+            tasks=self._metadata.tasks,
+            windows=offsets,
+            image_dtype=self._image_dtype,
+            depth_unit=self._depth_unit,
+            size=self._size,
+            found_picture=self._metadata.found_picture,
         )
 
 

@@ -11,58 +11,88 @@ that come after it are planned by theirs at once, a request later.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from asyncfetch.errors import redact_url
+from asyncfetch.errors import DatasetError, redact_url
 from asyncfetch.fetch.limiter import calling
+from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, KeptPart, PlanChange, StretchCache, kept_plan
-from asyncfetch.lerobot.held_episode import HeldEpisode
 from asyncfetch.lerobot.info import DepthUnit, depth_scale
 from asyncfetch.lerobot.listing import list_tables_of
 from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
-from asyncfetch.lerobot.video_index import EpisodeClip, VideoIndexes
+from asyncfetch.lerobot.video_index import EpisodeClip, VideoFile, cut_clip, fetch_index
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from asyncfetch.config import DecoderBackend
-    from asyncfetch.decode import Clip, PictureSize
-    from asyncfetch.formats.held import StretchEntry
+    from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import Clip, FrameDecoder, PictureSize
+    from asyncfetch.formats.held import ClipDecoders, StretchEntry
     from asyncfetch.formats.stretch import Stretch
+    from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import PicturePart
     from asyncfetch.resources import Engine
 
 
+class HeldEpisode(HeldStretch[EpisodeRows]):
+    """A stretch of an episode, or all of it, that can be read until it is released.
+
+    ``rows`` and ``frames`` may be used from any thread; frames are numbered in the episode.
+    """
+
+    def __init__(
+        self,
+        episode: Episode,
+        entry: StretchEntry[EpisodeRows],
+        decoders: ClipDecoders,
+        release: Callable[[StretchEntry[EpisodeRows], bool], None],
+        *,
+        by_pass: bool = False,
+    ) -> None:
+        super().__init__(entry, decoders, release, by_pass=by_pass)
+        self.episode = episode
+        """The episode as the metadata has it."""
+
+    @property
+    def rows(self) -> EpisodeRows:
+        """The table rows of its episode, by feature; pictures, for frames that the stretch's samples need."""
+        return self.beside
+
+    @contextmanager
+    def decoding(self, camera: str, frames: Sequence[int], reader: int) -> Iterator[FrameDecoder]:
+        """See HeldStretch; the frames must be of the stretch."""
+        length = self.episode.length
+        start, stop = self.stretch.span(camera, length)
+        for frame in frames:
+            if not start <= frame < stop and 0 <= frame < length:
+                name = self.stretch.name(length)
+                raise AssertionError(f"{name}: frame {frame} of {camera}, of which it holds [{start}, {stop})")
+        with super().decoding(camera, frames, reader) as decoder:
+            yield decoder
+
+
 class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
     """Fetches stretches of a dataset's episodes, one request per (stretch, camera), over a byte cache. Loop-bound.
 
-    Args:
-        engine: What it reads with, and keeps what it read in. Leaving it ends the fetches, and waiters get
-            ClosedError.
-        number: Of the dataset in the engine.
-        metadata: Of the dataset.
-        backend: Which library decodes.
-        tolerance_seconds: By which a frame may be shown at another time than its row has.
-        depth_unit: Unit of depth cameras' frames.
-        size: Size that pictures are brought to; None leaves them as they are.
+    ``number`` is the dataset's in the engine. Leaving that ends the fetches, and waiters get ClosedError.
     """
 
     def __init__(
         self,
         engine: Engine,
         number: int,
-        *,
         metadata: Metadata,
-        backend: DecoderBackend,
-        tolerance_seconds: float,
+        config: StreamConfig,
+        *,
         depth_unit: DepthUnit,
-        size: PictureSize | None = None,
+        size: PictureSize | None,
     ) -> None:
-        super().__init__(engine, number, backend=backend, size=size)
+        super().__init__(engine, number, backend=config.decoder, size=size)
         self.rows = RowReader(
             engine.reader,
             metadata,
@@ -72,13 +102,9 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             run=engine.run,
         )
         """Reads the rows of its episodes."""
-        self._indexes = VideoIndexes(
-            engine.reader,
-            kept=engine.indexes,
-            run=engine.run,
-            tolerance_seconds=tolerance_seconds,
-            sharing=metadata.episodes.sharing_video_file,
-        )
+        self._reader, self._run, self._indexes = engine.reader, engine.run, engine.indexes
+        self._tolerance_seconds = config.tolerance_seconds
+        self._earlier: dict[str, int] = {}  # by camera: see Mp4Index.clip
         self._episodes = metadata.episodes
         self._fps = metadata.info.fps
         self._metadata = metadata
@@ -103,11 +129,11 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
 
     async def locate_beside(self, stretch: Stretch) -> None:
         """Fetch the footer of the stretch's table where needed: beside ``clip_bytes``, so that ``hold`` needn't."""
-        if self._kept_rows(self._rows_key(stretch)) is not None:
-            return
-        async with self._locating.permit():
-            with calling(self._small_reads):
-                await self._watch(self.rows.locate(self._episodes[stretch.episode]))
+        episode = self._episodes[stretch.episode]
+        if episode.length and self._kept_rows(self._rows_key(stretch)) is None:
+            async with self._locating.permit():
+                with calling(self._small_reads):
+                    await self._watch(self.rows.file(episode))
 
     async def _fetch_beside(
         self, stretch: Stretch, planned: Mapping[str, EpisodeClip]
@@ -136,22 +162,38 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         self, stretch: Stretch, rows: EpisodeRows | None = None
     ) -> KeptPart[Mapping[str, EpisodeClip]]:
         episode = self._episodes[stretch.episode]
-        planned: dict[str, EpisodeClip] = {}
         if rows is None:
             rows = self._kept_rows(self._rows_key(stretch))
         if rows is None and (self._rows_come_first or any(span.contradiction for span in episode.videos.values())):
             rows = await self._rows(self._rows_key(stretch))
-
-        async def plan_clip(camera: str) -> None:
-            clip = await self._watch(self._indexes.plan(episode, stretch, camera, fps=self._fps, rows=rows))
-            self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), redact_url(clip.url))
-            planned[camera] = clip
-
+        plans = [partial(self._plan_clip, episode, stretch, camera, rows) for camera in episode.videos]
         async with self._planning.permit():
             with calling(self._small_reads):
-                await gather(*(partial(plan_clip, camera) for camera in episode.videos))
-        in_order = {camera: planned[camera] for camera in episode.videos}
-        return kept_plan(in_order)
+                clips = await gather(*plans)
+        return kept_plan(dict(zip(episode.videos, clips, strict=True)))
+
+    async def _plan_clip(
+        self, episode: Episode, stretch: Stretch, camera: str, rows: EpisodeRows | None
+    ) -> EpisodeClip:
+        url = episode.videos[camera].url
+
+        async def fetch() -> VideoFile:
+            shared = self._episodes.sharing_video_file(episode.index, camera)
+            return await fetch_index(self._reader, url, *shared, run=self._run)
+
+        file: VideoFile = await self._watch(self._indexes.get(url, fetch))
+        rules = {"fps": self._fps, "tolerance_seconds": self._tolerance_seconds}
+        try:
+            clip = cut_clip(file, episode, stretch, camera, rows, **rules, earlier=self._earlier.get(camera))
+        except DatasetError:
+            self._forget_index(url)
+            raise
+        self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), redact_url(url))
+        return clip
+
+    def _forget_index(self, url: str) -> None:
+        """Forget an index that was wrong: the next caller reads the file as it is then."""
+        self._indexes.clear(lambda kept: kept == url)
 
     def _rows_key(self, stretch: Stretch) -> Stretch | int:
         """Key of its rows: those of an episode are there once, but for pictures in the table."""
@@ -164,9 +206,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
 
     async def _rows(self, key: Stretch | int) -> EpisodeRows:
         rows = self._kept_rows(key)
-        if rows is None:
-            rows = (await self._kept.get(key, partial(self._read_rows, key))).value
-        return rows
+        return (await self._kept.get(key, partial(self._read_rows, key))).value if rows is None else rows
 
     async def _read_rows(self, key: Stretch | int) -> KeptPart[EpisodeRows]:
         generation = self._clip_decoders.generation
@@ -199,7 +239,9 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         return planned.over(buffer, name=where, depth=self._depth[name])
 
     def _start_earlier(self, name: str, planned: EpisodeClip) -> None:
-        self._indexes.start_earlier(name, planned)
+        # Where they do so already, for others that were under way with it did, they stay as they are.
+        if self._earlier.get(name) == planned.earlier:
+            self._earlier[name] = 0 if planned.earlier is None else planned.earlier + 1
 
     def _forget_files(self, episode: int | None) -> None:
         if episode is None:
@@ -209,7 +251,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             self._held_rows.clear()
         else:
             for span in self._episodes[episode].videos.values():
-                self._indexes.forget(span.url)
+                self._forget_index(span.url)
 
 
 def _is_of(planned: Mapping[str, EpisodeClip], rows: EpisodeRows) -> bool:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 import numpy as np
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.concurrently import RunSync
     from asyncfetch.tables.parquet import TableEnd
 
+_Loaded: TypeAlias = "pa.Table | DatasetError | FetchError"
 _MAX_FILES_AT_ONCE = 8
 """Episode files read side by side."""
 _LARGE_FOOTER_BYTES = 8 * 1024 * 1024
@@ -79,10 +81,7 @@ def episodes_url(root: str, number: int, chunks_size: int) -> str:
 
 
 def read_episodes(root: str, info: DatasetInfo, cameras: Sequence[str], end: TableEnd) -> EpisodeTable | None:
-    """Return what ``load_episodes`` does, of a dataset with a whole file 0; None if more files may have episodes.
-
-    Blocks: call it in a thread.
-    """
+    """Return what ``load_episodes`` does, in a thread, of a whole file 0; None if more files may have episodes."""
     tables = [(end.url, read_whole(end, partial(_columns, cameras)))]
     is_all = len(tables[0][1]) >= info.total_episodes and _has_totals(tables, info)
     return _build(root, info, cameras, tables) if is_all else None
@@ -98,20 +97,10 @@ async def load_episodes(
     list_tables: ListTables | None,
     run: RunSync,
 ) -> EpisodeTable:
-    """Read and check the episode table.
+    """Read and check the episode table, with the places of these cameras.
 
-    Args:
-        reader: Fetches the files.
-        root: The dataset.
-        info: Its info.json.
-        cameras: Video features to know the places of.
-        first_end: Fetches the end of file 0; it may be there already.
-        list_tables: Lists files; None where nothing can.
-        run: Runs the blocking parts.
-
-    Raises:
-        FetchError: A file could not be fetched.
-        FormatError: There is none, or one is damaged, or the rows contradict each other.
+    ``first_end`` fetches the end of file 0, which may be there already. FormatError where there is no table, or it is
+    damaged, or contradicts itself.
     """
     files = _Files(reader, root, info, cameras, first_end, run)
     await files.read_by_names()
@@ -122,24 +111,20 @@ async def load_episodes(
     return await run(partial(_build, root, info, cameras, files.tables))
 
 
+@dataclass(slots=True)
 class _Files:
     """The files of the table as they are read: see ``load_episodes``."""
 
-    def __init__(
-        self,
-        reader: RangeReader,
-        root: str,
-        info: DatasetInfo,
-        cameras: Sequence[str],
-        first_end: Callable[[], Awaitable[TableEnd]],
-        run: RunSync,
-    ) -> None:
-        self._reader, self._root, self._info, self._cameras, self._run = reader, root, info, cameras, run
-        self._first_end = first_end
-        self._footer_bytes = 0
-        self._large_files = anyio.Semaphore(_LARGE_AT_ONCE)
-        self._missing: FetchError | None = None
-        self.tables: list[tuple[str, pa.Table]] = []
+    _reader: RangeReader
+    _root: str
+    _info: DatasetInfo
+    _cameras: Sequence[str]
+    _first_end: Callable[[], Awaitable[TableEnd]]
+    _run: RunSync
+    _footer_bytes: int = 0
+    _large_files: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_LARGE_AT_ONCE))
+    _missing: FetchError | None = None
+    tables: list[tuple[str, pa.Table]] = field(default_factory=list)
 
     async def read_by_names(self) -> None:
         """Read them as they are counted on over the chunks, as long as episodes are missing."""
@@ -203,7 +188,7 @@ class _Files:
     def _rows(self) -> int:
         return sum(len(table) for _, table in self.tables)
 
-    def _add(self, url: str, loaded: pa.Table | DatasetError | FetchError) -> bool:
+    def _add(self, url: str, loaded: _Loaded) -> bool:
         """Return whether it is there; raise what else it failed by."""
         if isinstance(loaded, AccessDenied | NotFound):
             self._missing = self._missing or loaded
@@ -213,12 +198,10 @@ class _Files:
         self.tables.append((url, loaded))
         return True
 
-    async def _load(
-        self, urls: Sequence[str], first: TableEnd | None = None
-    ) -> list[pa.Table | DatasetError | FetchError]:
+    async def _load(self, urls: Sequence[str], first: TableEnd | None = None) -> list[_Loaded]:
         return await gather(*(partial(self._load_one, url, first) for url in urls))
 
-    async def _load_one(self, url: str, first: TableEnd | None) -> pa.Table | DatasetError | FetchError:
+    async def _load_one(self, url: str, first: TableEnd | None) -> _Loaded:
         try:
             # Files of one writer are alike.
             tail_bytes = min(max(TAIL_BYTES, self._footer_bytes + self._footer_bytes // 8), MAX_TAIL_BYTES)
@@ -248,14 +231,12 @@ def wrong_totals(
     Numbers and frames that no episode has are no contradiction: an episode may have been taken out of the table, and
     its rows still be there. info.json may count them or not.
     """
-    counts: dict[str, tuple[int | None, int, int]] = {
-        "episodes": (info.total_episodes, len(numbers), int(numbers.max(initial=-1)) + 1),
-        "frames": (info.total_frames, int(lengths.sum()), int(stops.max(initial=0))),
-    }
+    counts = (
+        ("episodes", info.total_episodes, len(numbers), int(numbers.max(initial=-1)) + 1),
+        ("frames", info.total_frames, int(lengths.sum()), int(stops.max(initial=0))),
+    )
     return {
-        what: (said, found)
-        for what, (said, found, other) in counts.items()
-        if said is not None and said not in {found, other}
+        what: (said, found) for what, said, found, other in counts if said is not None and said not in {found, other}
     }
 
 
@@ -303,19 +284,16 @@ def check_episodes(columns: Mapping[str, NDArray[np.int64]], urls: Sequence[str]
             row = int(wrong.argmax())
             raise FormatError(f"{urls[row]}: {says(row)}", remedy=WRITE_ANEW)
 
-    fail(episodes < 0, lambda row: f"episode_index {episodes[row]} is below 0")
+    fail(episodes < 0, lambda i: f"episode_index {episodes[i]} is below 0")
+    is_repeated, is_impossible = np.diff(episodes, prepend=-1) == 0, (lengths < 0) | (lengths > MAX_NUMBER)
     fail(
-        np.diff(episodes, prepend=-1) == 0,
-        lambda row: f"episode_index {episodes[row]} is that of a row in {urls[row - 1]}, too; each must occur once",
+        is_repeated,
+        lambda i: f"episode_index {episodes[i]} is that of a row in {urls[i - 1]}, too; each must occur once",
     )
-    fail((lengths < 0) | (lengths > MAX_NUMBER), lambda row: f"episode {episodes[row]} has length {lengths[row]}")
-    fail(
-        stops - starts != lengths,
-        lambda row: (
-            f"episode {episodes[row]} has frames [{starts[row]}, {stops[row]}), which isn't its length {lengths[row]}"
-        ),
-    )
-    fail(starts < 0, lambda row: f"episode {episodes[row]} begins at frame {starts[row]}")
+    fail(is_impossible, lambda i: f"episode {episodes[i]} has length {lengths[i]}")
+    frames = "episode {} has frames [{}, {}), which isn't its length {}".format
+    fail(stops - starts != lengths, lambda i: frames(episodes[i], starts[i], stops[i], lengths[i]))
+    fail(starts < 0, lambda i: f"episode {episodes[i]} begins at frame {starts[i]}")
     rows = np.argsort(starts, kind="stable")
     rows = rows[lengths[rows] > 0]
     for place in np.flatnonzero(starts[rows[1:]] < stops[rows[:-1]])[:1]:
@@ -383,12 +361,11 @@ def _video_places(
         row: f"{urls[row]}: episode {episodes[row]} begins at {starts[row]} s of {camera}, where no video can"
         for row in np.flatnonzero(no_place).tolist()
     }
-    contradictions = {}
-    for row in np.flatnonzero(wrong_length).tolist():
-        contradictions[row] = (
-            f"{urls[row]}: episode {episodes[row]} has {lengths[row]} frames, but from {starts[row]} s to {stops[row]} "
-            f"s of {camera} are {durations[row]:.10g} at {fps:g} fps"
-        )
+    contradictions = {
+        row: f"{urls[row]}: episode {episodes[row]} has {lengths[row]} frames, but from {starts[row]} s to "
+        f"{stops[row]} s of {camera} are {durations[row]:.10g} at {fps:g} fps"
+        for row in np.flatnonzero(wrong_length).tolist()
+    }
     lacking = [name for name in _FILE_NUMBERS if path is not None and not path.has(name)]
     note = f"; video_path of info.json has no {' and no '.join(lacking)}" if lacking else ""
     known = placed & ~wrong_length & (lengths > 0) & (files.chunk != ABSENT) & (files.file != ABSENT)

@@ -68,6 +68,16 @@ class FilePlaces:
     file: NDArray[np.int32]
     """File number in the chunk per position, or ABSENT."""
 
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """A number for the file per position."""
+        return self.chunk.astype(np.int64) << 32 | self.file
+
+    def is_of(self, position: int) -> NDArray[np.bool_]:
+        """Whether it is the file of this position, per position."""
+        same: NDArray[np.bool_] = (self.chunk == self.chunk[position]) & (self.file == self.file[position])
+        return same
+
 
 @dataclass(frozen=True, slots=True)
 class VideoPlaces:
@@ -126,26 +136,24 @@ class EpisodeTable:
     ) -> None:
         self.urls = urls
         """The files that it was read from."""
-        self._root = root
-        self._info = info
-        self._numbers = numbers  # ascending
         first, stop = (int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (0, 0)
         has_gaps = stop - first != len(numbers)
-        self._indices: Sequence[int] = tuple(numbers.tolist()) if has_gaps else range(first, stop)
-        self._lengths = lengths
-        self._starts = starts
-        self._tasks = tasks
-        self._data = data
-        self._videos = videos
-        self._made: dict[int, Episode] = {}  # by position
-        for array in (self._lengths, self._starts):
+        self.indices: Sequence[int] = tuple(numbers.tolist()) if has_gaps else range(first, stop)
+        """The episode indices, ascending."""
+        self.lengths, self.starts = lengths, starts
+        """Frames of each episode, in the order of ``indices``, and the ``index`` of its first row, read-only; between
+        episodes there may be rows of none."""
+        for array in (lengths, starts):
             array.flags.writeable = False
+        self._root, self._info, self._numbers = root, info, numbers
+        self._tasks, self._data, self._videos = tasks, data, videos
+        self._made: dict[int, Episode] = {}  # by position
 
     def __repr__(self) -> str:
         return f"<EpisodeTable of {redact_url(self._root)!r}, {len(self)} episodes, {self.num_frames} frames>"
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self.lengths)
 
     def __contains__(self, index: object) -> bool:
         return self._find(index) is not None
@@ -154,56 +162,33 @@ class EpisodeTable:
         return (self[index] for index in self.indices)
 
     @property
-    def indices(self) -> Sequence[int]:
-        """The episode indices, ascending."""
-        return self._indices
-
-    @property
-    def lengths(self) -> NDArray[np.int32]:
-        """Frames of each episode, in the order of ``indices``, read-only."""
-        return self._lengths
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """The ``index`` of each episode's first row, as ``lengths``; between episodes there may be rows of none."""
-        return self._starts
-
-    @property
     def num_frames(self) -> int:
         """Frames of all episodes."""
-        return int(self._lengths.sum(dtype=np.int64))
+        return int(self.lengths.sum(dtype=np.int64))
 
     def __getitem__(self, index: int) -> Episode:
-        """The episode with this episode_index.
+        """The episode with this episode_index. EpisodeNotFound where there is none.
 
-        Raises:
-            EpisodeNotFound: There is none.
-            DatasetError: The table doesn't say where the episode's files are, or contradicts itself about it.
+        DatasetError where the table doesn't say where the episode's files are, or contradicts itself about it.
         """
         position = self._position(index)
-        made = self._made.get(position)
-        if made is not None:
-            return made
-        if len(self._made) >= MAX_MADE:
-            self._made.clear()
-        length = int(self._lengths[position])
-        made = self._made[position] = Episode(
-            index=self._indices[position],
-            length=length,
-            tasks=self._tasks[position],
-            data_url=self._url(position, self._data, "data"),
-            from_index=int(self._starts[position]),
-            to_index=int(self._starts[position]) + length,
-            videos={camera: self._span(position, camera) for camera in self._videos},
-        )
-        return made
+        if position not in self._made:
+            if len(self._made) >= MAX_MADE:
+                self._made.clear()
+            start, length = int(self.starts[position]), int(self.lengths[position])
+            self._made[position] = Episode(
+                index=self.indices[position],
+                length=length,
+                tasks=self._tasks[position],
+                data_url=self._url(position, self._data, "data"),
+                from_index=start,
+                to_index=start + length,
+                videos={camera: self._span(position, camera) for camera in self._videos},
+            )
+        return self._made[position]
 
     def positions(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Return where these episodes stand in ``indices``, ``lengths`` and ``starts``.
-
-        Raises:
-            EpisodeNotFound: One of them isn't there.
-        """
+        """Return where these episodes stand in ``indices``; EpisodeNotFound where one doesn't."""
         for index in (min(indices), max(indices)) if len(indices) else ():  # those between fit in 64 bits
             self._position(index)
         wanted = np.asarray(indices, np.int64)
@@ -222,14 +207,14 @@ class EpisodeTable:
         if isinstance(index, bool) or not hasattr(index, "__index__"):  # a mask names no episodes
             return None
         number = operator.index(index)
-        position = bisect_left(self._indices, number)
-        return position if position < len(self) and self._indices[position] == number else None
+        position = bisect_left(self.indices, number)
+        return position if position < len(self) and self.indices[position] == number else None
 
     def _not_found(self, index: object) -> EpisodeNotFound:
         have = "it has none"
         if len(self):
-            have = f"it has {self._indices[0]} to {self._indices[-1]}"
-            have += "" if isinstance(self._indices, range) else f", but only {len(self)} of these numbers"
+            have = f"it has {self.indices[0]} to {self.indices[-1]}"
+            have += "" if isinstance(self.indices, range) else f", but only {len(self)} of these numbers"
         return EpisodeNotFound(f"{redact_url(self._root)} has no episode {index!r}; {have}")
 
     def data_place(self, index: int) -> tuple[int, int]:
@@ -253,36 +238,32 @@ class EpisodeTable:
     def other_starts(self, index: int) -> set[int]:
         """The ``index`` that the episode's first row has where that begins anew in each episode, or in each file."""
         position, files = self._position(index), self.data_files()
-        start = int(self._starts[position])
-        return {0, start - int(self._starts[files == files[position]].min())} - {start}
+        start = int(self.starts[position])
+        return {0, start - int(self.starts[files == files[position]].min())} - {start}
 
     def sharing_data_file(self, index: int) -> int:
         """Return how many episodes have their rows in the same file as this one, itself included."""
-        data, position = self._data, self._position(index)
-        return int(np.count_nonzero((data.chunk == data.chunk[position]) & (data.file == data.file[position])))
+        return int(np.count_nonzero(self._data.is_of(self._position(index))))
 
     def sharing_video_file(self, index: int, camera: str) -> tuple[int, int]:
         """Return how many episodes have frames of this camera in the same file as this one, and how many frames."""
-        files, position = self._videos[camera].files, self._position(index)
-        shares = (files.chunk == files.chunk[position]) & (files.file == files.file[position])
-        return int(np.count_nonzero(shares)), int(self._lengths[shares].sum(dtype=np.int64))
+        shares = self._videos[camera].files.is_of(self._position(index))
+        return int(np.count_nonzero(shares)), int(self.lengths[shares].sum(dtype=np.int64))
 
     def video_files(self, camera: str) -> NDArray[np.int64]:
         """A number for the file that has each episode's frames of this camera, as ``lengths``."""
-        files = self._videos[camera].files
-        return files.chunk.astype(np.int64) << 32 | files.file
+        return self._videos[camera].files.numbers
 
     def data_files(self) -> NDArray[np.int64]:
         """A number for the file that has each episode's rows, as ``lengths``."""
-        return self._data.chunk.astype(np.int64) << 32 | self._data.file
+        return self._data.numbers
 
     def files(self, camera: str | None) -> dict[str, int]:
         """The files that have rows, or this camera's frames, of an episode, each with how many of its frames."""
         places = self._data if camera is None else self._videos[camera].files
-        numbers = self.data_files() if camera is None else self.video_files(camera)
-        known = np.flatnonzero((places.chunk != ABSENT) & (places.file != ABSENT) & (self._lengths > 0))
-        _, first, which = np.unique(numbers[known], return_index=True, return_inverse=True)
-        frames = np.bincount(which, weights=self._lengths[known], minlength=len(first)).astype(np.int64)
+        known = np.flatnonzero((places.chunk != ABSENT) & (places.file != ABSENT) & (self.lengths > 0))
+        _, first, which = np.unique(places.numbers[known], return_index=True, return_inverse=True)
+        frames = np.bincount(which, weights=self.lengths[known], minlength=len(first)).astype(np.int64)
         column = "data" if camera is None else f"videos/{camera}"
         urls = [self._url(position, places, column, camera or "") for position in known[first].tolist()]
         return dict(zip(urls, frames.tolist(), strict=True))
@@ -292,9 +273,9 @@ class EpisodeTable:
         digest = hashlib.sha256()
         if (self._numbers != np.arange(len(self))).any():
             digest.update(b"episode_index" + self._numbers.astype("<i8").tobytes())
-        arrays: list[NDArray[Any]] = [self._lengths, self._data.chunk, self._data.file]
-        if (self._starts != np.cumsum(self._lengths, dtype=np.int64) - self._lengths).any():
-            arrays.append(self._starts)  # elsewhere they follow from the lengths
+        arrays: list[NDArray[Any]] = [self.lengths, self._data.chunk, self._data.file]
+        if (self.starts != np.cumsum(self.lengths, dtype=np.int64) - self.lengths).any():
+            arrays.append(self.starts)  # elsewhere they follow from the lengths
         for _, places in sorted(self._videos.items()):
             arrays += [places.files.chunk, places.files.file, places.first_frames(self._info.fps)]
         for array in arrays:
@@ -304,7 +285,7 @@ class EpisodeTable:
     def _span(self, position: int, camera: str) -> VideoSpan:
         places = self._videos[camera]
         url = self._url(position, places.files, f"videos/{camera}", camera)
-        start_seconds, length = float(places.start_seconds[position]), int(self._lengths[position])
+        start_seconds, length = float(places.start_seconds[position]), int(self.lengths[position])
         if length and position in places.refusals:
             raise DatasetError(places.refusals[position], remedy=LEAVE_OUT_EPISODE)
         if math.isnan(start_seconds):
@@ -316,7 +297,7 @@ class EpisodeTable:
 
     def _url(self, position: int, files: FilePlaces, column: str, camera: str = "") -> str:
         chunk, file = int(files.chunk[position]), int(files.file[position])
-        if ABSENT in {chunk, file} and self._lengths[position]:
+        if ABSENT in {chunk, file} and self.lengths[position]:
             raise self._absent(position, f"{column}/{'chunk' if chunk == ABSENT else 'file'}_index")
         template = self._info.video_path if camera else self._info.data_path
         if template is None:
@@ -327,6 +308,6 @@ class EpisodeTable:
         return join_url(self._root, path)
 
     def _absent(self, position: int, column: str) -> DatasetError:
-        episode, length = self._indices[position], self._lengths[position]
+        episode, length = self.indices[position], self.lengths[position]
         message = f"meta/episodes of {redact_url(self._root)} has no value in {column} for episode {episode}"
         return DatasetError(f"{message}, which has {length} frames", remedy=LEAVE_OUT_EPISODE)

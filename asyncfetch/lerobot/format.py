@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import PictureSize
     from asyncfetch.formats.samples import ImageDtype
-    from asyncfetch.lerobot.episode_reader import EpisodeReader
+    from asyncfetch.lerobot.dataset import EpisodeReader
     from asyncfetch.lerobot.info import DepthUnit
     from asyncfetch.lerobot.samples import SampleBuilder, Windows
     from asyncfetch.resources import Engine
@@ -66,34 +66,16 @@ class LeRobotFormat:
 
 
 class OpenLeRobot:
-    """A LeRobot dataset that is open for a stream."""
+    """A LeRobot dataset that is open for a stream: see OpenFormat."""
 
     draws_anew = False
 
     def __init__(self, dataset: LeRobotDataset, windows: Windows | None) -> None:
         self.dataset = dataset
+        self.url, self.config, self.reader = dataset.url, dataset.config, reader_of(dataset)
+        self.fingerprint, self.group_frames = dataset.fingerprint, dataset.group_frames
+        self.frames_per_second, self.file_bytes = dataset.fps, dataset.metadata.info.video_file_bytes
         self._windows = windows
-        self.url, self.config = dataset.url, dataset.config
-
-    @property
-    def reader(self) -> EpisodeReader:
-        """See OpenFormat."""
-        return reader_of(self.dataset)
-
-    @property
-    def fingerprint(self) -> str:
-        """See OpenFormat."""
-        return self.dataset.fingerprint
-
-    @property
-    def frames_per_second(self) -> float:
-        """See OpenFormat."""
-        return self.dataset.fps
-
-    @property
-    def group_frames(self) -> int:
-        """See OpenFormat."""
-        return self.dataset.group_frames
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
@@ -114,11 +96,6 @@ class OpenLeRobot:
         table = self.dataset.episodes
         places = slice(None) if chosen is None else table.positions(chosen)
         return {camera: table.video_files(camera)[places] for camera in self.dataset.cameras}
-
-    @property
-    def file_bytes(self) -> int:
-        """See OpenFormat."""
-        return self.dataset.metadata.info.video_file_bytes
 
     def urls(self, episode: int) -> list[str]:
         """See OpenFormat."""

@@ -66,23 +66,19 @@ def find_frames(
     start: int = 0,
     stop: int | None = None,
 ) -> RowFrames:
-    """Return the frames that a video shows nearest to the times of rows, where they are within the tolerance.
+    """Return the frames that a video shows nearest to the times of rows [start, stop), where within the tolerance.
 
     Args:
         index: Of the video.
-        span: Where the episode is in it.
+        span: Where the episode is in it. DatasetError where no video has such a place, or another episode has it, too.
         seconds: The times of the episode's rows by ``own_seconds``.
         episode: Its number, for messages.
         fps: Frames a second of the dataset.
         tolerance_seconds: By which a frame may be shown at another time than its row has. It is a tick of the video's
             clock at least, and a quarter of a frame at most: beyond that it could as well be the neighbour that is
             meant.
-
-        start: The first row, counted in the episode.
-        stop: One past the last row; None for all that follow.
-
-    Raises:
-        DatasetError: The metadata gives a place that no video has, or that another episode has, too.
+        start: Counted in the episode.
+        stop: None for all that follow.
     """
     if span.contradiction and seconds is None:
         raise DatasetError(span.contradiction, remedy=LEAVE_OUT_EPISODE)

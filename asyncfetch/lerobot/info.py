@@ -15,7 +15,7 @@ from asyncfetch.errors import COPY_ANEW, LEAVE_OUT_FEATURE, WRITE_ANEW, DatasetE
 from asyncfetch.formats.choice import check_keys, chosen_features
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 _FIELDS = frozenset({"chunk_index", "file_index", "video_key"})
 _NUMBER_SPEC = re.compile(r"0?\d{0,2}d?")
@@ -27,9 +27,7 @@ class PathTemplate:
 
     The text comes from the dataset, so from anyone: it may format these fields as whole numbers of up to 99 digits and
     do nothing else that ``str.format`` can (reach attributes, ask for gigabytes of padding), nor leave the root.
-
-    Raises:
-        FormatError: The template asks for anything else.
+    FormatError where it asks for more.
     """
 
     text: str
@@ -41,10 +39,8 @@ class PathTemplate:
         except ValueError as error:
             raise FormatError(f"path template {self.text!r} of info.json can't be read: {error}") from error
         for _, field, spec, conversion in pieces:
-            if field is None:
-                continue
-            plain = field != "video_key" or not spec
-            if field not in _FIELDS or conversion or not plain or not _NUMBER_SPEC.fullmatch(spec or ""):
+            is_plain = field in _FIELDS and not conversion and _NUMBER_SPEC.fullmatch(spec or "")
+            if field is not None and (not is_plain or (spec and field == "video_key")):
                 message = f"path template {self.text!r} of info.json may only use {', '.join(sorted(_FIELDS))}"
                 raise FormatError(f"{message} (numbers as :03d), not {{{field}}}")
 
@@ -53,11 +49,7 @@ class PathTemplate:
         return any(name == field for _, name, _, _ in Formatter().parse(self.text))
 
     def format(self, *, chunk_index: int, file_index: int, video_key: str = "") -> str:
-        """The path, relative to the dataset's root.
-
-        Raises:
-            FormatError: The path would leave the root.
-        """
+        """The path, relative to the dataset's root. FormatError where it would leave that."""
         path = self.text.format(chunk_index=chunk_index, file_index=file_index, video_key=video_key)
         if path.startswith("/") or ".." in path.split("/"):
             raise FormatError(f"path {path!r} of info.json must be relative to the dataset's root, without '..'")
@@ -82,13 +74,8 @@ _CHANNELS = frozenset({1, 3, 4})
 """Numbers of channels that a picture may have."""
 
 _NUMERIC = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
-_KINDS: Mapping[str, FeatureKind] = {
-    "string": "string",
-    "image": "image",
-    "language": "language",
-    "audio": "audio",
-    "video": "video",
-}
+_KINDS: tuple[FeatureKind, ...] = ("string", "image", "language", "audio", "video")
+"""Kinds that are called as their dtype."""
 _DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 _CHUNKS_SIZE = 1000
@@ -127,7 +114,7 @@ class Feature:
     @property
     def is_depth(self) -> bool:
         """True if its pictures, in MP4 or in the table, are depth maps."""
-        return _is_depth(self.info)
+        return bool(self.info.get("is_depth_map") or self.info.get("video.is_depth_map"))
 
     @property
     def row_dtype(self) -> str:
@@ -209,11 +196,7 @@ class DatasetInfo:
 
 
 def parse_json(data: memoryview | bytes, url: str) -> dict[str, Any]:
-    """The JSON object in ``data``.
-
-    Raises:
-        FormatError: It is no JSON object; the message shows how it begins, since it often is an error page.
-    """
+    """The JSON object in ``data``. FormatError where it is none, with how it begins: it often is an error page."""
     try:
         value = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
@@ -237,13 +220,13 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
     features = _features(raw, url)
     given_path = raw.get("video_path", _VIDEO_PATH)
     video_path = _template(given_path, "video_path", url) if given_path is not None else None
-    videos = [key for key, feature in features.items() if feature.kind in {"video", "depth"}]
+    videos = [key for key, feature in features.items() if feature.is_camera]
     if len(videos) > 1 and video_path is not None and not video_path.has("video_key"):
         where = f"video_path of {redact_url(url)}, {given_path!r:.80},"
         raise FormatError(f"{where} has no {{video_key}}: {' and '.join(videos)} would show the same pictures")
     return DatasetInfo(
         version=version,
-        fps=_fps(raw, url),
+        fps=_number(raw, "fps", url, f"a number above 0, {MAX_FPS} at most", lambda value: 0 < value <= MAX_FPS),
         features=features,
         total_episodes=_integer(raw, "total_episodes", url, minimum=0),
         total_frames=_total(raw, "total_frames", url),
@@ -322,30 +305,22 @@ def _feature(key: str, block: object, url: str) -> Feature:
     if not all(isinstance(one, dict) for one in said):
         raise FormatError(f"{where} has an info, or a video_info, that is no object: {said!r:.80}")
     info = said[0] | said[1]
-    kind = _KINDS.get(dtype) or ("value" if _NUMERIC.fullmatch(dtype) else "other")
-    if kind == "video" and _is_depth(info):
-        kind = "depth"
-    return Feature(key, dtype, tuple(shape), block.get("names"), kind, info)
+    kind: FeatureKind = "value" if _NUMERIC.fullmatch(dtype) else "other"
+    kind = next((one for one in _KINDS if one == dtype), kind)
+    feature = Feature(key, dtype, tuple(shape), block.get("names"), kind, info)
+    return replace(feature, kind="depth") if kind == "video" and feature.is_depth else feature
 
 
-def _is_depth(info: Mapping[str, Any]) -> bool:
-    return bool(info.get("is_depth_map") or info.get("video.is_depth_map"))
-
-
-def _fps(raw: Mapping[str, Any], url: str) -> float:
-    fps = raw.get("fps")
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf or fps > MAX_FPS:
-        raise FormatError(f"fps of {redact_url(url)} is {fps!r:.80}; it must be a number above 0, {MAX_FPS} at most")
-    return fps
+def _number(raw: Mapping[str, Any], key: str, url: str, rule: str, fits: Callable[[float], bool]) -> Any:  # noqa: ANN401
+    value = raw.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        raise FormatError(f"{key} of {redact_url(url)} is {value!r:.80}; it must be {rule}")
+    return value
 
 
 def _integer(raw: Mapping[str, Any], key: str, url: str, *, minimum: int) -> int:
-    value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or value < minimum:
-        raise FormatError(
-            f"{key} of {redact_url(url)} is {value!r:.80}; it must be a whole number of at least {minimum}"
-        )
-    return int(value)
+    rule = f"a whole number of at least {minimum}"
+    return int(_number(raw, key, url, rule, lambda value: value == value // 1 and value >= minimum))
 
 
 def _total(raw: Mapping[str, Any], key: str, url: str) -> int | None:
@@ -353,9 +328,7 @@ def _total(raw: Mapping[str, Any], key: str, url: str) -> int | None:
 
 
 def _file_bytes(raw: Mapping[str, Any], key: str, default: int, url: str) -> int:
-    size = raw.get(key, default)
-    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf:
-        raise FormatError(f"{key} of {redact_url(url)} is {size!r:.80}; it must be a number above 0")
+    size = _number({key: default, **raw}, key, url, "a number above 0", lambda value: 0 < value < math.inf)
     return max(1, int(2**20 * size))
 
 
@@ -372,11 +345,7 @@ MILLIMETRES = 1000.0
 
 
 def depth_scale(feature: Feature, unit: DepthUnit) -> DepthScale | None:
-    """Return how the codes of a depth video become distances, with LeRobot's defaults; None for other features.
-
-    Raises:
-        FormatError: info.json has numbers that make no scale.
-    """
+    """Return how the codes of a depth video become distances, with LeRobot's defaults; None for other features."""
     if feature.kind != "depth":
         return None
     defaults = DepthScale()
@@ -390,18 +359,12 @@ def depth_scale(feature: Feature, unit: DepthUnit) -> DepthScale | None:
             unit=unit,
         )
     except (TypeError, ValueError) as error:  # ConfigError is a ValueError
-        raise FormatError(
-            f"info.json describes depth camera {feature.key} by numbers that make no scale: {error}",
-            remedy=LEAVE_OUT_FEATURE,
-        ) from error
+        message = f"info.json describes depth camera {feature.key} by numbers that make no scale: {error}"
+        raise FormatError(message, remedy=LEAVE_OUT_FEATURE) from error
 
 
 def stored_unit(feature: Feature) -> DepthUnit | None:
-    """The unit in which depth was recorded, that of depth maps in the table and of all statistics; None where unknown.
-
-    Raises:
-        FormatError: It isn't one of a dataset's.
-    """
+    """The unit of recorded depth, that of depth maps in the table and of all statistics; None where unknown."""
     unit: Any = feature.info.get("depth_unit")
     if unit not in {"m", "mm", None}:
         message = f"info.json says that {feature.key} is in depth_unit {unit!r:.80}; it must be 'm' or 'mm'"
@@ -425,11 +388,7 @@ def _scaled(value: Any, factor: float) -> Any:  # noqa: ANN401
 
 
 def choose_features(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:
-    """Return the features with these keys and the default ones, in the dataset's order.
-
-    Raises:
-        ConfigError: The dataset lacks one.
-    """
+    """Return the features with these keys and the default ones, in the dataset's order. ConfigError where one lacks."""
     chosen = chosen_features(features)
     if chosen is None:
         return dict(info.features)

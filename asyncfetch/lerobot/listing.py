@@ -22,8 +22,7 @@ ListTables = Callable[[str], Awaitable["list[str] | None"]]
 async def list_tables(fetcher: Fetcher, directory: str) -> list[str] | None:
     """See ListTables. Plain web servers can't be listed, and elsewhere one may read, but not list.
 
-    Raises:
-        FetchError: There is a listing, but it could not be had: names that are guessed instead may not be all.
+    FetchError where there is a listing, but it could not be had: names that are guessed instead may not be all.
     """
     try:
         files = await fetcher.listdir(directory, recursive=True)

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import numpy as np
 
-from asyncfetch.errors import (
-    COPY_ANEW,
-    WRITE_ANEW,
-    AccessDenied,
-    AsyncFetchError,
-    FormatError,
-    NotFound,
-    redact_url,
-)
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AccessDenied, AsyncFetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes, wrong_totals
 from asyncfetch.lerobot.info import choose_features, is_v2, parse_info, parse_json
-from asyncfetch.lerobot.oddities import Oddities
 from asyncfetch.runtime.concurrently import ungrouped
 from asyncfetch.runtime.single_flight import SharedCall
 from asyncfetch.runtime.threads import run_sync
@@ -33,7 +25,7 @@ from asyncfetch.tables.columns import to_integers, to_objects
 from asyncfetch.tables.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -62,6 +54,22 @@ class StoredStatistics:
         if self._parsed is None:
             self._parsed, self._data = parse_json(self._data, self._url), b""
         return self._parsed
+
+
+class Oddities:
+    """Wrong statements of one dataset's metadata that change no sample, as they are met. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def note(self, kind: str, text: str) -> None:
+        """Warn of it, unless the dataset has shown this kind before."""
+        if self._said.setdefault(kind, text) is text:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """The kinds and the first of each, in the order in which they were met."""
+        return iter(list(self._said.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +102,9 @@ class Metadata:
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
-        """Statistics as in stats.json; None where there is none. Its image counts are of sampled frames or pixels.
+        """Statistics as in stats.json; None where there is none, FormatError where it is damaged.
 
-        Raises:
-            FormatError: It is damaged.
+        Image counts are of sampled frames or pixels.
         """
         return self.statistics.read() if isinstance(self.statistics, StoredStatistics) else self.statistics
 
@@ -151,6 +158,8 @@ async def load_metadata(
 ) -> Metadata:
     """Load and check a LeRobot dataset's metadata. Its files are fetched side by side, episodes by column.
 
+    A damaged stats.json is no matter until ``stats`` is asked for.
+
     Args:
         reader: Fetches the files.
         url: The directory that holds ``meta/``.
@@ -160,15 +169,12 @@ async def load_metadata(
         list_tables: Lists the files of a directory, where their names don't hold. None: they can't be listed.
         version2: Loads it where it turns out to be of v2; None: that is refused.
 
-    A damaged stats.json is no matter until ``stats`` is asked for.
-
     Raises:
         ConfigError: ``features`` has a key that the dataset hasn't.
         NotFound: There is no info.json, or no tasks.parquet.
         FetchError: A file could not be fetched.
         FormatError: A file is missing or damaged, or two numbers contradict each other.
         DatasetError: It is another version's, or lacks a default feature.
-        MissingDependency: pyarrow isn't installed.
     """
     if read_files is not None and is_local(url):
         urls = [*(join_url(url, name) for name in (_INFO, _TASKS, _STATS)), episodes_url(url, 0, 1)]
@@ -176,12 +182,12 @@ async def load_metadata(
         small = None if files is None else await run(partial(_parse_all, url, features, files))
         if small is not None:
             return small.checked()
-    rest: tuple[EpisodeTable, dict[int, str], str] | None = None
+    metadata: Metadata | None = None
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             info_file = SharedCall(partial(reader.fetch, join_url(url, _INFO))).begun_in(tasks)
             first_tasks = SharedCall(partial(fetch_end, reader, join_url(url, _TASKS))).begun_in(tasks)
-            stats = SharedCall(partial(_load_stats, reader, join_url(url, _STATS))).begun_in(tasks)
+            stats = SharedCall(partial(fetch_if_there, reader, join_url(url, _STATS))).begun_in(tasks)
             first = SharedCall(partial(fetch_end, reader, episodes_url(url, 0, 1))).begun_in(tasks)
             # info.json first, since it explains what else is wrong: a v2 dataset, say, has no tasks.parquet.
             data = await _root_file(info_file, url)
@@ -190,44 +196,61 @@ async def load_metadata(
                 tasks.cancel_scope.cancel()
             else:
                 chosen = choose_features(info, features, url)
-                cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
                 end = await _arrived(first)
                 tasks_end = await _arrived(first_tasks) if end is not None and end.is_whole else None
                 if end is not None and tasks_end is not None and tasks_end.is_whole:
-                    rest = await run(partial(_parse_small, url, info, chosen, cameras, end, tasks_end))
-                if rest is None:
-                    task_strings = SharedCall(partial(_load_tasks, reader, first_tasks.get, run)).begun_in(tasks)
+                    metadata = await run(partial(_parse_small, url, info, chosen, end, tasks_end))
+                if metadata is None:
+                    names = SharedCall(partial(_load_tasks, reader, first_tasks.get, run)).begun_in(tasks)
                     episodes = await load_episodes(
-                        reader, url, info, cameras, first_end=first.get, list_tables=list_tables, run=run
+                        reader, url, info, cameras_of(chosen), first_end=first.get, list_tables=list_tables, run=run
                     )
-                    names = await task_strings.get()
-                    rest = episodes, names, await run(partial(fingerprint_of, info, chosen, names, episodes))
-                statistics = await stats.get()
-    if info is None:
+                    metadata = await run(partial(put_together, url, info, chosen, await names.get(), episodes))
+                if (stored := await stats.get()) is not None:
+                    metadata = replace(metadata, statistics=StoredStatistics(stored, join_url(url, _STATS)))
+    if metadata is None:
         assert version2 is not None
         return await version2()
-    assert rest is not None
-    episodes, names, fingerprint = rest
-    return Metadata(url, info, chosen, cameras, names, statistics, episodes, fingerprint).checked()
+    return metadata.checked()
+
+
+def cameras_of(features: Mapping[str, Feature]) -> tuple[str, ...]:
+    """Return the keys of those with frames in MP4 files."""
+    return tuple(key for key, feature in features.items() if feature.is_camera)
+
+
+def put_together(
+    url: str,
+    info: DatasetInfo,
+    features: dict[str, Feature],
+    tasks: Mapping[int, str],
+    episodes: EpisodeTable,
+    statistics: StoredStatistics | Mapping[str, Any] | None = None,
+    *,
+    has_files_of_episodes: bool = False,
+) -> Metadata:
+    """Return the metadata of these parts."""
+    described = {
+        "fps": float(info.fps),
+        "features": {key: [feature.dtype, feature.shape] for key, feature in sorted(features.items())},
+        "tasks": sorted(tasks.items()),
+    }
+    fingerprint = hashlib.sha256(json.dumps(described, sort_keys=True).encode() + episodes.digest()).hexdigest()
+    cameras = cameras_of(features)
+    return Metadata(url, info, features, cameras, tasks, statistics, episodes, fingerprint, has_files_of_episodes)
 
 
 def _parse_small(
-    url: str,
-    info: DatasetInfo,
-    features: Mapping[str, Feature],
-    cameras: Sequence[str],
-    first: TableEnd,
-    tasks: TableEnd,
-) -> tuple[EpisodeTable, dict[int, str], str] | None:
-    """Episodes, tasks and fingerprint of files that are whole, in one call in a thread; None if there are more files.
+    url: str, info: DatasetInfo, features: dict[str, Feature], first: TableEnd, tasks: TableEnd
+) -> Metadata | None:
+    """The metadata by files that are whole, in one call in a thread; None if there are more files.
 
     Going to a thread takes longer than parsing the files of a dataset of a few episodes.
     """
-    episodes = read_episodes(url, info, cameras, first)
+    episodes = read_episodes(url, info, cameras_of(features), first)
     if episodes is None:
         return None
-    names = _parse_tasks(read_whole(tasks, _task_columns), tasks.url)
-    return episodes, names, fingerprint_of(info, features, names, episodes)
+    return put_together(url, info, features, _parse_tasks(read_whole(tasks, _task_columns), tasks.url), episodes)
 
 
 def _parse_all(
@@ -239,15 +262,10 @@ def _parse_all(
         info = _parse_unless_v2(data, info_file.url, refuses=False)
         if info is None:
             return None
-        chosen = choose_features(info, features, url)
-        cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
-        rest = _parse_small(url, info, chosen, cameras, whole_end(*first), whole_end(*tasks))
+        metadata = _parse_small(url, info, choose_features(info, features, url), whole_end(*first), whole_end(*tasks))
     except AsyncFetchError:
         return None
-    if rest is None:
-        return None
-    episodes, names, fingerprint = rest
-    return Metadata(url, info, chosen, cameras, names, StoredStatistics(stats, stats_file.url), episodes, fingerprint)
+    return None if metadata is None else replace(metadata, statistics=StoredStatistics(stats, stats_file.url))
 
 
 def _parse_unless_v2(data: memoryview, url: str, *, refuses: bool) -> DatasetInfo | None:
@@ -309,20 +327,9 @@ def _parse_tasks(table: pa.Table, url: str) -> dict[int, str]:
     return dict(sorted(tasks.items()))
 
 
-async def _load_stats(reader: RangeReader, url: str) -> StoredStatistics | None:
+async def fetch_if_there(reader: RangeReader, url: str) -> memoryview | None:
+    """The file; None where there is none."""
     try:
-        return StoredStatistics(await reader.fetch(url), url)
+        return await reader.fetch(url)
     except (AccessDenied, NotFound):
         return None  # S3 denies access to a missing object where listing isn't allowed.
-
-
-def fingerprint_of(
-    info: DatasetInfo, features: Mapping[str, Feature], tasks: Mapping[int, str], episodes: EpisodeTable
-) -> str:
-    """Hash of what defines the samples."""
-    described = {
-        "fps": float(info.fps),
-        "features": {key: [feature.dtype, feature.shape] for key, feature in sorted(features.items())},
-        "tasks": sorted(tasks.items()),
-    }
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode() + episodes.digest()).hexdigest()

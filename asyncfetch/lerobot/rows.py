@@ -36,7 +36,7 @@ from asyncfetch.tables.parquet import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -69,16 +69,21 @@ class IndexedTable:
         """Memory held, about."""
         return self.table.nbytes + self.first.nbytes + self.last.nbytes
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The least key, and one past the greatest; (0, 0) without rows."""
+        filled = self.first <= self.last
+        return (int(self.first[filled].min()), int(self.last[filled].max()) + 1) if filled.any() else (0, 0)
+
     def beginning(self, episode: Episode) -> Episode:
         """The episode, all of whose rows these are, where its ``index`` begins by them."""
-        filled = self.first[self.first <= self.last]
-        index = int(filled.min()) if len(filled) else 0
+        index, _ = self.span
         return replace(episode, from_index=index, to_index=index + episode.length)
 
     def covers(self, start: int, stop: int) -> bool:
         """Return whether rows with a key in [start, stop) may all be here, by the first and the last one."""
-        filled = self.first <= self.last
-        return bool(filled.any() and self.first[filled].min() <= start and self.last[filled].max() >= stop - 1)
+        least, end = self.span
+        return least <= start and stop <= end
 
     def may_have(self, episode: Episode) -> bool:
         """Return whether the episode's rows may all be here."""
@@ -100,44 +105,31 @@ class IndexedTable:
 async def index_table(reader: RangeReader, table: TableFile, *, run: RunSync) -> IndexedTable:
     """Index it by the footer's statistics of ``index``, or of ``episode_index`` where that begins anew in each episode.
 
-    Of row groups that have none the column is read.
-
-    Raises:
-        FetchError: A range could not be fetched.
-        FormatError: The file is damaged, or has no whole numbers in them.
+    Of row groups that have none the column is read. FormatError where it has no whole numbers.
     """
     indexed = await _index_by(reader, table, "index", run)
-    filled = indexed.first <= indexed.last
-    if (
-        filled.any()
-        and table.metadata.num_rows > int(indexed.last[filled].max()) - int(indexed.first[filled].min()) + 1
-    ):
-        # Two rows have one ``index``: one of them may be a deleted episode's.
+    least, end = indexed.span
+    if table.metadata.num_rows > end - least:  # two rows have one ``index``: one of them may be a deleted episode's
         begin = (await first_indices(reader, table, run=run)).values()
         if len(begin) > 1 and not any(begin):
-            return await index_by_episode(reader, table, run=run)
+            return await _index_by(reader, table, "episode_index", run)
     return indexed
 
 
 async def first_indices(reader: RangeReader, table: TableFile, *, run: RunSync) -> dict[int, int]:
     """The least ``index`` of each episode that has rows in the file, whatever the metadata says."""
-    table.require(["index", "episode_index"])
-    groups = range(table.metadata.num_row_groups)
-    rows = await read_columns(reader, table, groups, ["index", "episode_index"], run=run)
-    return await run(partial(_first_indices, rows, table.url))
+    keys = ("index", "episode_index")
+    table.require(keys)
+    rows = await read_columns(reader, table, range(table.metadata.num_row_groups), keys, run=run)
 
+    def find() -> dict[int, int]:
+        index, episodes = (to_integers(rows[key], key, table.url) for key in keys)
+        different, which = np.unique(episodes, return_inverse=True)
+        least = np.full(len(different), _MOST)
+        np.minimum.at(least, which, index)
+        return dict(zip(different.tolist(), least.tolist(), strict=True))
 
-def _first_indices(rows: pa.Table, url: str) -> dict[int, int]:
-    index, episodes = (to_integers(rows[key], key, url) for key in ("index", "episode_index"))
-    different, which = np.unique(episodes, return_inverse=True)
-    least = np.full(len(different), _MOST)
-    np.minimum.at(least, which, index)
-    return dict(zip(different.tolist(), least.tolist(), strict=True))
-
-
-async def index_by_episode(reader: RangeReader, table: TableFile, *, run: RunSync) -> IndexedTable:
-    """Index it by ``episode_index``, whatever is in ``index``; see ``index_table``."""
-    return await _index_by(reader, table, "episode_index", run)
+    return await run(find)
 
 
 async def _index_by(
@@ -147,7 +139,15 @@ async def _index_by(
     first, last, unknown = await run(partial(_index_spans, table, key))
     if unknown:
         rows = await read_columns(reader, table, unknown, [key], run=run)
-        await run(partial(_fill_spans, table, key, rows, unknown, first, last))
+
+        def fill() -> None:
+            values, start = to_integers(rows[key], key, table.url), 0
+            for group in unknown:
+                stop = start + table.metadata.row_group(group).num_rows
+                first[group], last[group] = values[start:stop].min(), values[start:stop].max()
+                start = stop
+
+        await run(fill)
     return IndexedTable(table, first, last, key)
 
 
@@ -160,13 +160,10 @@ def _index_spans(table: TableFile, key: str) -> tuple[NDArray[np.int64], NDArray
     leaf = table.leaves[key].start
     for group in range(groups):
         row_group = table.metadata.row_group(group)
-        if not row_group.num_rows:
-            continue
-        bounds = _bounds(row_group.column(leaf).statistics)
-        if bounds is None:
-            unknown.append(group)
-        else:
+        if row_group.num_rows and (bounds := _bounds(row_group.column(leaf).statistics)) is not None:
             first[group], last[group] = bounds
+        elif row_group.num_rows:
+            unknown.append(group)
     return first, last, unknown
 
 
@@ -179,17 +176,6 @@ def _bounds(statistics: pq.Statistics | None) -> tuple[int, int] | None:
     if isinstance(low, int) and isinstance(high, int) and -_MOST <= low <= high <= _MOST:
         return low, high
     return None
-
-
-def _fill_spans(
-    table: TableFile, key: str, rows: pa.Table, groups: Sequence[int], first: NDArray[np.int64], last: NDArray[np.int64]
-) -> None:
-    index = to_integers(rows[key], key, table.url)
-    start = 0
-    for group in groups:
-        stop = start + table.metadata.row_group(group).num_rows
-        first[group], last[group] = index[start:stop].min(), index[start:stop].max()
-        start = stop
 
 
 _Key = str | tuple[str, int] | tuple[str, int, int]
@@ -210,7 +196,7 @@ _LIST_ITEM_BYTES = 64
 """A Python string or bytes object and the reference to it, beside its content."""
 
 
-class EpisodeRows(Mapping[str, "Column"]):
+class EpisodeRows(dict[str, "Column"]):
     """The rows of one episode by feature, in frame order; row k of each column is frame k.
 
     A column is an NDArray of the feature's dtype, (length, *shape) or (length,) for shape (1,), the caller's own;
@@ -218,31 +204,20 @@ class EpisodeRows(Mapping[str, "Column"]):
     ``episode_index`` and ``task_index`` are int64, however they are stored. Of pictures there may be a part.
     """
 
-    __slots__ = ("__weakref__", "_columns", "nbytes", "own_seconds")
-
     def __init__(
         self, columns: Mapping[str, Column], nbytes: int, own_seconds: NDArray[np.float64] | None = None
     ) -> None:
-        self._columns = columns
+        super().__init__(columns)
         self.nbytes = nbytes + (0 if own_seconds is None else own_seconds.nbytes)
         """Memory held; of lists about."""
         self.own_seconds = own_seconds
         """Times of the rows in their episode, where they aren't those of the rate of frames."""
 
-    def __getitem__(self, key: str) -> Column:
-        return self._columns[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
     def with_pictures(self, parts: Mapping[str, PicturePart]) -> EpisodeRows:
         """Return the same with these beside them."""
-        return EpisodeRows(
-            {**self._columns, **parts}, self.nbytes + sum(part.nbytes for part in parts.values()), self.own_seconds
-        )
+        both = EpisodeRows({**self, **parts}, self.nbytes + sum(part.nbytes for part in parts.values()))
+        both.own_seconds = self.own_seconds
+        return both
 
     def __repr__(self) -> str:
         return f"<EpisodeRows {len(self['index'])} rows of {', '.join(self)}, {self.nbytes} bytes>"
@@ -300,19 +275,12 @@ class _Group:
         return take_rows(self.rows, self.places_of(episode, url, key))
 
 
-class RowCache:
+class RowCache(SharedLRU[tuple[int, _Key], IndexedTable | _Group | PageTable]):
     """All that is kept to read rows of any number of datasets: footers, and decoded row groups that episodes share.
 
     One bound for both: where each episode has a row group of its own the footers are long and nothing is shared, where
-    many share one they are short.
-
-    Args:
-        max_bytes: Bound on all of it. A larger row group isn't kept, but read anew for each episode.
+    many share one they are short. A row group larger than the bound isn't kept, but read anew for each episode.
     """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.kept: SharedLRU[tuple[int, _Key], IndexedTable | _Group | PageTable] = SharedLRU(max_bytes)
-        """Kept tables, groups, and places of pages, by the dataset's number and where they are."""
 
 
 class RowReader:
@@ -321,14 +289,11 @@ class RowReader:
     For one event loop; not thread-safe.
 
     Args:
-        reader: Fetches the ranges.
-        metadata: Of the dataset.
         columns: Keys of the features to read; cameras among them are ignored. None means all of
             ``metadata.features``. The default features always come along.
         kept: Where to keep footers and row groups. What calls under way hold comes on top.
         number: Of the dataset, among those that keep theirs there.
         list_tables: Lists the files, where their names don't hold; None where nothing can.
-        run: Runs the blocking parts.
     """
 
     def __init__(
@@ -351,7 +316,7 @@ class RowReader:
         self._reader = reader
         self.metadata = metadata
         self._run = run
-        self._kept: LRUPart[_Key, Any] = LRUPart(kept.kept, number)
+        self._kept: LRUPart[_Key, Any] = LRUPart(kept, number)
         self._moved: dict[int, str] = {}  # files of episodes that the metadata places elsewhere
         self._by_episode: set[str] = set()  # files in which ``index`` begins anew
         self._list_tables = list_tables
@@ -359,11 +324,6 @@ class RowReader:
 
     def __repr__(self) -> str:
         return f"<RowReader of {redact_url(self.metadata.url)!r}, {self._kept!r}>"
-
-    @property
-    def nbytes(self) -> int:
-        """Memory kept now."""
-        return self._kept.nbytes
 
     @property
     def picture_keys(self) -> tuple[str, ...]:
@@ -376,7 +336,6 @@ class RowReader:
         Can be cancelled at any time; calls for other episodes that wait for the same bytes go on.
 
         Raises:
-            FetchError: A range could not be fetched.
             FormatError: The file is damaged, or a column isn't there or isn't what info.json says.
             DatasetError: The rows aren't those that the metadata counts.
         """
@@ -387,26 +346,17 @@ class RowReader:
             own, shared = file.groups_of(episode)
             reads: list[Callable[[], Awaitable[_Group | FetchedColumns]]] = []
             if not pictures:
-                reads = [partial(self._numbers_in, file, group) for group in sorted(own + shared)]
+                reads += [partial(self._numbers_in, file, group) for group in sorted(own + shared)]
             else:
-                reads = [
-                    partial(self._kept.get, (file.table.url, group), partial(self._read, file, group))
-                    for group in shared
-                ]
+                for group in shared:
+                    reads.append(partial(self._kept.get, (file.table.url, group), partial(self._read, file, group)))
                 if own:
                     reads.append(partial(self._fetch, file, own))
             parts = await gather(*reads)
             return await self._run(partial(_select, parts, episode, features, self.metadata, file.key))
 
     async def pictures(self, episode: Episode, key: str, start: int, stop: int) -> PicturePart:
-        """Pictures of frames [start, stop) of the episode, from a large row group by its pages; errors as ``rows``.
-
-        Args:
-            episode: As the metadata has it.
-            key: Of ``picture_keys``.
-            start: The first frame.
-            stop: One past the last one.
-        """
+        """Pictures of frames [start, stop) of the episode, from a large row group by its pages; errors as ``rows``."""
         async with self._reading(episode) as (file, episode):
             begin = episode.from_index if file.key == "index" else 0
             part = replace(episode, from_index=begin + start, to_index=begin + stop)
@@ -461,11 +411,6 @@ class RowReader:
         wanted = take_rows(require_pyarrow().table({key: column}), places - rows.start)
         return index[places], wanted[key]
 
-    async def locate(self, episode: Episode) -> None:
-        """Fetch what tells where the episode's rows lie, so that ``rows`` asks for them alone; errors as there."""
-        if episode.length:
-            await self.file(episode)
-
     def clear(self) -> None:
         """Forget what is kept and what is on its way: a file was replaced."""
         self._kept.clear()
@@ -494,7 +439,7 @@ class RowReader:
             if begin not in self.metadata.episodes.other_starts(episode.index):
                 return file
             self._by_episode.add(url)
-        return await index_by_episode(self._reader, file.table, run=self._run)
+        return await _index_by(self._reader, file.table, "episode_index", self._run)
 
     async def _look_beside(self, episode: Episode, directions: Sequence[int]) -> IndexedTable | None:
         """The data file that has the episode's rows by its own index ranges, where the metadata names another one.

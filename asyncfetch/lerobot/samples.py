@@ -24,15 +24,15 @@ from asyncfetch.lerobot.info import MILLIMETRES, stored_unit
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     import torch
     from numpy.typing import NDArray
 
     from asyncfetch.decode import PictureSize
     from asyncfetch.formats.samples import ImageDtype, Row, Sample
+    from asyncfetch.lerobot.episode_cache import HeldEpisode
     from asyncfetch.lerobot.episode_table import Episode
-    from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import DepthUnit, Feature
 
 TOLERANCE_SECONDS = 1e-4
@@ -73,16 +73,10 @@ def check_windows(windows: Any) -> None:  # noqa: ANN401 - what a user gave
 
 
 def resolve_windows(windows: Windows | None, *, fps: float, keys: Collection[str]) -> dict[str, NDArray[np.int64]]:
-    """The frame offsets of each window.
+    """The frame offsets of each window; ``keys`` may have one.
 
-    Args:
-        windows: As the user gave them.
-        fps: Frames a second of the dataset.
-        keys: The keys that may have a window.
-
-    Raises:
-        ConfigError: An unknown key, one with a mask that is another feature's name, an empty window, or seconds that
-            aren't on the grid of frames within 0.1 ms.
+    ConfigError for an unknown key, one with a mask that is another feature's name, an empty window, or seconds that
+    aren't on the grid of frames within 0.1 ms.
     """
     check_windows(windows)
     check_keys(windows or (), sorted(keys), "windows", "the dataset")
@@ -112,10 +106,8 @@ def _from_seconds(key: str, seconds: Sequence[float], fps: float) -> list[int]:
             raise ConfigError(f"windows: {second} of {key!r} isn't a time")
         offset = round(second * fps)
         if abs(second * fps - offset) / fps > TOLERANCE_SECONDS:
-            message = (
-                f"windows: {second} s of {key!r} is no multiple of a frame at {fps} fps "
-                f"(nearest: {offset / fps:.6f} s); give multiples of 1/{fps:g}, or frames({offset})"
-            )
+            message = f"windows: {second} s of {key!r} is no multiple of a frame at {fps} fps (nearest: "
+            message += f"{offset / fps:.6f} s); give multiples of 1/{fps:g}, or frames({offset})"
             raise ConfigError(message)
         offsets.append(offset)
     return offsets
@@ -221,8 +213,7 @@ class SampleBuilder:
     def write(self, asked: Sequence[Asked], rows: Sequence[Row]) -> None:
         """The samples that are asked for, each into its row; a picture as soon as it is decoded.
 
-        Raises:
-            DoesNotFit: One can't be written there, and is to be built. Rows may have been written to.
+        DoesNotFit where one can't be written there, and is to be built. Rows may have been written to.
         """
         with forks_wait():
             for held, reader, places in by_reader(asked):
@@ -230,24 +221,14 @@ class SampleBuilder:
 
     def _write(self, held: HeldEpisode, reader: int, frames: Sequence[int], rows: Sequence[Row]) -> None:
         for key, feature in self._features.items():
-            wanted: Sequence[Any] = frames
-            offsets = self._windows.get(key)
-            if offsets is not None:
-                spans = [clamp(frame, offsets, held.episode.length) for frame in frames]
-                wanted = [inside for inside, _ in spans]
-                for row, (_, is_pad) in zip(rows, spans, strict=True):
-                    row.put(f"{key}_is_pad", is_pad)
+            wanted, pads = self._wanted(key, held, frames)
+            for row, is_pad in zip(rows, pads, strict=False):
+                row.put(f"{key}_is_pad", is_pad)
             if feature.kind in _PICTURES:
                 self._write_pictures(held, reader, feature, wanted, [row.at(key) for row in rows])
-                continue
-            column = held.rows[key]
-            for row, those in zip(rows, wanted, strict=True):
-                if not isinstance(column, list):
-                    row.put(key, column[those])
-                elif offsets is None:
-                    row.put(key, _own(column[those]))
-                else:
-                    row.put(key, [_own(column[frame]) for frame in those.tolist()])
+            else:
+                for row, value in zip(rows, self._values(key, held, wanted), strict=True):
+                    row.put(key, value)
         for frame, row in zip(frames, rows, strict=True):
             row.put("task", self._tasks[int(held.rows["task_index"][frame])])
 
@@ -266,47 +247,55 @@ class SampleBuilder:
 
         if feature.is_camera:
             held.give(feature.key, frames, take, reader=reader)
-            return
-        for place, picture in enumerate(self._pictures(held, reader, feature, frames)):
-            take(place, picture)
+        else:
+            for place, picture in enumerate(self._pictures(held, reader, feature, frames)):
+                take(place, picture)
 
     def _fill(self, held: HeldEpisode, reader: int, frames: Sequence[int], samples: Sequence[Sample]) -> None:
+        as_tensor = import_torch().from_numpy
         for key, feature in self._features.items():
-            offsets = self._windows.get(key)
-            if offsets is None:
-                values = self._singles(held, reader, feature, frames)
+            wanted, pads = self._wanted(key, held, frames)
+            for sample, is_pad in zip(samples, pads, strict=False):
+                sample[f"{key}_is_pad"] = as_tensor(is_pad)
+            if feature.kind in _PICTURES:
+                values = self._as_image_dtype(self._stacked(held, reader, feature, wanted), feature)
             else:
-                spans = [clamp(frame, offsets, held.episode.length) for frame in frames]
-                values = self._spans(held, reader, feature, [inside for inside, _ in spans])
-                for sample, is_pad in zip(samples, _tensors(is_pad for _, is_pad in spans), strict=True):
-                    sample[f"{key}_is_pad"] = is_pad
+                values = self._values(key, held, wanted)
+                if not isinstance(held.rows[key], list):  # spans are copies, single rows the cache's
+                    values = [as_tensor(value if pads else np.array(value)) for value in values]
             for sample, value in zip(samples, values, strict=True):
                 sample[key] = value
         for frame, sample in zip(frames, samples, strict=True):
             sample["task"] = self._tasks[int(held.rows["task_index"][frame])]
 
-    def _singles(self, held: HeldEpisode, reader: int, feature: Feature, frames: Sequence[int]) -> list[Any]:
-        """The feature's value at each of the frames."""
-        if feature.kind in _PICTURES:
-            return self._as_image_dtype(_unshared(self._pictures(held, reader, feature, frames)), feature)
-        column = held.rows[feature.key]
-        if isinstance(column, list):
-            return [_own(column[frame]) for frame in frames]
-        return _tensors(np.array(column[frame]) for frame in frames)
+    def _wanted(
+        self, key: str, held: HeldEpisode, frames: Sequence[int]
+    ) -> tuple[Sequence[Any], Sequence[NDArray[np.bool_]]]:
+        """The frames to read; with a window a span of them for each, and which of these are padding."""
+        offsets = self._windows.get(key)
+        if offsets is None:
+            return frames, ()
+        spans = [clamp(frame, offsets, held.episode.length) for frame in frames]
+        return [inside for inside, _ in spans], [is_pad for _, is_pad in spans]
 
-    def _spans(self, held: HeldEpisode, reader: int, feature: Feature, spans: Sequence[NDArray[np.int64]]) -> list[Any]:
-        """The feature's values at the frames of each span."""
-        if feature.is_camera and len(spans) == 1 and len(spans[0]) > 1:  # nothing to share: no copy to make one of it
-            return self._as_image_dtype([held.frames(feature.key, spans[0].tolist(), reader=reader)], feature)
-        if feature.kind in _PICTURES:
-            pictures = self._pictures(held, reader, feature, np.concatenate(spans).tolist())
-            parts = iter(pictures if len(spans[0]) > 1 else _unshared(pictures))
-            stacks = [stack_frames(list(itertools.islice(parts, len(span)))) for span in spans]
-            return self._as_image_dtype(stacks, feature)
-        column = held.rows[feature.key]
-        if isinstance(column, list):
-            return [[_own(column[frame]) for frame in span.tolist()] for span in spans]
-        return _tensors(column[span] for span in spans)
+    def _values(self, key: str, held: HeldEpisode, wanted: Sequence[Any]) -> list[Any]:
+        """What the table has for each of those wanted: parts of arrays, or objects that may be changed."""
+        column = held.rows[key]
+        if not isinstance(column, list):
+            return [column[those] for those in wanted]
+        if key not in self._windows:
+            return [_own(column[frame]) for frame in wanted]
+        return [[_own(column[frame]) for frame in span.tolist()] for span in wanted]
+
+    def _stacked(self, held: HeldEpisode, reader: int, feature: Feature, wanted: Sequence[Any]) -> list[torch.Tensor]:
+        """The picture, or those of the window, for each of those wanted."""
+        if feature.key not in self._windows:
+            return _unshared(self._pictures(held, reader, feature, wanted))
+        if feature.is_camera and len(wanted) == 1 and len(wanted[0]) > 1:  # nothing to share: no copy to make one of it
+            return [held.frames(feature.key, wanted[0].tolist(), reader=reader)]
+        pictures = self._pictures(held, reader, feature, np.concatenate(wanted).tolist())
+        parts = iter(pictures if len(wanted[0]) > 1 else _unshared(pictures))
+        return [stack_frames(list(itertools.islice(parts, len(span)))) for span in wanted]
 
     def _pictures(self, held: HeldEpisode, reader: int, feature: Feature, frames: Sequence[int]) -> list[torch.Tensor]:
         """A (C, H, W) for each of the frames; duplicates are one tensor."""
@@ -316,7 +305,11 @@ class SampleBuilder:
         self._found_picture(feature.key, next(iter(decoded.values())).shape, redact_url(held.episode.data_url))
         if self._size is not None:
             decoded = {frame: self._size.resize(image) for frame, image in decoded.items()}
-        _check_alike(decoded, feature, held.episode)
+        shapes = {tuple(image.shape) for image in decoded.values()}
+        if len(shapes) > 1:
+            where = _where(feature, held.episode)
+            message = f"{where}: frames {list(decoded)} have images of different shapes: {sorted(shapes)}"
+            raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
         images = [decoded[frame] for frame in frames]
         stored = stored_unit(feature) if feature.is_depth else None
         if stored not in {self._depth_unit, None}:
@@ -358,7 +351,10 @@ def _decode_images(
         if feature.is_depth:
             images[frame] = image.to(torch.float32)
     if len({image.dtype for image in images.values()}) > 1:  # they can't be stacked
-        images = {frame: _with_16_bits(image) for frame, image in images.items()}
+        # As bright: 255 becomes 65535, and so in [0, 1] every value stays the same to the last bit.
+        for frame, image in images.items():
+            if image.dtype != torch.uint16:
+                images[frame] = image.to(torch.int32).mul_(257).to(torch.uint16)
     return images
 
 
@@ -366,26 +362,6 @@ def _where(feature: Feature, episode: Episode) -> str:
     return f"{feature.key} of episode {episode.index} in {redact_url(episode.data_url)}"
 
 
-def _check_alike(images: Mapping[int, torch.Tensor], feature: Feature, episode: Episode) -> None:
-    """Raise FormatError where images of these frames have different shapes."""
-    shapes = {tuple(image.shape) for image in images.values()}
-    if len(shapes) > 1:
-        raise FormatError(
-            f"{_where(feature, episode)}: frames {list(images)} have images of different shapes: {sorted(shapes)}",
-            remedy=LEAVE_OUT_FEATURE,
-        )
-
-
-def _with_16_bits(image: torch.Tensor) -> torch.Tensor:
-    """Make it as bright: 255 becomes 65535, and so in [0, 1] every value stays the same to the last bit."""
-    torch = import_torch()
-    return image if image.dtype == torch.uint16 else image.to(torch.int32).mul_(257).to(torch.uint16)
-
-
 def _own(value: Any) -> Any:  # noqa: ANN401
     """Return a copy that may be changed: lists and dicts of a table's row are the cache's."""
     return value if isinstance(value, str) else deepcopy(value)
-
-
-def _tensors(arrays: Iterable[NDArray[Any]]) -> list[torch.Tensor]:
-    return list(map(import_torch().from_numpy, arrays))

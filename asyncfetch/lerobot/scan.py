@@ -68,19 +68,9 @@ class _Unit:
 async def scan(
     rows: RowReader, reader: RangeReader, columns: Sequence[str], positions: NDArray[np.int64], *, run: RunSync
 ) -> AsyncGenerator[pa.RecordBatch]:
-    """Yield these columns of these episodes' rows.
+    """Yield these different columns of the rows of the episodes at these positions in the table, in these orders.
 
-    Args:
-        rows: Knows where they are.
-        reader: Fetches them.
-        columns: Different ones that the files have, in the order in which they are given.
-        positions: Of the episodes in the table, in the order in which they are given.
-        run: Runs the blocking parts.
-
-    Raises:
-        FetchError: A range could not be fetched.
-        FormatError: A file is damaged, or lacks a column.
-        DatasetError: The rows aren't those that the metadata counts.
+    FormatError where a file is damaged, or lacks a column; DatasetError where the rows aren't those that are counted.
     """
     files = rows.metadata.episodes.data_files()[positions]
     parts = np.split(positions, np.flatnonzero(np.diff(files)) + 1)
@@ -205,9 +195,7 @@ def _sorted_out(fetched: FetchedGroups, columns: Sequence[str], unit: _Unit) -> 
         raise _wrong_count(unit, wrong, int(counts[wrong]))
     found = np.flatnonzero(mine)
     found = found[np.argsort(place[found])]
-    table = take_rows(require_pyarrow().Table.from_batches(batches).select(list(columns)), found)
-    result: list[pa.RecordBatch] = table.to_batches()
-    return result
+    return list(take_rows(require_pyarrow().Table.from_batches(batches).select(list(columns)), found).to_batches())
 
 
 def _wrong_count(unit: _Unit, row: int, count: int) -> DatasetError:
@@ -218,8 +206,6 @@ def _wrong_count(unit: _Unit, row: int, count: int) -> DatasetError:
 
 
 def _integers(batches: list[pa.RecordBatch], name: str, unit: _Unit) -> NDArray[np.int64]:
-    arrow = require_pyarrow()
-    column = (
-        arrow.chunked_array([batch.column(name) for batch in batches]) if batches else arrow.chunked_array([], "int64")
-    )
+    columns = [batch.column(name) for batch in batches]
+    column = require_pyarrow().chunked_array(columns, None if columns else "int64")
     return to_integers(column, name, unit.table.url)

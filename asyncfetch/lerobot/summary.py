@@ -108,33 +108,34 @@ def dataset_info(url: str | os.PathLike[str], *, config: StreamConfig = StreamCo
 async def summarise(dataset: LeRobotDataset) -> DatasetSummary:
     """Return what ``dataset_info`` does, of an open dataset; its features are those that are read."""
     table, info = dataset.episodes, dataset.metadata.info
-    kinds = [None, *dataset.cameras]
-    sizes = dict(
-        zip(kinds, await gather(*(partial(_weigh, dataset, table.files(kind)) for kind in kinds)), strict=True)
-    )
+    rows, *videos = await gather(*(partial(_weigh, dataset, table.files(kind)) for kind in (None, *dataset.cameras)))
     return DatasetSummary(
         version=info.version,
         robot_type=info.robot_type,
         fps=dataset.fps,
         num_episodes=dataset.num_episodes,
         num_frames=dataset.num_frames,
-        cameras=tuple(_camera(dataset.features[key], sizes[key]) for key in dataset.cameras),
+        cameras=tuple(
+            _camera(dataset.features[key], sizes) for key, sizes in zip(dataset.cameras, videos, strict=True)
+        ),
         features=dict(dataset.features),
         tasks=tuple(dataset.tasks.values()),
         has_stats=dataset.metadata.statistics is not None,
-        rows=sizes[None],
+        rows=rows,
     )
 
 
 def _camera(feature: Feature, videos: FileSizes) -> CameraSummary:
-    sizes = {key: feature.info.get(f"video.{key}") for key in ("width", "height")}
+    named: dict[str, int] = {}
     if isinstance(feature.names, list) and len(feature.names) == len(feature.shape):
         named = dict(zip(feature.names, feature.shape, strict=True))
-        sizes = {key: size if isinstance(size, int) else named.get(key) for key, size in sizes.items()}
+    said = (feature.info.get("video.width"), feature.info.get("video.height"))
+    width, height = (
+        size if isinstance(size, int) else named.get(key) for key, size in zip(("width", "height"), said, strict=True)
+    )
     codec = feature.info.get("video.codec")
-    known = {key: size if isinstance(size, int) else None for key, size in sizes.items()}
     return CameraSummary(
-        feature.key, codec=codec if isinstance(codec, str) else None, is_depth=feature.is_depth, videos=videos, **known
+        feature.key, width, height, codec if isinstance(codec, str) else None, feature.is_depth, videos
     )
 
 
@@ -150,8 +151,7 @@ async def _weigh(dataset: LeRobotDataset, files: Mapping[str, int]) -> FileSizes
 
     found = await gather(*(partial(ask, urls[place]) for place in chosen))
     there = [size for size in found if size is not None]
-    if len(chosen) == len(urls):
-        return FileSizes(len(urls), sum(there), len(found) - len(there))
-    return FileSizes(
-        len(urls), round(sum(there) * frames.sum() / max(1, frames[chosen].sum())), len(found) - len(there)
-    )
+    total_bytes = sum(there)
+    if len(chosen) < len(urls):
+        total_bytes = round(total_bytes * frames.sum() / max(1, frames[chosen].sum()))
+    return FileSizes(len(urls), total_bytes, len(found) - len(there))

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import WRITE_ANEW, AccessDenied, FormatError, NotFound, redact_url
+from asyncfetch.errors import WRITE_ANEW, FormatError, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.episode_files import MAX_NUMBER, check_episodes
 from asyncfetch.lerobot.episode_table import EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.info import as_v3, choose_features, parse_info, parse_json
-from asyncfetch.lerobot.metadata import Metadata, fingerprint_of
+from asyncfetch.lerobot.metadata import cameras_of, fetch_if_there, put_together
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.info import DatasetInfo, Feature
+    from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.runtime.concurrently import RunSync
 
 _INFO, _TASKS, _EPISODES = "meta/info.json", "meta/tasks.jsonl", "meta/episodes.jsonl"
@@ -44,55 +45,29 @@ class Version2:
 
 
 async def load_version2(
-    reader: RangeReader,
-    url: str,
-    *,
-    run: RunSync,
-    features: Collection[str] | None = None,
-    episode_stats: bool = True,
+    reader: RangeReader, url: str, *, run: RunSync, features: Collection[str] | None = None, episode_stats: bool = True
 ) -> Version2:
-    """Read and check what a v2 dataset says of itself.
+    """Read and check what a v2 dataset says of itself; of ``features`` alone, which None means all of.
 
-    Args:
-        reader: Fetches the files.
-        url: The directory that holds ``meta/``.
-        run: Runs the blocking parts.
-        features: Keys of the features that will be used; None means all.
-        episode_stats: Whether to read the statistics of each episode, which may be long.
-
-    Raises:
-        FetchError: A file could not be fetched.
-        FormatError: A file is damaged, or two numbers contradict each other.
-        DatasetError: It lacks a default feature.
+    The statistics of each episode, which may be long, are left out without ``episode_stats``. FormatError where a file
+    is damaged, or two numbers contradict each other; DatasetError where a default feature is missing.
     """
 
     async def lines(name: str, *, needed: bool = True) -> list[dict[str, Any]]:
         at = join_url(url, name)
-        data = await (reader.fetch(at) if needed else _fetch_if_there(reader, at))
-        return await run(partial(_parse_lines, data, at))
+        data = await (reader.fetch(at) if needed else fetch_if_there(reader, at))
+        return [] if data is None else await run(partial(_parse_lines, data, at))
 
     info_url = join_url(url, _INFO)
     stored = await run(partial(parse_json, await reader.fetch(info_url), info_url))
     raw = as_v3(stored)
     info = await run(partial(parse_info, json.dumps(raw).encode(), info_url))
     info = replace(info, version=stored["codebase_version"])
-
-    async def statistics_of_episodes() -> list[dict[str, Any]]:
-        return await lines(_EPISODE_STATS, needed=False) if episode_stats else []
-
-    tasks, episodes, by_episode = await gather(
-        partial(lines, _TASKS), partial(lines, _EPISODES), statistics_of_episodes
-    )
-    stats = await _fetch_if_there(reader, join_url(url, _STATS))
+    named = (_TASKS, _EPISODES, *[_EPISODE_STATS] * episode_stats)
+    tasks, episodes, *rest = await gather(*(partial(lines, name, needed=name != _EPISODE_STATS) for name in named))
+    stats = await fetch_if_there(reader, join_url(url, _STATS))
     chosen = choose_features(info, features, url)
-    return await run(partial(_build, url, raw, info, chosen, tasks, episodes, by_episode, stats))
-
-
-async def _fetch_if_there(reader: RangeReader, url: str) -> memoryview:
-    try:
-        return await reader.fetch(url)
-    except (AccessDenied, NotFound):
-        return memoryview(b"")  # S3 denies access to a missing object where listing isn't allowed.
+    return await run(partial(_build, url, raw, info, chosen, tasks, episodes, rest[0] if rest else [], stats))
 
 
 def _parse_lines(data: memoryview, url: str) -> list[dict[str, Any]]:
@@ -108,28 +83,19 @@ def _build(
     tasks: Sequence[Mapping[str, Any]],
     episodes: Sequence[Mapping[str, Any]],
     episode_stats: Sequence[Mapping[str, Any]],
-    stats: memoryview,
+    stats: memoryview | None,
 ) -> Version2:
-    cameras = tuple(key for key, feature in features.items() if feature.is_camera)
     names: dict[int, str] = {}
     for task in tasks:
         number, words = _whole(task, "task_index", url, _TASKS), str(task.get("task"))
         if names.setdefault(number, words) != words:
             message = f"{redact_url(join_url(url, _TASKS))} has two tasks of task_index {number}"
             raise FormatError(f"{message}: {names[number]!r:.80} and {words!r:.80}", remedy=WRITE_ANEW)
-    table = _episode_table(url, info, cameras, sorted(episodes, key=lambda one: _whole(one, "episode_index", url)))
+    table = _episode_table(
+        url, info, cameras_of(features), sorted(episodes, key=lambda one: _whole(one, "episode_index", url))
+    )
     overall = parse_json(stats, join_url(url, _STATS)) if stats else None
-    metadata = Metadata(
-        url,
-        info,
-        features,
-        cameras,
-        names,
-        overall,
-        table,
-        fingerprint_of(info, features, names, table),
-        has_files_of_episodes=True,
-    ).checked()
+    metadata = put_together(url, info, features, names, table, overall, has_files_of_episodes=True).checked()
     by_episode = {_whole(one, "episode_index", url, _EPISODE_STATS): one.get("stats") or {} for one in episode_stats}
     return Version2(metadata, raw, by_episode)
 
@@ -140,30 +106,21 @@ def _episode_table(
     numbers = np.array([_whole(one, "episode_index", url) for one in episodes], np.int64)
     lengths = np.array([_whole(one, "length", url) for one in episodes], np.int64)
     stops = np.cumsum(lengths)
-    columns = {
-        "episode_index": numbers,
-        "length": lengths,
-        "dataset_from_index": stops - lengths,
-        "dataset_to_index": stops,
-    }
-    file = join_url(url, _EPISODES)
-    check_episodes(columns, [redact_url(file)] * len(episodes))
+    starts = stops - lengths
+    columns = {"episode_index": numbers, "length": lengths, "dataset_from_index": starts, "dataset_to_index": stops}
+    check_episodes(columns, [redact_url(join_url(url, _EPISODES))] * len(episodes))
     places = FilePlaces((numbers // info.chunks_size).astype(np.int32), numbers.astype(np.int32))
     words: dict[str, int] = {}
     codes = [[words.setdefault(str(word), len(words)) for word in one.get("tasks") or ()] for one in episodes]
     counts = np.array([len(own) for own in codes], np.int32)
+    flat = np.array([code for own in codes for code in own], np.int32)
     return EpisodeTable(
         url,
         info,
         numbers=numbers,
         lengths=lengths.astype(np.int32),
-        starts=stops - lengths,
-        tasks=TaskLists(
-            tuple(words),
-            np.array([code for own in codes for code in own], np.int32),
-            np.cumsum(counts, dtype=np.int64) - counts,
-            counts,
-        ),
+        starts=starts,
+        tasks=TaskLists(tuple(words), flat, np.cumsum(counts, dtype=np.int64) - counts, counts),
         data=places,
         videos={camera: VideoPlaces(places, np.zeros(len(episodes))) for camera in cameras},
     )

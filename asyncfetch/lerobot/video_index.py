@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import DatasetError, FormatError, redact_url
+from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.formats.clips import PlannedClip, fetch_moov, parsed_moov
 from asyncfetch.lerobot.frame_times import find_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asyncfetch.fetch import RangeReader
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.rows import EpisodeRows
     from asyncfetch.media import Mp4Index
     from asyncfetch.runtime.concurrently import RunSync
-    from asyncfetch.runtime.single_flight import SharedLRU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,110 +38,50 @@ class VideoFile:
         """Memory that it takes."""
         return self.index.nbytes
 
-    def clip(
-        self,
-        episode: Episode,
-        stretch: Stretch,
-        camera: str,
-        rows: EpisodeRows | None,
-        *,
-        fps: float,
-        tolerance_seconds: float,
-        earlier: int | None = None,
-    ) -> EpisodeClip:
-        """The part of it that the stretch needs; see ``VideoIndexes.plan``."""
-        span = episode.videos[camera]
-        start, stop = stretch.span(camera, span.num_frames)
-        frames = find_frames(
-            self.index,
-            span,
-            None if rows is None else rows.own_seconds,
-            episode=episode.index,
-            fps=fps,
-            tolerance_seconds=tolerance_seconds,
-            start=start,
-            stop=stop,
-        )
-        plan = self.index.clip(frames.samples, earlier=earlier)
-        if plan.stop > self.size_bytes:
-            raise FormatError(
-                f"{redact_url(span.url)}: truncated: it has {self.size_bytes} bytes, but by its index the frames of "
-                f"{stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop}); copy or record it again"
-            )
-        return EpisodeClip(span.url, plan, start, frames.misplaced, earlier, is_by_rows=rows is not None)
 
+async def fetch_index(reader: RangeReader, url: str, episodes: int, frames: int, *, run: RunSync) -> VideoFile:
+    """The index of a file that has frames of so many episodes, and so many frames; 0 where that isn't known.
 
-class VideoIndexes:
-    """The sample tables of video files, each fetched and parsed once while it is kept. Loop-bound.
-
-    Args:
-        reader: Fetches them.
-        kept: Keeps them, by url; one that is dropped is fetched again when it is needed.
-        run: Runs the parser off the loop.
-        tolerance_seconds: See ``find_frames``.
-        sharing: How many episodes, and frames, of a camera are in the file that has this episode, 0 where unknown: an
-            index is asked for in one go where its length is known.
+    It is asked for in one go where its length is known. FormatError where the file isn't an MP4 that can be read.
     """
+    info, _, moov = await fetch_moov(reader, url, episodes, frames)
+    return VideoFile(await parsed_moov(moov, url, run), info.size)
 
-    def __init__(
-        self,
-        reader: RangeReader,
-        *,
-        kept: SharedLRU[str, VideoFile],
-        run: RunSync,
-        tolerance_seconds: float,
-        sharing: Callable[[int, str], tuple[int, int]] = lambda _index, _camera: (0, 0),
-    ) -> None:
-        self._reader = reader
-        self._tolerance_seconds = tolerance_seconds
-        self._sharing = sharing
-        self._run = run
-        self._kept = kept
-        self._earlier: dict[str, int] = {}  # by camera: see Mp4Index.clip
 
-    def start_earlier(self, camera: str, clip: PlannedClip) -> None:
-        """Let a camera's clips start at an earlier key frame than this one, which ``starts_too_late``.
+def cut_clip(
+    file: VideoFile,
+    episode: Episode,
+    stretch: Stretch,
+    camera: str,
+    rows: EpisodeRows | None,
+    *,
+    fps: float,
+    tolerance_seconds: float,
+    earlier: int | None = None,
+) -> EpisodeClip:
+    """One camera's clip of a stretch: by its rows, or, as long as they haven't come, as if they were at that rate.
 
-        Where they do so already, for others that were under way with it did, they stay as they are.
-        """
-        if self._earlier.get(camera) == clip.earlier:
-            self._earlier[camera] = 0 if clip.earlier is None else clip.earlier + 1
+    ``earlier``: see Mp4Index.clip.
 
-    async def plan(
-        self, episode: Episode, stretch: Stretch, camera: str, *, fps: float, rows: EpisodeRows | None = None
-    ) -> EpisodeClip:
-        """One camera's clip of a stretch: by its rows, or, as long as they haven't come, as if they were at that rate.
-
-        Raises:
-            FetchError: The file could not be fetched.
-            FormatError: The file isn't an MP4 that can be read, or is cut off.
-            DatasetError: The metadata gives a place that no file has, or that another episode has, too.
-        """
-        url = episode.videos[camera].url
-        file = await self._kept.get(url, partial(self._fetch, episode, camera))
-        try:
-            return file.clip(
-                episode,
-                stretch,
-                camera,
-                rows,
-                fps=fps,
-                tolerance_seconds=self._tolerance_seconds,
-                earlier=self._earlier.get(camera),
-            )
-        except DatasetError:
-            self.forget(url)
-            raise
-
-    def forget(self, url: str) -> None:
-        """Forget an index that was wrong: the next caller reads the file as it is then."""
-        self._kept.clear(lambda kept: kept == url)
-
-    def clear(self) -> None:
-        """Forget all of them, those on their way included."""
-        self._kept.clear()
-
-    async def _fetch(self, episode: Episode, camera: str) -> VideoFile:
-        url = episode.videos[camera].url
-        info, _, moov = await fetch_moov(self._reader, url, *self._sharing(episode.index, camera))
-        return VideoFile(await parsed_moov(moov, url, self._run), info.size)
+    Raises:
+        FormatError: The file is cut off.
+        DatasetError: The metadata gives a place that no file has, or that another episode has, too.
+    """
+    span = episode.videos[camera]
+    start, stop = stretch.span(camera, span.num_frames)
+    frames = find_frames(
+        file.index,
+        span,
+        None if rows is None else rows.own_seconds,
+        episode=episode.index,
+        fps=fps,
+        tolerance_seconds=tolerance_seconds,
+        start=start,
+        stop=stop,
+    )
+    plan = file.index.clip(frames.samples, earlier=earlier)
+    if plan.stop > file.size_bytes:
+        message = f"{redact_url(span.url)}: truncated: it has {file.size_bytes} bytes, but by its index the frames of "
+        message += f"{stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop})"
+        raise FormatError(f"{message}; copy or record it again")
+    return EpisodeClip(span.url, plan, start, frames.misplaced, earlier, is_by_rows=rows is not None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from math import ceil, log
 from operator import add
@@ -42,16 +42,15 @@ class Figures:
         return "\n".join(f"{name:{width}}  {value}".rstrip() for name, value in rows)
 
     def _plus(self, other: Self) -> Self:
-        together = {item.name: _sum(getattr(self, item.name), getattr(other, item.name)) for item in _of(self)}
-        return type(self)(**together)
+        return type(self)(**{name: _sum(value, getattr(other, name)) for name, value in _values(self).items()})
 
     def _since(self, earlier: Self) -> Self:
-        parts = {}
-        for name in (each.name for each in _of(self)):
-            now, then = getattr(self, name), getattr(earlier, name)
+        parts = _values(self)
+        for name, now in parts.items():
+            then = getattr(earlier, name)
             if name in self._of_moment or then is None or now is None:
-                parts[name] = now
-            elif isinstance(now, Figures):
+                continue
+            if isinstance(now, Figures):
                 parts[name] = now._since(then)
             elif isinstance(now, Mapping):
                 parts[name] = {key: each._since(then[key]) if key in then else each for key, each in now.items()}
@@ -62,7 +61,7 @@ class Figures:
         return type(self)(**parts)
 
     def _ended(self) -> Self:
-        parts = {each.name: getattr(self, each.name) for each in _of(self)}
+        parts = _values(self)
         for name, value in parts.items():
             if isinstance(value, Figures):
                 parts[name] = value._ended()
@@ -93,8 +92,8 @@ def counts_of(statistics: FiguresT) -> FiguresT:
     return statistics._ended()
 
 
-def _of(statistics: Figures) -> tuple[Field[Any], ...]:
-    return fields(statistics)  # type: ignore[arg-type]
+def _values(statistics: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {each.name: getattr(statistics, each.name) for each in fields(statistics)}
 
 
 def _short(value: Any) -> str:  # noqa: ANN401
@@ -107,8 +106,7 @@ def _short(value: Any) -> str:  # noqa: ANN401
 
 def _rows(of: Any, indent: str) -> list[tuple[str, str]]:  # noqa: ANN401
     rows: list[tuple[str, str]] = []
-    values = of.items() if isinstance(of, Mapping) else [(each.name, getattr(of, each.name)) for each in fields(of)]
-    for key, value in values:
+    for key, value in (of if isinstance(of, Mapping) else _values(of)).items():
         name = f"{indent}{key}"
         if isinstance(value, Mapping) or (isinstance(value, Figures) and not value._is_line):
             rows += [(name, ""), *_rows(value, f"{indent}  ")]
@@ -179,11 +177,10 @@ class Quantiles(Figures):
     def _plus(self, other: Self) -> Self:
         """Exactly the quantiles of one histogram of all durations."""
         both = Histogram()
-        for quantiles in (self, other):
-            for bucket, count in quantiles.buckets:
-                both._counts[bucket] += count
-            both._sum_seconds += quantiles.sum_seconds
-            both._max_seconds = max(both._max_seconds, quantiles.max_seconds)
+        for bucket, count in (*self.buckets, *other.buckets):
+            both._counts[bucket] += count
+        both._sum_seconds = self.sum_seconds + other.sum_seconds
+        both._max_seconds = max(self.max_seconds, other.max_seconds)
         return both.snapshot()  # type: ignore[return-value]
 
     def _since(self, earlier: Self) -> Self:

@@ -106,17 +106,10 @@ class Report:
         failure: str = "",
         silence: str = "",
     ) -> Report:
-        """The report of these figures. For workers they are sums, and ``config`` is the rank's.
+        """The report of these figures of a pass. For workers they are sums, and ``config`` is the rank's.
 
-        Args:
-            waits: The pass's.
-            statistics: The pass's.
-            config: The pass's.
-            num_workers: Number of loader workers.
-            all_waits: Those of all passes; None if this is the first.
-            all_statistics: Those of all passes; None if this is the first.
-            failure: The error that ended the pass, in words.
-            silence: How a process that reads for this one has ended, is stopped, or hangs, in words.
+        ``all_waits`` and ``all_statistics`` are those of all passes, None if this is the first; ``failure`` says which
+        error ended the pass, and ``silence`` how a process that reads for this one has ended, is stopped, or hangs.
         """
         verdict = _Judge(waits, statistics, config, num_workers).verdict()
         if waits.consumers and not waits.samples:

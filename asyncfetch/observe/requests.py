@@ -52,10 +52,8 @@ class RequestWatch:
     def leave(self, since: float, first_byte: tuple[float, float] | None, facts: dict[str, Any]) -> None:
         """Write the request to the trace, and give the lane back.
 
-        Args:
-            since: When it got its place.
-            first_byte: When it was sent, and when its answer's head came; None without one.
-            facts: What became of it, beside ``details``.
+        It got its place at ``since``, was sent and had its answer's head at ``first_byte``, if it had one; ``facts``
+        say what became of it, beside ``details``.
         """
         if self._tracer is not None and self._lane is not None:
             self._tracer.request(self._name, self._lane, since, first_byte, {**self.details, **facts})

@@ -50,12 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tracer:
-    """Appends this process's events to a file. Thread-safe. Logs one warning if the file can't be written.
-
-    Args:
-        path: The file, which exists.
-        max_bytes: Bound on the file, about.
-    """
+    """Appends this process's events to a file that is there. Thread-safe. Logs one warning if it can't be written."""
 
     def __init__(self, path: str, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
@@ -121,15 +116,9 @@ class Tracer:
             rows = self._episodes_until
             row = next((row for row, end in enumerate(rows) if end <= since), len(rows))
             rows[row : row + 1] = [until]
+        event = {"name": "episode", "id": f"{self._pid}.{row}", "args": details}
         for phase, at in (("b", since), ("e", until)):
-            event = {
-                "name": "episode",
-                "ph": phase,
-                "id": f"{self._pid}.{row}",
-                "ts": _microseconds(at),
-                "args": details,
-            }
-            self.add(event, LOOP, "loop")
+            self.add({**event, "ph": phase, "ts": _microseconds(at)}, LOOP, "loop")
 
     def waits(self, lane: int, since: float, until: float, path: Iterable[WaitStep]) -> None:
         """Add a consumer's wait, one span for each step, named after the step's largest cause."""
@@ -205,10 +194,6 @@ running: Callable[[], Tracer | None] = partial(_tracers.get, "the process's")
 """Returns the process's tracer, if any. No Python function: each request calls it three times."""
 
 
-def _set(tracer: Tracer) -> None:
-    _tracers["the process's"] = tracer
-
-
 @contextmanager
 def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[None]:
     """Trace this block, and loader workers started in it, to a file for Perfetto.
@@ -231,15 +216,14 @@ def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterat
     path = os.path.abspath(path)
     before = os.environ.get(VARIABLE)
     _begin(path)
-    _set(Tracer(path, max_bytes))
+    _tracers["the process's"] = Tracer(path, max_bytes)
     os.environ[VARIABLE], os.environ[BEGUN] = path, f"{max_bytes} {path}"  # for processes that are spawned
     try:
         yield
     finally:
-        os.environ.pop(BEGUN, None)
-        if before is None:
-            os.environ.pop(VARIABLE, None)
-        else:
+        for variable in (BEGUN, VARIABLE):
+            os.environ.pop(variable, None)
+        if before is not None:
             os.environ[VARIABLE] = before
         _tracers.pop("the process's").close()
 
@@ -262,7 +246,7 @@ def _opened(path: str, max_bytes: int) -> Tracer | None:
     except OSError as error:
         _log.warning("%s=%s can't be written: %s. Nothing is traced", VARIABLE, path, error.strerror)
         return None
-    _set(tracer)
+    _tracers["the process's"] = tracer
     _close_at_exit(tracer)
     return tracer
 

@@ -108,15 +108,18 @@ class WaitStep(NamedTuple):
     episode: int | None = None
 
 
+_OF_LONGEST = (
+    "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes", "largest_episode", "other_bytes",
+)  # fmt: skip
+"""Figures that a sum takes from the consumer with the longest wait."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Waits(Figures):
     """A consumer's time, of one pass or of several side by side. All parts together are ``wall_seconds``."""
 
     _telling = ("samples", "wall_seconds", "busy_seconds", "waited_seconds")
-    _of_moment = (
-        "consumers", "least_idle_share", "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes",
-        "largest_episode", "other_bytes",
-    )  # fmt: skip
+    _of_moment = ("consumers", "least_idle_share", *_OF_LONGEST)
 
     consumers: int = 0
     """Number of passes: one, or those of a loader's workers."""
@@ -175,12 +178,6 @@ class Waits(Figures):
         """The sum."""
         first, *others = [*each] or [cls()]
         return sum_of(first, *others)
-
-
-_OF_LONGEST = (
-    "longest_wait_episode", "longest_wait_seconds", "mean_bytes", "largest_bytes", "largest_episode", "other_bytes",
-)  # fmt: skip
-"""Figures that a sum takes from the consumer with the longest wait."""
 
 
 MAX_EPISODES = 64
@@ -252,13 +249,10 @@ class WaitAccount:
     def note(
         self, loop_busy: float, loop_ran: float, sizes: tuple[int, int, int, int], transform: tuple[float, float]
     ) -> None:
-        """Note work so far.
+        """Note work so far: seconds in which the loop ran or waited for a core, and ran.
 
-        Args:
-            loop_busy: Seconds in which the loop ran or waited for a core.
-            loop_ran: Seconds in which it ran.
-            sizes: Number and bytes of all segments, bytes of the largest, and its episode.
-            transform: Both kinds of seconds of transforms.
+        ``sizes`` are number and bytes of all segments, bytes of the largest, and its episode; ``transform`` has both
+        kinds of seconds of transforms.
         """
         figures, (episodes, total_bytes, largest_bytes, largest) = self.figures, sizes
         figures[_LOOP_BUSY] += loop_busy
@@ -304,25 +298,20 @@ class WaitAccount:
 
     def settled(self, now: float) -> Waits:
         """A snapshot in which the wait under way has no cause yet, since that may change."""
-        return self._snapshot(now, None)
+        return self.snapshot(now, None)
 
-    def snapshot(self, now: float, path: Iterable[WaitStep] = ()) -> Waits:
-        """A snapshot with the wait under way, of which ``path`` are the parts."""
-        return self._snapshot(now, path)
-
-    def _snapshot(self, now: float, path: Iterable[WaitStep] | None) -> Waits:
-        copy = WaitAccount(array("d", bytes(8 * FIGURES)))
+    def snapshot(self, now: float, path: Iterable[WaitStep] | None = ()) -> Waits:
+        """A snapshot with the wait under way, of which ``path`` are the parts; None: see ``settled``."""
+        copy = WaitAccount()
         copy.figures[:] = array("d", self.figures)
-        figures = copy.figures
-        unsettled_seconds = 0.0
-        if path is None:
-            path = ()
-            if figures[_STATE] == _WAITING:
+        figures, unsettled_seconds = copy.figures, 0.0
+        if figures[_STATE] == _WAITING:
+            if path is None:
                 unsettled_seconds, figures[_SINCE] = max(0.0, now - figures[_SINCE]), now
-        if figures[_STATE] == _WAITING and not path and figures[_AT] >= 0:
-            path = [WaitStep(now, {Cause(int(figures[_AT])): 1.0})]
+            if not path and figures[_AT] >= 0:
+                path = [WaitStep(now, {Cause(int(figures[_AT])): 1.0})]
         is_used = figures[_STATE] != _IDLE or any(figures[_SAMPLES:])
-        copy.end(max(now, figures[_SINCE]), path)
+        copy.end(max(now, figures[_SINCE]), path or ())
         waited, start = figures[_CAUSES:_START], figures[_START:FIGURES]
         working_seconds = figures[_WORKING] + figures[_WORKED_SO_FAR]
         wall_seconds = figures[_BUSY_SECONDS] + sum(waited) + unsettled_seconds
@@ -352,6 +341,6 @@ class WaitAccount:
     @classmethod
     def read(cls, figures: Sequence[float], now: float) -> Waits:
         """The snapshot of an account that another process keeps in this memory."""
-        account = cls.__new__(cls)
-        account.figures, account._by_episode = array("d", figures), {}
+        account = cls()
+        account.figures = array("d", figures)
         return account.snapshot(now)

@@ -60,11 +60,7 @@ DEPTH_ENCODING = Encoding(
 
 
 def require_encoder(encoding: Encoding) -> None:
-    """Checks that PyAV is installed and has the encoder.
-
-    Raises:
-        MissingDependency: Either is missing.
-    """
+    """Checks that PyAV is installed and has the encoder: MissingDependency where it hasn't."""
     try:
         import av
     except ImportError as error:
@@ -108,10 +104,7 @@ def encode_clip(
         encoding: One of `ENCODINGS`, or `DEPTH_ENCODING`.
         fps: Frames per second.
         gop: Most frames from one key frame to the next.
-        crf: Quality; None takes the encoding's.
-
-    Raises:
-        ConfigError: No pictures, or the encoder refuses them or the options.
+        crf: Quality; None takes the encoding's. ConfigError where the encoder refuses this, or the pictures.
     """
     import av
 
@@ -144,13 +137,10 @@ def encode_clip(
 
 
 def join_clips(clips: Sequence[bytes], path: Path, *, fps: int) -> None:
-    """Writes clips of one encoding one after the other, without coding them again.
+    """Writes clips of one encoding, at least one, one after the other, without coding them again.
 
     A single clip is written unchanged, with its moov at the tail. Several are joined with the moov in front; clip n
     starts exactly where clip n - 1 ends, in integer ticks.
-
-    Raises:
-        ConfigError: No clips.
     """
     import av
 

@@ -12,6 +12,7 @@ AssertionError if the contract is broken.
 from __future__ import annotations
 
 import random
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio
@@ -233,23 +234,7 @@ async def listings(store: Store) -> None:
     await _raises(NotFound, store.fetcher.listdir(f"{base}nothing-here"))
 
 
-CHECKS: tuple[Check, ...] = (
-    whole_objects,
-    ranges,
-    open_ended_ranges,
-    empty_ranges,
-    empty_objects,
-    past_the_end,
-    arguments_that_cannot_be_meant,
-    sizes,
-    heads_and_tails,
-    own_buffers,
-    many_ranges,
-    streamed_ranges,
-    odd_names,
-    missing_objects,
-    replaced_objects,
-    cancelled_reads,
-    listings,
+CHECKS: tuple[Check, ...] = tuple(
+    check for name, check in list(globals().items()) if iscoroutinefunction(check) and not name.startswith("_")
 )
 """All checks."""

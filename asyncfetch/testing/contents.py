@@ -10,50 +10,37 @@ import stat
 import time
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio.to_thread
 
 from asyncfetch.testing.faults import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
 
-class StoredObject(Protocol):
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """The version for conditional requests."""
+
+    size: int
+    """Bytes."""
+    etag: str
+    """Strong, quotes included."""
+    last_modified: str
+    """HTTP date."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
     """One object, in the state of its lookup."""
 
     version: ObjectVersion
-    """Its size, ETag and date."""
-
-    async def read(self, start: int, stop: int) -> bytes | memoryview:
-        """Bytes [start, stop), within its size.
-
-        Raises:
-            OSError: It was changed or removed since its lookup.
-        """
-        ...
-
-
-class Contents(Protocol):
-    """Objects by path."""
-
-    async def find(self, path: str) -> StoredObject | None:
-        """The object at ``path`` ("/a/b.bin", decoded), or None.
-
-        Raises:
-            PermissionError: It exists, but may not be read.
-        """
-        ...
-
-
-class _BytesObject:
-    def __init__(self, content: bytes, version: ObjectVersion) -> None:
-        self._content, self.version = content, version
-
-    async def read(self, start: int, stop: int) -> memoryview:
-        return memoryview(self._content)[start:stop]
+    read: Callable[[int, int], Awaitable[bytes | memoryview]]
+    """Returns bytes [start, stop), within its size. OSError: it was changed or removed since its lookup."""
 
 
 class InMemory:
@@ -66,7 +53,9 @@ class InMemory:
         """``etag`` returns the tag of a content, which may take time; None means a hash."""
         self._objects = objects
         self._last_modified = formatdate(time.time(), usegmt=True)
-        self._etag = etag or functools.lru_cache(maxsize=1024)(_content_etag)
+        self._etag = etag or functools.lru_cache(maxsize=1024)(
+            lambda content: f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
+        )
 
     async def find(self, path: str) -> StoredObject | None:
         """The value of ``path``, or None."""
@@ -74,19 +63,11 @@ class InMemory:
         if content is None:
             return None
         etag = await anyio.to_thread.run_sync(self._etag, content)
-        return _BytesObject(content, ObjectVersion(len(content), etag, self._last_modified))
 
+        async def read(start: int, stop: int) -> memoryview:
+            return memoryview(content)[start:stop]
 
-def _content_etag(content: bytes) -> str:
-    return f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
-
-
-class _FileObject:
-    def __init__(self, path: str, version: ObjectVersion) -> None:
-        self._path, self.version = path, version
-
-    async def read(self, start: int, stop: int) -> bytes:
-        return await anyio.to_thread.run_sync(_read_file, self._path, self.version, start, stop)
+        return StoredObject(ObjectVersion(len(content), etag, self._last_modified), read)
 
 
 class DirectoryContents:
@@ -96,7 +77,7 @@ class DirectoryContents:
         self._root = os.path.realpath(root)
 
     async def find(self, path: str) -> StoredObject | None:
-        """The file at ``path`` below the root, or None."""
+        """The file at ``path`` ("/a/b.bin", decoded) below the root, or None; PermissionError if it may not be read."""
         return await anyio.to_thread.run_sync(self._find, path)
 
     def _find(self, path: str) -> StoredObject | None:
@@ -111,9 +92,16 @@ class DirectoryContents:
             return None
         try:
             status = os.fstat(descriptor)
-            return _FileObject(real, _file_version(status)) if stat.S_ISREG(status.st_mode) else None
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            version = _file_version(status)
+            return StoredObject(version, partial(anyio.to_thread.run_sync, partial(_read_file, real, version)))
         finally:
             os.close(descriptor)
+
+
+Contents: TypeAlias = InMemory | DirectoryContents
+"""Objects by path."""
 
 
 def _read_file(path: str, version: ObjectVersion, start: int, stop: int) -> bytes:
@@ -142,18 +130,6 @@ _RANGE = re.compile(r"\s*bytes\s*=\s*([0-9]{0,18})\s*-\s*([0-9]{0,18})\s*", re.I
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectVersion:
-    """The version for conditional requests."""
-
-    size: int
-    """Bytes."""
-    etag: str
-    """Strong, quotes included."""
-    last_modified: str
-    """HTTP date."""
-
-
-@dataclass(frozen=True, slots=True)
 class ContentAnswer:
     """A response before it is sent."""
 
@@ -167,6 +143,8 @@ class ContentAnswer:
     """One past the last."""
     text: bytes = b""
     """Another body than the object's."""
+    stored: StoredObject | None = None
+    """The object, if there is one at the path."""
 
 
 def asked_range(header: str | None) -> tuple[int, int | None] | None:
@@ -206,32 +184,22 @@ def answer_object(
     fault = fault or Fault()
     if fault.new_etag:
         version = replace(version, etag='"replaced-' + version.etag.lstrip('"'))
-    if not _matches(headers.get("If-Match"), version):
+    # The strong comparison: a weak tag (W/"...") never equals a strong one.
+    wanted = [tag.strip() for tag in headers.get("If-Match", "*").split(",")]
+    if wanted != ["*"] and version.etag not in wanted:
         return answer_status(412, method)
     described = {"ETag": version.etag, "Last-Modified": version.last_modified, "Accept-Ranges": "bytes"}
     # The RFC defines Range only for GET.
     asked = asked_range(headers.get("Range")) if method == "GET" and not fault.drop_range else None
-    if asked is None or not _range_holds(headers.get("If-Range"), version):
+    condition = headers.get("If-Range")
+    if asked is None or (condition is not None and condition.strip() not in {version.etag, version.last_modified}):
         stop = 0 if method == "HEAD" else version.size
         return ContentAnswer(200, {**described, "Content-Length": str(version.size)}, stop=stop)
-    start, stop = _clip(asked, version.size)
+    start = asked[0] if asked[0] >= 0 else max(0, version.size + asked[0])
+    stop = version.size if asked[1] is None else min(asked[1], version.size)
     if start >= stop:
         return answer_status(416, method, {"Content-Range": f"bytes */{version.size}"})
     stop = max(start + 1, stop - fault.missing_bytes)
     shift = fault.shift_bytes
     described["Content-Range"] = f"bytes {start + shift}-{stop - 1 + shift}/{version.size}"
     return ContentAnswer(206, {**described, "Content-Length": str(stop - start)}, start, stop)
-
-
-def _matches(if_match: str | None, version: ObjectVersion) -> bool:
-    # The strong comparison: a weak tag (W/"...") never equals a strong one.
-    return if_match is None or if_match.strip() == "*" or version.etag in [tag.strip() for tag in if_match.split(",")]
-
-
-def _range_holds(if_range: str | None, version: ObjectVersion) -> bool:
-    return if_range is None or if_range.strip() in {version.etag, version.last_modified}
-
-
-def _clip(asked: tuple[int, int | None], size: int) -> tuple[int, int]:
-    start, stop = asked
-    return (max(0, size + start) if start < 0 else start), size if stop is None else min(stop, size)

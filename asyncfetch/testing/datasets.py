@@ -14,19 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.config.checks import is_whole_number, whole_number
+from asyncfetch.config.checks import is_whole_number, require, whole_number
 from asyncfetch.errors import ConfigError, MissingDependency, install_command
 from asyncfetch.testing.clips import DEPTH_ENCODING, ENCODINGS, require_encoder
 from asyncfetch.testing.identity import paint
-from asyncfetch.testing.recorder import Quirks, Recorder, Recording
-from asyncfetch.testing.truth import (
-    DEFAULT_FEATURES,
-    DEPTH,
-    EXTRAS,
-    ROBOT_FEATURES,
-    SNAPSHOT_CAMERA,
-    DatasetTruth,
-)
+from asyncfetch.testing.recorder import Quirks, Recorder
+from asyncfetch.testing.truth import DEFAULT_FEATURES, DEPTH, EXTRAS, ROBOT_FEATURES, SNAPSHOT_CAMERA, DatasetTruth
 
 if TYPE_CHECKING:
     import os
@@ -112,7 +105,8 @@ def write_dataset(
         seed=whole_number("seed", seed, least=0),
         distinct_videos=None if distinct_videos is None else whole_number("distinct_videos", distinct_videos, least=1),
     )
-    recording = Recording(
+    recorder = Recorder(
+        truth=truth,
         encoding=_encoding(codec),
         gop=whole_number("gop", gop, least=1),
         crf=None if crf is None else whole_number("crf", crf, least=0),
@@ -120,11 +114,12 @@ def write_dataset(
         episodes_per_data_file=whole_number("episodes_per_data_file", episodes_per_data_file, least=1),
         chunks_size=whole_number("chunks_size", chunks_size, least=1),
         quirks=quirks or Quirks(),
+        progress=progress,
     )
     _check_truth(truth, extras)
-    _check_recording(truth, recording)
-    _require_dependencies(truth, recording)
-    Recorder(truth, recording, progress).write()
+    _check_quirks(recorder)
+    _require_dependencies(recorder)
+    recorder.write()
     return truth
 
 
@@ -158,71 +153,56 @@ def _per_video_file(truth: DatasetTruth, wanted: int | Mapping[str, int]) -> dic
 
 
 def _check_truth(truth: DatasetTruth, extras: Collection[str]) -> None:
-    if unknown := set(extras) - set(EXTRAS):
-        raise ConfigError(f"unknown extras {sorted(unknown)}; there are {list(EXTRAS)}")
-    if not truth.tasks:
-        raise ConfigError("a dataset needs at least one task")
-    if truth.fps > MAX_FPS:
-        raise ConfigError(f"fps={truth.fps} must be within 1 and {MAX_FPS}")
-    if odd := [name for name in truth.cameras if name in {"", ".", ".."} or {"/", "\0"} & set(name)]:
-        raise ConfigError(f"cameras can't be called {odd}: a name becomes a directory's")
-    if taken := set(truth.cameras) & {*ROBOT_FEATURES, *EXTRAS, *DEFAULT_FEATURES}:
-        raise ConfigError(f"cameras can't be called {sorted(taken)}, other features are")
-    if len(set(truth.cameras)) < len(truth.cameras) or len(truth.cameras) > SNAPSHOT_CAMERA:
-        raise ConfigError(f"cameras must be at most {SNAPSHOT_CAMERA} different names, not {truth.cameras}")
-    if truth.width % 2 or truth.height % 2:
-        raise ConfigError(f"{truth.width}x{truth.height} must be even numbers of pixels")
-    _check_repeats(truth)
+    cameras, size = truth.cameras, f"{truth.width}x{truth.height}"
+    unknown = set(extras) - set(EXTRAS)
+    require(not unknown, f"unknown extras {sorted(unknown)}; there are {list(EXTRAS)}")
+    require(len(truth.tasks) > 0, "a dataset needs at least one task")
+    require(truth.fps <= MAX_FPS, f"fps={truth.fps} must be within 1 and {MAX_FPS}")
+    odd = [name for name in cameras if name in {"", ".", ".."} or {"/", "\0"} & set(name)]
+    require(not odd, f"cameras can't be called {odd}: a name becomes a directory's")
+    taken = set(cameras) & {*ROBOT_FEATURES, *EXTRAS, *DEFAULT_FEATURES}
+    require(not taken, f"cameras can't be called {sorted(taken)}, other features are")
+    is_possible = len(set(cameras)) == len(cameras) <= SNAPSHOT_CAMERA
+    require(is_possible, f"cameras must be at most {SNAPSHOT_CAMERA} different names, not {cameras}")
+    require(truth.width % 2 == truth.height % 2 == 0, f"{size} must be even numbers of pixels")
+    for episode, length in enumerate(truth.lengths):
+        model = truth.painted_episode(episode)
+        require(
+            length == truth.lengths[model],
+            f"episode {episode} of {length} frames can't repeat the video of episode {model} with "
+            f"{truth.lengths[model]}: distinct_videos={truth.distinct_videos} takes equal lengths",
+        )
     # Raises before anything is written if a picture can't be painted.
     last = (max(truth.num_episodes - 1, 0), max((*truth.lengths, 1)) - 1, SNAPSHOT_CAMERA)
     paint(*last, width=truth.width, height=truth.height, texture=truth.texture, seed=truth.seed)
-    if truth.root.exists() and (not truth.root.is_dir() or any(truth.root.iterdir())):
-        raise ConfigError(f"{truth.root} exists and isn't an empty directory; remove it or choose another")
+    is_new = not truth.root.exists() or (truth.root.is_dir() and not any(truth.root.iterdir()))
+    require(is_new, f"{truth.root} exists and isn't an empty directory; remove it or choose another")
 
 
-def _check_repeats(truth: DatasetTruth) -> None:
-    if truth.distinct_videos is None:
-        return
-    for episode, length in enumerate(truth.lengths):
-        model = truth.painted_episode(episode)
-        if length != truth.lengths[model]:
-            raise ConfigError(
-                f"episode {episode} of {length} frames can't repeat the video of episode {model} with "
-                f"{truth.lengths[model]}: distinct_videos={truth.distinct_videos} takes equal lengths"
-            )
-
-
-def _check_recording(truth: DatasetTruth, recording: Recording) -> None:
-    quirks = recording.quirks
+def _check_quirks(recorder: Recorder) -> None:
+    quirks, truth = recorder.quirks, recorder.truth
     if quirks.episodes_per_meta_file is not None:
         whole_number("episodes_per_meta_file", quirks.episodes_per_meta_file, least=1)
-    if not set(quirks.null_index_episodes) <= set(range(truth.num_episodes)):
-        raise ConfigError(
-            f"null_index_episodes {quirks.null_index_episodes} must be within {truth.num_episodes} episodes"
-        )
+    without, short, empty = quirks.null_index_episodes, quirks.short_video_frames, quirks.empty_video_file
+    are_there = set(without) <= set(range(truth.num_episodes))
+    require(are_there, f"null_index_episodes {without} must be within {truth.num_episodes} episodes")
     shortest = min((length for length in truth.lengths if length), default=1)
-    if not 0 <= quirks.short_video_frames < shortest:
-        raise ConfigError(
-            f"short_video_frames={quirks.short_video_frames} must leave of {shortest} frames at least one"
-        )
-    if quirks.without_default_feature not in {None, *DEFAULT_FEATURES}:
-        raise ConfigError(f"{quirks.without_default_feature!r} isn't one of the default features {DEFAULT_FEATURES}")
-    if quirks.empty_video_file is not None:
-        first_per_file = next(iter(recording.episodes_per_video_file.values()), 1)
-        files = -(-truth.num_episodes // first_per_file) if truth.video_features else 0
-        if not 0 <= quirks.empty_video_file < files:
-            raise ConfigError(
-                f"empty_video_file={quirks.empty_video_file} must be one of the first camera's {files} files"
-            )
-    if quirks.orphan_rows < 0:
-        raise ConfigError(f"orphan_rows={quirks.orphan_rows} must not be negative")
+    require(0 <= short < shortest, f"short_video_frames={short} must leave of {shortest} frames at least one")
+    missing = quirks.without_default_feature
+    is_default = missing in {None, *DEFAULT_FEATURES}
+    require(is_default, f"{missing!r} isn't one of the default features {DEFAULT_FEATURES}")
+    per_file = next(iter(recorder.episodes_per_video_file.values()), 1)
+    files = -(-truth.num_episodes // per_file) if truth.video_features else 0
+    is_there = empty is None or 0 <= empty < files
+    require(is_there, f"empty_video_file={empty} must be one of the first camera's {files} files")
+    require(quirks.orphan_rows >= 0, f"orphan_rows={quirks.orphan_rows} must not be negative")
 
 
-def _require_dependencies(truth: DatasetTruth, recording: Recording) -> None:
+def _require_dependencies(recorder: Recorder) -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise MissingDependency(f"writing datasets needs pyarrow: {install_command('testing')}") from error
-    require_encoder(recording.encoding)
-    if DEPTH in truth.extras:
+    require_encoder(recorder.encoding)
+    if DEPTH in recorder.truth.extras:
         require_encoder(DEPTH_ENCODING)

@@ -7,12 +7,9 @@ import hmac
 import json
 import secrets
 import time
-from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
-
-import anyio
 
 from asyncfetch.testing.contents import ContentAnswer, answer_status
 from asyncfetch.testing.server import RangeServer
@@ -20,7 +17,6 @@ from asyncfetch.testing.server import RangeServer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from asyncfetch.testing.contents import StoredObject
     from asyncfetch.testing.faults import Fault, FaultRule, ServedRequest
     from asyncfetch.testing.server import Receive
 
@@ -31,8 +27,8 @@ _PREFIXED = {"datasets", "spaces", "buckets"}
 _UPLOADED_AT = "2026-01-02T03:04:05.000Z"
 
 
-class HubServer:
-    """Repositories, and the servers that have them: the Hub's own, and a CDN at another origin.
+class HubServer(RangeServer):
+    """Repositories, on the Hub's own server, which this is, and on a CDN at another origin.
 
         with HubServer() as hub:
             hub.push("datasets/org/name", {"data.bin": bytes(1000)})
@@ -41,7 +37,7 @@ class HubServer:
 
     The Hub resolves revisions to commits, lists branches, lists trees by pages, serves small files itself and redirects
     to the CDN for others; urls of the CDN are signed and expire. Buckets ("buckets/org/name") have no revisions, and
-    all their files are at the CDN. It is entered like a RangeServer.
+    all their files are at the CDN.
 
     Args:
         token: The Hub's bearer token; None for no token. The CDN refuses requests that carry one.
@@ -66,6 +62,8 @@ class HubServer:
         fault: FaultRule | None = None,
         cdn_fault: FaultRule | None = None,
     ) -> None:
+        self._served: dict[str, bytes] = {}
+        super().__init__(self._served, tls=tls, fault=fault)
         self.token = token
         self.lfs_bytes = lfs_bytes
         self.url_seconds = url_seconds
@@ -78,19 +76,11 @@ class HubServer:
         self._blobs: dict[str, bytes] = {}
         self._secret = secrets.token_bytes(16)
         self.cdn: RangeServer = _Cdn(self, tls=tls, fault=cdn_fault)
-        self.hub: RangeServer = _HubHandlers(self, tls=tls, fault=fault)
-        self._thread = ExitStack()
-        self._tasks = AsyncExitStack()
 
     @property
-    def url(self) -> str:
-        """The url for HF_ENDPOINT."""
-        return self.hub.url
-
-    @property
-    def ca_file(self) -> str | None:
-        """PEM file of the authority of both servers; None without TLS."""
-        return self.hub.ca_file
+    def hub(self) -> RangeServer:
+        """The Hub's own server."""
+        return self
 
     @property
     def now(self) -> float:
@@ -124,108 +114,68 @@ class HubServer:
         """The signature of a url of the CDN."""
         return hmac.new(self._secret, f"{path} {expires}".encode(), hashlib.sha256).hexdigest()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self.cdn)
-            stack.enter_context(self.hub)
-            self._thread = stack.pop_all()
-        return self
+    async def _open(self) -> None:
+        await self.cdn._open()
+        await super()._open()
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._thread.close()
+    async def _close(self) -> None:
+        await super()._close()
+        await self.cdn._close()
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self.cdn)
-            await stack.enter_async_context(self.hub)
-            self._tasks = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        with anyio.CancelScope(shield=True):
-            await self._tasks.aclose()
-
-
-class _Cdn(RangeServer):
-    def __init__(self, owner: HubServer, **options: Any) -> None:  # noqa: ANN401 - RangeServer's
-        super().__init__(owner._blobs, **options)
-        self._owner = owner
-
-    async def _answer(
-        self, record: ServedRequest, fault: Fault, receive: Receive
-    ) -> tuple[ContentAnswer, StoredObject | None]:
-        query = {name: values[0] for name, values in parse_qs(record.target.partition("?")[2]).items()}
-        expires = int(query.get("Expires", "0"))
-        signed = hmac.compare_digest(query.get("Signature", ""), self._owner.signature(record.path, expires))
-        if fault.answer_status is None and ("Authorization" in record.headers or not signed):
-            return answer_status(403, record.method), None
-        if fault.answer_status is None and self._owner.now > expires:
-            return answer_status(403, record.method), None
-        return await super()._answer(record, fault, receive)
-
-
-class _HubHandlers(RangeServer):
-    def __init__(self, owner: HubServer, **options: Any) -> None:  # noqa: ANN401 - RangeServer's
-        self._served: dict[str, bytes] = {}
-        super().__init__(self._served, **options)
-        self._owner = owner
-
-    async def _answer(
-        self, record: ServedRequest, fault: Fault, receive: Receive
-    ) -> tuple[ContentAnswer, StoredObject | None]:
+    async def _answer(self, record: ServedRequest, fault: Fault, receive: Receive) -> ContentAnswer:
         if fault.answer_status is not None:
             return await super()._answer(record, fault, receive)
-        wanted = None if self._owner.token is None else f"Bearer {self._owner.token}"
+        wanted = None if self.token is None else f"Bearer {self.token}"
         if wanted is not None and record.headers.get("Authorization") != wanted:
-            return answer_status(401, record.method, {"X-Error-Code": "RepoNotFound"}), None
+            return answer_status(401, record.method, {"X-Error-Code": "RepoNotFound"})
         parts = [unquote(part) for part in record.target.partition("?")[0].strip("/").split("/")]
         if parts[0] == "api":
-            return self._api(record, *parts[1:]), None
+            return self._api(record, *parts[1:])
         if parts[0] == "buckets":
             parts.insert(4, "main")
         repository = "/".join(parts[:3]) if parts[0] in _PREFIXED else f"models/{'/'.join(parts[:2])}"
         parts = parts[3:] if parts[0] in _PREFIXED else parts[2:]
         if len(parts) < 3 or parts[0] != "resolve":
-            return answer_status(404, record.method), None
+            return answer_status(404, record.method)
         return await self._resolve(record, fault, receive, repository, parts[1], "/".join(parts[2:]))
 
     async def _resolve(
         self, record: ServedRequest, fault: Fault, receive: Receive, repository: str, revision: str, path: str
-    ) -> tuple[ContentAnswer, StoredObject | None]:
-        found = self._owner.files(repository, revision)
+    ) -> ContentAnswer:
+        found = self.files(repository, revision)
         if found is None:
-            return answer_status(404, record.method, {"X-Error-Code": "RevisionNotFound"}), None
-        if self._owner.quota_left is not None:
-            if self._owner.quota_left <= 0:
-                return answer_status(429, record.method, {"RateLimit": f'"resolvers";r=0;t={WINDOW_SECONDS}'}), None
-            self._owner.quota_left -= 1
+            return answer_status(404, record.method, {"X-Error-Code": "RevisionNotFound"})
+        if self.quota_left is not None:
+            if self.quota_left <= 0:
+                return answer_status(429, record.method, {"RateLimit": f'"resolvers";r=0;t={WINDOW_SECONDS}'})
+            self.quota_left -= 1
         commit, files = found
         if path not in files:
-            return answer_status(404, record.method, {"X-Error-Code": "EntryNotFound"}), None
+            return answer_status(404, record.method, {"X-Error-Code": "EntryNotFound"})
         described = {"X-Repo-Commit": commit, "X-Linked-Etag": f'"{_sha(files[path])}"'}
         if repository.startswith("buckets/"):
             described["X-Xet-Hash"] = _content_hash(files[path])
-        if len(files[path]) >= self._owner.lfs_bytes or "X-Xet-Hash" in described:
+        if len(files[path]) >= self.lfs_bytes or "X-Xet-Hash" in described:
             described["X-Linked-Size"] = str(len(files[path]))
-            return ContentAnswer(302, {**described, "Location": self._signed(files[path]), "Content-Length": "0"}), None
+            return ContentAnswer(302, {**described, "Location": self._signed(files[path]), "Content-Length": "0"})
         self._served[record.path] = files[path]
-        answer, stored = await super()._answer(record, fault, receive)
-        return replace(answer, headers={**answer.headers, **described}), stored
+        answer = await super()._answer(record, fault, receive)
+        return replace(answer, headers={**answer.headers, **described})
 
     def _signed(self, content: bytes) -> str:
-        path, expires = f"/blobs/{_sha(content)}", int(self._owner.now + self._owner.url_seconds)
-        signature = self._owner.signature(path, expires)
-        return f"{self._owner.cdn.url}{path}?Expires={expires}&Signature={signature}&Key-Pair-Id=K1"
+        path, expires = f"/blobs/{_sha(content)}", int(self.now + self.url_seconds)
+        signature = self.signature(path, expires)
+        return f"{self.cdn.url}{path}?Expires={expires}&Signature={signature}&Key-Pair-Id=K1"
 
     def _api(self, record: ServedRequest, *parts: str) -> ContentAnswer:
         """``KIND/org/name/revision/REVISION``, ``.../tree/REVISION[/path]``, ``.../refs``; of a bucket ``.../tree``."""
         if parts[3:] == ("refs",):
-            branches = self._owner.branches("/".join(parts[:3]))
+            branches = self.branches("/".join(parts[:3]))
             named = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": sha} for name, sha in branches.items()]
             return _json({"branches": named, "converts": [], "tags": []})
         if parts[0] == "buckets":
             parts = (*parts[:4], "main", *parts[4:])
-        found = self._owner.files("/".join(parts[:3]), parts[4]) if len(parts) >= 5 else None
+        found = self.files("/".join(parts[:3]), parts[4]) if len(parts) >= 5 else None
         if found is None:
             return answer_status(404, record.method, {"X-Error-Code": "RevisionNotFound"})
         commit, files = found
@@ -238,14 +188,30 @@ class _HubHandlers(RangeServer):
             directory, entries = "", _bucket_entries(files, directory.removesuffix("/"))
         else:
             is_recursive = query.get("recursive", [""])[0].lower() == "true"
-            entries = _entries(files, directory, self._owner.lfs_bytes, is_recursive=is_recursive)
+            entries = _entries(files, directory, self.lfs_bytes, is_recursive=is_recursive)
         if directory and not entries:
             return answer_status(404, record.method, {"X-Error-Code": "EntryNotFound"})
         start = int(query.get("cursor", ["0"])[0])
-        stop = start + self._owner.page_entries
+        stop = start + self.page_entries
         again = "&recursive=true" if "recursive" in query else ""
         following = f'<{self.url}{path}?cursor={stop}{again}>; rel="next"'
         return _json(entries[start:stop], {"Link": following} if stop < len(entries) else {})
+
+
+class _Cdn(RangeServer):
+    def __init__(self, owner: HubServer, **options: Any) -> None:  # noqa: ANN401 - RangeServer's
+        super().__init__(owner._blobs, **options)
+        self._owner = owner
+
+    async def _answer(self, record: ServedRequest, fault: Fault, receive: Receive) -> ContentAnswer:
+        query = {name: values[0] for name, values in parse_qs(record.target.partition("?")[2]).items()}
+        expires = int(query.get("Expires", "0"))
+        signed = hmac.compare_digest(query.get("Signature", ""), self._owner.signature(record.path, expires))
+        if fault.answer_status is None and ("Authorization" in record.headers or not signed):
+            return answer_status(403, record.method)
+        if fault.answer_status is None and self._owner.now > expires:
+            return answer_status(403, record.method)
+        return await super()._answer(record, fault, receive)
 
 
 def _entries(files: Mapping[str, bytes], directory: str, lfs_bytes: int, *, is_recursive: bool) -> list[dict[str, Any]]:
@@ -286,9 +252,7 @@ def _bucket_entries(files: Mapping[str, bytes], prefix: str) -> list[dict[str, A
 def _json(value: object, headers: Mapping[str, str] | None = None) -> ContentAnswer:
     body = json.dumps(value).encode()
     return ContentAnswer(
-        200,
-        {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})},
-        text=body,
+        200, {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}, text=body
     )
 
 

@@ -85,11 +85,8 @@ def identity_cells(episode: int, frame: int, camera: int, *, width: int, height:
             f"a picture of {width}x{height} can't hold an identity: "
             f"it takes at least {COLUMNS * MIN_CELL_PX}x{ROWS * MIN_CELL_PX} pixels"
         )
-    for name, value, size in (
-        ("episode", episode, EPISODE_BITS),
-        ("frame", frame, FRAME_BITS),
-        ("camera", camera, CAMERA_BITS),
-    ):
+    fields = {"episode": (episode, EPISODE_BITS), "frame": (frame, FRAME_BITS), "camera": (camera, CAMERA_BITS)}
+    for name, (value, size) in fields.items():
         if not 0 <= value < 1 << size:
             raise ConfigError(f"{name} {value} must be within 0 and {(1 << size) - 1}, its field has {size} bits")
     payload = (((episode << FRAME_BITS) | frame) << CAMERA_BITS | camera).to_bytes(PAYLOAD_BYTES, "big")
@@ -171,16 +168,11 @@ def _as_hwc(picture: NDArray[Any]) -> NDArray[Any]:
 def _cell_means(pixels: NDArray[Any]) -> NDArray[np.float64]:
     """Mean of the middle half of every cell, row-major; the rims blur in coding and resizing."""
     ys, xs = _edges(pixels.shape[0], ROWS), _edges(pixels.shape[1], COLUMNS)
-    return np.array([
-        pixels[_middle(top, bottom), _middle(left, right)].mean()
-        for top, bottom in pairwise(ys)
-        for left, right in pairwise(xs)
-    ])
-
-
-def _middle(start: int, stop: int) -> slice:
-    quarter = (stop - start) // 4
-    return slice(start + quarter, stop - quarter)
+    rows, columns = (
+        [slice(start + (stop - start) // 4, stop - (stop - start) // 4) for start, stop in pairwise(edges)]
+        for edges in (ys, xs)
+    )
+    return np.array([pixels[row, column].mean() for row in rows for column in columns])
 
 
 @lru_cache(maxsize=8)  # one per camera of the dataset being painted; under 1 MB each at 640x480

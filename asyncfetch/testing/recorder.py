@@ -55,30 +55,6 @@ def data_schema(features: Features, quirks: Quirks) -> pa.Schema:
     return pa.schema(fields, metadata={"huggingface": json.dumps(info)})
 
 
-def write_data(
-    path: Path, truth: DatasetTruth, schema: pa.Schema, episodes: Sequence[int], quirks: Quirks, *, orphan_rows: int = 0
-) -> None:
-    """Writes the rows of some episodes, after orphan rows if any; episodes without frames have none."""
-    import pyarrow as pa
-
-    tables = [_episode_table(truth, schema, episode) for episode in episodes if truth.lengths[episode]]
-    if orphan_rows:
-        tables.insert(0, _orphans(tables[0], truth, orphan_rows))
-    if quirks.collapsed_row_groups:
-        tables = [pa.concat_tables(tables)]
-    _write_row_groups(path, tables)
-
-
-def write_episodes(path: Path, columns: Mapping[str, Sequence[Any]], rows: slice, quirks: Quirks) -> None:
-    """Writes some rows of meta/episodes. ``columns`` has the values of all episodes, None for null."""
-    import pyarrow as pa
-
-    names = sorted(columns) if quirks.sorted_episode_columns else list(columns)
-    table = pa.table({name: _episode_column(name, columns[name][rows], quirks) for name in names})
-    starts = range(0, table.num_rows, EPISODES_PER_FLUSH)
-    _write_row_groups(path, [table.slice(start, EPISODES_PER_FLUSH) for start in starts])
-
-
 def write_tasks(path: Path, tasks: Sequence[str], quirks: Quirks) -> None:
     """Writes tasks.parquet: the task is the index of a pandas frame, hence the second column."""
     import pyarrow as pa
@@ -415,10 +391,12 @@ Columns = dict[str, list[Any]]
 """Columns of meta/episodes, one value an episode, in the order in which they are written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """The way in which a dataset is stored, apart from its contents."""
+@dataclass(kw_only=True)
+class Recorder:
+    """Writes one dataset, once."""
 
+    truth: DatasetTruth
+    """The contents, and the directory."""
     encoding: Encoding
     """Encoding of the colour videos."""
     gop: int
@@ -428,27 +406,12 @@ class Recording:
     episodes_per_data_file: int
     chunks_size: int
     quirks: Quirks
+    progress: Callable[[int, int], object] | None
+    """Called with the numbers of finished and of all videos."""
 
-
-class Recorder:
-    """Writes one dataset, once.
-
-    Args:
-        truth: The contents, and the directory.
-        recording: The way of storing.
-        progress: Called with the numbers of finished and of all videos.
-    """
-
-    def __init__(
-        self, truth: DatasetTruth, recording: Recording, progress: Callable[[int, int], object] | None
-    ) -> None:
-        self._truth = truth
-        self._recording = recording
-        self._quirks = recording.quirks
-        self._progress = progress
-        self._features = describe_features(
-            truth, recording.encoding, gop=recording.gop, crf=recording.crf, quirks=recording.quirks
-        )
+    def __post_init__(self) -> None:
+        truth = self.truth
+        self._features = describe_features(truth, self.encoding, gop=self.gop, crf=self.crf, quirks=self.quirks)
         self._filled = [episode for episode, length in enumerate(truth.lengths) if length]
         self._videos_done = 0
         # An episode may have a second, shorter clip. Without repeats there is nothing to remember.
@@ -458,7 +421,7 @@ class Recorder:
 
     def write(self) -> None:
         """Writes every file, info.json last: without it there is no dataset."""
-        truth, quirks = self._truth, self._quirks
+        truth, quirks = self.truth, self.quirks
         columns: Columns = {
             "episode_index": list(range(truth.num_episodes)),
             "tasks": [[truth.task(episode)] for episode in range(truth.num_episodes)],
@@ -471,20 +434,24 @@ class Recorder:
             columns |= self._write_statistics()
         self._write_episodes(columns)
         write_tasks(truth.root / "meta/tasks.parquet", truth.tasks, quirks)
-        self._write_json(
-            "meta/info.json",
-            describe_dataset(truth, self._features, chunks_size=self._recording.chunks_size, quirks=quirks),
-        )
+        info = describe_dataset(truth, self._features, chunks_size=self.chunks_size, quirks=quirks)
+        self._write_json("meta/info.json", info)
 
     def _write_data(self) -> Columns:
-        truth, per_file = self._truth, self._recording.episodes_per_data_file
-        schema = data_schema(self._features, self._quirks)
-        for file, episodes in self._files(per_file):
-            path = self._path(DATA_PATH, file)
-            write_data(path, truth, schema, episodes, self._quirks, orphan_rows=self._quirks.orphan_rows)
-        if self._quirks.orphan_files and self._filled:
-            path = self._path(DATA_PATH, self._file_count(per_file))
-            write_data(path, truth, schema, self._filled[:1], self._quirks)
+        import pyarrow as pa
+
+        truth, quirks, per_file = self.truth, self.quirks, self.episodes_per_data_file
+        schema = data_schema(self._features, quirks)
+        files = [(file, episodes, quirks.orphan_rows) for file, episodes in self._files(per_file)]
+        if quirks.orphan_files and self._filled:
+            files.append((self._file_count(per_file), self._filled[:1], 0))
+        for file, episodes, orphan_rows in files:
+            tables = [_episode_table(truth, schema, episode) for episode in episodes]
+            if orphan_rows:
+                tables.insert(0, _orphans(tables[0], truth, orphan_rows))
+            _write_row_groups(
+                self._path(DATA_PATH, file), [pa.concat_tables(tables)] if quirks.collapsed_row_groups else tables
+            )
         starts = [truth.first_index(episode) for episode in range(truth.num_episodes)]
         return {
             **self._file_columns("data", per_file),
@@ -493,20 +460,21 @@ class Recorder:
         }
 
     def _write_videos(self, video: str) -> Columns:
-        truth, per_file = self._truth, self._recording.episodes_per_video_file[video]
+        truth, per_file = self.truth, self.episodes_per_video_file[video]
         for file, episodes in self._files(per_file):
             path = self._path(VIDEO_PATH, file, video_key=video)
             lengths = [truth.lengths[episode] for episode in episodes]
-            lengths[-1] -= self._quirks.short_video_frames
-            clips = (
-                self._clip(video, truth.painted_episode(episode), length)
-                for episode, length in zip(episodes, lengths, strict=True)
-                if length > 0
-            )
-            join_clips(self._counted(clips), path, fps=truth.fps)
-            if file == self._quirks.empty_video_file and video == truth.video_features[0]:
+            lengths[-1] -= self.quirks.short_video_frames
+            clips = []
+            for episode, length in zip(episodes, lengths, strict=True):
+                clips.append(self._clip(video, truth.painted_episode(episode), length))
+                self._videos_done += 1
+                if self.progress is not None:
+                    self.progress(self._videos_done, len(self._filled) * len(truth.video_features))
+            join_clips(clips, path, fps=truth.fps)
+            if file == self.quirks.empty_video_file and video == truth.video_features[0]:
                 path.write_bytes(b"")
-        if self._quirks.orphan_files and self._filled:
+        if self.quirks.orphan_files and self._filled:
             orphan = self._filled[0]
             clip = self._clip(video, truth.painted_episode(orphan), truth.lengths[orphan])
             join_clips([clip], self._path(VIDEO_PATH, self._file_count(per_file), video_key=video), fps=truth.fps)
@@ -521,9 +489,9 @@ class Recorder:
         """The times of each episode in its file, summed up in floats as in LeRobot, rounding errors included."""
         starts: list[float] = []
         stops: list[float] = []
-        for episode, length in enumerate(self._truth.lengths):
+        for episode, length in enumerate(self.truth.lengths):
             starts.append(0.0 if episode % per_file == 0 else stops[-1])
-            stops.append(starts[-1] + float(Fraction(length, self._truth.fps)))
+            stops.append(starts[-1] + float(Fraction(length, self.truth.fps)))
         return starts, stops
 
     def _write_statistics(self) -> Columns:
@@ -537,24 +505,22 @@ class Recorder:
             overall[name] = _plain(aggregate(list(by_episode.values())))
             plain = {episode: _plain(statistics) for episode, statistics in by_episode.items()}
             for statistic in STATISTICS:
-                columns[f"stats/{name}/{statistic}"] = [
-                    plain[episode][statistic] if episode in plain else None
-                    for episode in range(self._truth.num_episodes)
-                ]
+                values = (plain.get(episode, {}).get(statistic) for episode in range(self.truth.num_episodes))
+                columns[f"stats/{name}/{statistic}"] = list(values)
         self._write_json("meta/stats.json", overall)
         return columns
 
     def _feature_statistics(self, name: str, feature: Mapping[str, Any], episode: int) -> Statistics:
         match feature["dtype"]:
             case "video":
-                return self._picture_statistics(name, self._truth.painted_episode(episode))
+                return self._picture_statistics(name, self.truth.painted_episode(episode))
             case "image":
                 return self._sample_pictures(name, episode)
             case _:
-                return numeric_statistics(self._truth.column(name, episode))
+                return numeric_statistics(self.truth.column(name, episode))
 
     def _sample_pictures(self, name: str, episode: int) -> Statistics:
-        truth = self._truth
+        truth = self.truth
         length = truth.lengths[episode]
         step = max(1, min(truth.height, truth.width) // SAMPLED_SIDE_PX)
         frames = sorted({length * n // SAMPLED_PICTURES for n in range(SAMPLED_PICTURES)})
@@ -565,38 +531,32 @@ class Recorder:
         return picture_statistics(np.stack(pictures)[:, ::step, ::step])
 
     def _write_episodes(self, columns: Columns) -> None:
-        count = self._truth.num_episodes
-        per_file = self._quirks.episodes_per_meta_file or max(1, count)
+        import pyarrow as pa
+
+        count = self.truth.num_episodes
+        per_file = self.quirks.episodes_per_meta_file or max(1, count)
         columns |= self._file_columns("meta/episodes", per_file)
-        if self._quirks.stale_self_references:
+        if self.quirks.stale_self_references:
             beyond = self._file_count(per_file)
             columns["meta/episodes/file_index"] = [beyond + episode for episode in range(count)]
-        for episode in self._quirks.null_index_episodes:
+        for episode in self.quirks.null_index_episodes:
             for name in columns:
                 if name.endswith(("/chunk_index", "/file_index")):
                     columns[name][episode] = None
+        names = sorted(columns) if self.quirks.sorted_episode_columns else list(columns)
         for file in range(self._file_count(per_file)):
             rows = slice(file * per_file, (file + 1) * per_file)
-            write_episodes(self._path(EPISODES_PATH, file), columns, rows, self._quirks)
+            table = pa.table({name: _episode_column(name, columns[name][rows], self.quirks) for name in names})
+            flushed = [table.slice(start, EPISODES_PER_FLUSH) for start in range(0, len(table), EPISODES_PER_FLUSH)]
+            _write_row_groups(self._path(EPISODES_PATH, file), flushed)
 
     def _encode(self, video: str, episode: int, length: int) -> bytes:
-        truth, recording = self._truth, self._recording
+        truth = self.truth
         if video == DEPTH:
             depth = (truth.depth_codes(episode, frame) for frame in range(length))
-            return encode_clip(depth, encoding=DEPTH_ENCODING, fps=truth.fps, gop=recording.gop)
+            return encode_clip(depth, encoding=DEPTH_ENCODING, fps=truth.fps, gop=self.gop)
         pictures = (truth.picture(episode, frame, video) for frame in range(length))
-        return encode_clip(pictures, encoding=recording.encoding, fps=truth.fps, gop=recording.gop, crf=recording.crf)
-
-    def _counted(self, clips: Iterator[bytes]) -> list[bytes]:
-        """The clips; reports each."""
-        total = len(self._filled) * len(self._truth.video_features)
-        drawn = []
-        for clip in clips:
-            drawn.append(clip)
-            self._videos_done += 1
-            if self._progress is not None:
-                self._progress(self._videos_done, total)
-        return drawn
+        return encode_clip(pictures, encoding=self.encoding, fps=truth.fps, gop=self.gop, crf=self.crf)
 
     def _files(self, per_file: int) -> Iterator[tuple[int, list[int]]]:
         """The files with frames, each with its episodes that have some."""
@@ -604,23 +564,21 @@ class Recorder:
             yield file, list(episodes)
 
     def _file_count(self, per_file: int) -> int:
-        return -(-self._truth.num_episodes // per_file)
+        return -(-self.truth.num_episodes // per_file)
 
     def _file_columns(self, prefix: str, per_file: int) -> Columns:
-        places = [
-            divmod(episode // per_file, self._recording.chunks_size) for episode in range(self._truth.num_episodes)
-        ]
+        files = [episode // per_file for episode in range(self.truth.num_episodes)]
         return {
-            f"{prefix}/chunk_index": [chunk for chunk, _ in places],
-            f"{prefix}/file_index": [file for _, file in places],
+            f"{prefix}/chunk_index": [file // self.chunks_size for file in files],
+            f"{prefix}/file_index": [file % self.chunks_size for file in files],
         }
 
     def _path(self, template: str, file: int, **fields: str) -> Path:
-        chunk, file_in_chunk = divmod(file, self._recording.chunks_size)
-        return self._truth.root / template.format(chunk_index=chunk, file_index=file_in_chunk, **fields)
+        chunk, file_in_chunk = divmod(file, self.chunks_size)
+        return self.truth.root / template.format(chunk_index=chunk, file_index=file_in_chunk, **fields)
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        path = self._truth.root / name
+        path = self.truth.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=4, ensure_ascii=False), encoding="utf-8")
 

@@ -17,12 +17,12 @@ from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
 from asyncfetch.testing.contents import ContentAnswer, InMemory
-from asyncfetch.testing.server import RangeServer
+from asyncfetch.testing.server import RangeServer, inverted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from asyncfetch.testing.contents import Contents, StoredObject
+    from asyncfetch.testing.contents import Contents
     from asyncfetch.testing.faults import Fault, ServedRequest
     from asyncfetch.testing.server import Receive
 
@@ -46,77 +46,6 @@ class _MultipartObject(bytes):
 def tag_of(content: bytes) -> str:
     """The ETag of an object, quotes included."""
     return content.tag if isinstance(content, _MultipartObject) else f'"{_md5(content).hex()}"'
-
-
-class ObjectWriter:
-    """Writes objects into a mapping. For one thread.
-
-    Args:
-        objects: By bucket and key.
-        takes_any_digest: Whether Content-MD5 is ignored.
-        min_part_bytes: Of all parts but the last.
-    """
-
-    def __init__(self, objects: MutableMapping[str, bytes], *, takes_any_digest: bool, min_part_bytes: int) -> None:
-        self._objects = objects
-        self._takes_any_digest = takes_any_digest
-        self._min_part_bytes = min_part_bytes
-        self._numbers = itertools.count(1)
-        self.uploads: dict[str, MultipartUpload] = {}
-        """Uploads by their id."""
-
-    def answer(
-        self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
-    ) -> ContentAnswer | Refusal:
-        """The answer to a request that writes to ``path``, "bucket/key"."""
-        asked = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
-        digest = headers.get("Content-MD5", "")
-        if digest and not self._takes_any_digest and digest != b64encode(_md5(body)).decode():
-            return Refusal(400, "BadDigest", "The Content-MD5 you specified did not match what we received.")
-        if method == "POST" and "uploads" in asked:
-            upload_id = f"upload/{next(self._numbers)}+"
-            self.uploads[upload_id] = MultipartUpload(path)
-            return xml(
-                200, f"<InitiateMultipartUploadResult><UploadId>{upload_id}</UploadId></InitiateMultipartUploadResult>"
-            )
-        if "uploadId" in asked:
-            upload = self.uploads.get(asked["uploadId"])
-            if upload is None or upload.path != path:
-                return Refusal(404, "NoSuchUpload", "The specified multipart upload does not exist.")
-            if method == "PUT":
-                upload.parts[int(asked["partNumber"])] = body
-                return ContentAnswer(200, {"ETag": tag_of(body), "Content-Length": "0"})
-            if method == "POST":
-                return self._complete(asked["uploadId"], upload, body)
-            del self.uploads[asked["uploadId"]]
-            return ContentAnswer(204)
-        if method == "PUT":
-            self._objects[path] = body
-            return ContentAnswer(200, {"ETag": tag_of(body), "Content-Length": "0"})
-        if method == "DELETE":
-            self._objects.pop(path, None)
-            return ContentAnswer(204)
-        return Refusal(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
-
-    def _complete(self, upload_id: str, upload: MultipartUpload, body: bytes) -> ContentAnswer | Refusal:
-        named = {
-            int(part.findtext("{*}PartNumber", "")): part.findtext("{*}ETag", "")
-            for part in ET.fromstring(body).iterfind("{*}Part")
-        }
-        if list(named) != sorted(named) or not named:
-            return Refusal(400, "InvalidPartOrder", "The list of parts was not in ascending order.")
-        if any(number not in upload.parts or tag_of(upload.parts[number]) != tag for number, tag in named.items()):
-            return Refusal(400, "InvalidPart", "One or more of the specified parts could not be found.")
-        parts = [upload.parts[number] for number in named]
-        if any(len(part) < self._min_part_bytes for part in parts[:-1]):
-            return Refusal(400, "EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")
-        joined = _MultipartObject(b"".join(parts))
-        joined.tag = f'"{_md5(b"".join(map(_md5, parts))).hex()}-{len(parts)}"'
-        self._objects[upload.path] = joined
-        del self.uploads[upload_id]
-        return xml(
-            200, f"<CompleteMultipartUploadResult><ETag>{escape(joined.tag)}</ETag></CompleteMultipartUploadResult>"
-        )
 
 
 def xml(status: int, text: str) -> ContentAnswer:
@@ -147,62 +76,49 @@ class Keys:
     """Token of temporary credentials; any other one has expired."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The reason why a request isn't served, in S3's words."""
+class Refusal(Exception):
+    """The reason why a request isn't served, in S3's words: for another region's signature with the bucket's region."""
 
-    status: int
-    code: str
-    message: str
-    region: str | None = None
-    """The bucket's region, if another one was signed for."""
+    def __init__(self, status: int, code: str, message: str, *, region: str = "", more: str = "") -> None:
+        super().__init__(message)
+        self.status, self.region = status, region
+        region = f"<Region>{region}</Region>" if region else ""
+        self.xml = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message>{region}{more}</Error>"
 
 
-def check_presigned(
-    method: str, target: str, headers: Mapping[str, str], *, keys: Keys, region: str, now: float
-) -> Refusal | None:
-    """Return None where the presigned request is signed as it should be, by AWS's description of Signature Version 4.
+def check_presigned(request: ServedRequest, *, keys: Keys, region: str, now: float) -> None:
+    """Check that a presigned request is signed with these keys, by AWS's description of Signature Version 4.
 
     https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html. Servers for tests accept forged and
-    expired signatures; this one doesn't.
-
-    Args:
-        method: GET, ...
-        target: Path and query as sent.
-        headers: As sent, found by names of any case.
-        keys: They must be signed with these.
-        region: The bucket's.
-        now: Seconds since the epoch.
+    expired signatures; this one doesn't. ``now`` are seconds since the epoch. Refusal where it isn't.
     """
-    path, _, query = target.partition("?")
+    path, _, query = request.target.partition("?")
     # Not parse_qs: what was signed are the bytes as sent.
     pairs = [(name, value) for name, _, value in (part.partition("=") for part in query.split("&") if part)]
     given = {unquote(name): unquote(value) for name, value in pairs}
     if "X-Amz-Signature" not in given:
-        return Refusal(403, "AccessDenied", "Access Denied")
+        raise Refusal(403, "AccessDenied", "Access Denied")
     access_key, _, scope = given.get("X-Amz-Credential", "").partition("/")
     day, _, rest = scope.partition("/")
     signed_region = rest.partition("/")[0]
     if given.get("X-Amz-Algorithm") != ALGORITHM or rest != f"{signed_region}/s3/aws4_request":
-        return Refusal(400, "AuthorizationQueryParametersError", "the credential's scope is malformed")
+        raise Refusal(400, "AuthorizationQueryParametersError", "the credential's scope is malformed")
     if access_key != keys.access_key:
-        return Refusal(403, "InvalidAccessKeyId", "The access key doesn't exist")
+        raise Refusal(403, "InvalidAccessKeyId", "The access key doesn't exist")
     if signed_region != region:
         message = f"the region '{signed_region}' is wrong; expecting '{region}'"
-        return Refusal(400, "AuthorizationQueryParametersError", message, region)
+        raise Refusal(400, "AuthorizationQueryParametersError", message, region=region)
     if given.get("X-Amz-Security-Token") != keys.session_token:
-        return Refusal(400, "ExpiredToken", "The provided token has expired.")
+        raise Refusal(400, "ExpiredToken", "The provided token has expired.")
     date = given.get("X-Amz-Date", "")
-    refusal = _check_time(date, given.get("X-Amz-Expires", ""), day, now)
-    if refusal is not None:
-        return refusal
+    _check_time(date, given.get("X-Amz-Expires", ""), day, now)
     names = given.get("X-Amz-SignedHeaders", "").split(";")
-    sent = {name.lower() for name in headers}
+    sent = {name.lower() for name in request.headers}
     unsigned = sorted(name for name in sent if name.startswith("x-amz-") and name not in names)
     if "host" not in names or unsigned:
-        return Refusal(403, "AccessDenied", f"There were headers present which were not signed: {unsigned}")
+        raise Refusal(403, "AccessDenied", f"There were headers present which were not signed: {unsigned}")
     canonical = "\n".join([
-        method,
+        request.method,
         quote(unquote(path), safe="/~"),
         "&".join(
             sorted(
@@ -211,38 +127,33 @@ def check_presigned(
                 if name != "X-Amz-Signature"
             )
         ),
-        *(f"{name}:{' '.join(headers.get(name, '').split())}" for name in names),
+        *(f"{name}:{' '.join(request.headers.get(name, '').split())}" for name in names),
         "",
         ";".join(names),
         "UNSIGNED-PAYLOAD",
     ])
     text = "\n".join([ALGORITHM, date, scope, hashlib.sha256(canonical.encode()).hexdigest()])
-    expected = hmac.new(_signing_key(keys.secret_key, day, region), text.encode(), hashlib.sha256).hexdigest()
+    key = f"AWS4{keys.secret_key}".encode()
+    for part in (day, region, "s3", "aws4_request", text):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    expected = key.hex()
     if not hmac.compare_digest(expected, given["X-Amz-Signature"]):
-        return Refusal(403, "SignatureDoesNotMatch", "The signature isn't that of this request")
-    return None
+        raise Refusal(403, "SignatureDoesNotMatch", "The signature isn't that of this request")
 
 
-def _check_time(date: str, expires: str, day: str, now: float) -> Refusal | None:
+def _check_time(date: str, expires: str, day: str, now: float) -> None:
     try:
         signed_at = datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
         seconds = int(expires)
     except ValueError:
-        return Refusal(400, "AuthorizationQueryParametersError", "X-Amz-Date or X-Amz-Expires is malformed")
+        message = "X-Amz-Date or X-Amz-Expires is malformed"
+        raise Refusal(400, "AuthorizationQueryParametersError", message) from None
     if not 0 < seconds <= MAX_SECONDS or not date.startswith(day) or not day:
-        return Refusal(400, "AuthorizationQueryParametersError", "X-Amz-Expires or the scope's date is out of range")
+        raise Refusal(400, "AuthorizationQueryParametersError", "X-Amz-Expires or the scope's date is out of range")
     if now < signed_at - SKEW_SECONDS:
-        return Refusal(403, "AccessDenied", "Request is not valid yet")
+        raise Refusal(403, "AccessDenied", "Request is not valid yet")
     if now > signed_at + seconds:
-        return Refusal(403, "AccessDenied", "Request has expired")
-    return None
-
-
-def _signing_key(secret_key: str, day: str, region: str) -> bytes:
-    key = f"AWS4{secret_key}".encode()
-    for part in (day, region, "s3", "aws4_request"):
-        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    return key
+        raise Refusal(403, "AccessDenied", "Request has expired")
 
 
 PAGE_KEYS = 1000
@@ -317,59 +228,107 @@ class S3Server(RangeServer):
         self._requester_pays = requester_pays
         self._page_keys = page_keys
         self._quirks = quirks
-        self._writer = ObjectWriter(
-            content, takes_any_digest=quirks.takes_any_digest, min_part_bytes=quirks.min_part_bytes
-        )
+        self._uploads: dict[str, MultipartUpload] = {}
+        self._numbers = itertools.count(1)
         self._allowance, self._allowed_at = quirks.requests_per_second or 0.0, time.monotonic()
 
     @property
     def uploads(self) -> Mapping[str, MultipartUpload]:
         """Multipart uploads that were begun and neither completed nor aborted, by id."""
-        return self._writer.uploads
+        return self._uploads
 
     def _open_contents(self) -> Contents:
         return InMemory(self.objects, tag_of)
 
-    async def _answer(
-        self, record: ServedRequest, fault: Fault, receive: Receive
-    ) -> tuple[ContentAnswer, StoredObject | None]:
-        answer, stored = await self._answer_as_s3(record, fault, receive)
+    async def _answer(self, record: ServedRequest, fault: Fault, receive: Receive) -> ContentAnswer:
+        try:
+            answer = await self._answer_as_s3(record, fault, receive)
+        except Refusal as refusal:
+            answer = xml(refusal.status, refusal.xml)
         date = formatdate(time.time() + self.clock_seconds, usegmt=True)
-        return replace(answer, headers={**answer.headers, "Date": date}), stored
+        return replace(answer, headers={**answer.headers, "Date": date})
 
-    async def _answer_as_s3(
-        self, record: ServedRequest, fault: Fault, receive: Receive
-    ) -> tuple[ContentAnswer, StoredObject | None]:
+    async def _answer_as_s3(self, record: ServedRequest, fault: Fault, receive: Receive) -> ContentAnswer:
         if fault.answer_status is not None:
             return await super()._answer(record, fault, receive)
         if self._is_too_fast():
             pause = self._quirks.retry_after_seconds
-            answer = _error(Refusal(503, "SlowDown", "Please reduce your request rate."))
+            answer = xml(503, Refusal(503, "SlowDown", "Please reduce your request rate.").xml)
             headers = {} if pause is None else {"Retry-After": str(pause)}
-            return replace(answer, headers={**answer.headers, **headers}), None
-        refusal = self._refusal(record)
-        if refusal is not None and refusal.region and self._quirks.wrong_region_status in {301, 307}:
-            moved = _error(Refusal(self._quirks.wrong_region_status, "PermanentRedirect", "Use the right endpoint"))
-            return replace(moved, headers={**moved.headers, "x-amz-bucket-region": refusal.region}), None
-        if refusal is not None:
-            return _error(refusal), None
+            return replace(answer, headers={**answer.headers, **headers})
+        try:
+            self._check(record)
+        except Refusal as refusal:
+            if not refusal.region or self._quirks.wrong_region_status not in {301, 307}:
+                raise
+            moved = Refusal(self._quirks.wrong_region_status, "PermanentRedirect", "Use the right endpoint")
+            answer = xml(moved.status, moved.xml)
+            return replace(answer, headers={**answer.headers, "x-amz-bucket-region": refusal.region})
         bucket, _, key = record.path.lstrip("/").partition("/")
         query = record.target.partition("?")[2]
         if not key and record.method == "GET":
-            return self._list(bucket, query), None
+            return self._list(bucket, query)
         if record.method in {"PUT", "POST", "DELETE"}:
-            body = _damaged(await receive(), fault)
-            written = self._writer.answer(record.method, record.path.lstrip("/"), query, record.headers, body)
-            return _error(written) if isinstance(written, Refusal) else written, None
-        answer, stored = await super()._answer(record, fault, receive)
+            body = await receive()
+            body = body if fault.corrupt_at is None else bytes(inverted(body, fault.corrupt_at))
+            return self._write(record, _asked(query), body)
+        answer = await super()._answer(record, fault, receive)
         if answer.status == 404:
-            return _error(Refusal(404, "NoSuchKey", "The specified key does not exist.")), None
+            raise Refusal(404, "NoSuchKey", "The specified key does not exist.")
         if answer.status == 412:
-            return _error(Refusal(412, "PreconditionFailed", "A precondition does not hold")), None
-        if answer.status == 416 and stored is not None:
-            size = f"<ActualObjectSize>{stored.version.size}</ActualObjectSize>" if self._quirks.tells_size else ""
-            return _error(Refusal(416, "InvalidRange", "The requested range is not satisfiable"), size), None
-        return answer, stored
+            raise Refusal(412, "PreconditionFailed", "A precondition does not hold")
+        if answer.status == 416 and answer.stored is not None:
+            size = f"<ActualObjectSize>{answer.stored.version.size}</ActualObjectSize>"
+            more = size if self._quirks.tells_size else ""
+            raise Refusal(416, "InvalidRange", "The requested range is not satisfiable", more=more)
+        return answer
+
+    def _write(self, record: ServedRequest, asked: Mapping[str, str], body: bytes) -> ContentAnswer:
+        method, path, digest = record.method, record.path.lstrip("/"), record.headers.get("Content-MD5", "")
+        if digest and not self._quirks.takes_any_digest and digest != b64encode(_md5(body)).decode():
+            raise Refusal(400, "BadDigest", "The Content-MD5 you specified did not match what we received.")
+        if method == "POST" and "uploads" in asked:
+            upload_id = f"upload/{next(self._numbers)}+"
+            self._uploads[upload_id] = MultipartUpload(path)
+            return xml(
+                200, f"<InitiateMultipartUploadResult><UploadId>{upload_id}</UploadId></InitiateMultipartUploadResult>"
+            )
+        if "uploadId" in asked:
+            upload = self._uploads.get(asked["uploadId"])
+            if upload is None or upload.path != path:
+                raise Refusal(404, "NoSuchUpload", "The specified multipart upload does not exist.")
+            if method == "PUT":
+                upload.parts[int(asked["partNumber"])] = body
+                return ContentAnswer(200, {"ETag": tag_of(body), "Content-Length": "0"})
+            answer = self._complete(upload, body) if method == "POST" else ContentAnswer(204)
+            del self._uploads[asked["uploadId"]]
+            return answer
+        if method == "PUT":
+            self.objects[path] = body
+            return ContentAnswer(200, {"ETag": tag_of(body), "Content-Length": "0"})
+        if method == "DELETE":
+            self.objects.pop(path, None)
+            return ContentAnswer(204)
+        raise Refusal(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
+
+    def _complete(self, upload: MultipartUpload, body: bytes) -> ContentAnswer:
+        named = {
+            int(part.findtext("{*}PartNumber", "")): part.findtext("{*}ETag", "")
+            for part in ET.fromstring(body).iterfind("{*}Part")
+        }
+        if list(named) != sorted(named) or not named:
+            raise Refusal(400, "InvalidPartOrder", "The list of parts was not in ascending order.")
+        if any(number not in upload.parts or tag_of(upload.parts[number]) != tag for number, tag in named.items()):
+            raise Refusal(400, "InvalidPart", "One or more of the specified parts could not be found.")
+        parts = [upload.parts[number] for number in named]
+        if any(len(part) < self._quirks.min_part_bytes for part in parts[:-1]):
+            raise Refusal(400, "EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")
+        joined = _MultipartObject(b"".join(parts))
+        joined.tag = f'"{_md5(b"".join(map(_md5, parts))).hex()}-{len(parts)}"'
+        self.objects[upload.path] = joined
+        return xml(
+            200, f"<CompleteMultipartUploadResult><ETag>{escape(joined.tag)}</ETag></CompleteMultipartUploadResult>"
+        )
 
     def _is_too_fast(self) -> bool:
         rate, now = self._quirks.requests_per_second, time.monotonic() + self.clock_seconds
@@ -382,29 +341,22 @@ class S3Server(RangeServer):
         self._allowance -= 1
         return False
 
-    def _refusal(self, record: ServedRequest) -> Refusal | None:
+    def _check(self, record: ServedRequest) -> None:
         query = record.target.partition("?")[2]
         named = "checksum" in f"{query} {' '.join(record.headers)}".lower()
         if named and self._quirks.refuses_checksums:
-            return Refusal(400, "InvalidArgument", "Unsupported header 'x-amz-sdk-checksum-algorithm'")
-        bucket = record.path.lstrip("/").partition("/")[0]
+            raise Refusal(400, "InvalidArgument", "Unsupported header 'x-amz-sdk-checksum-algorithm'")
         if self._requester_pays and record.headers.get("x-amz-request-payer") != "requester":
-            return Refusal(403, "AccessDenied", "The requester must pay")
+            raise Refusal(403, "AccessDenied", "The requester must pay")
         if self.keys is None:
-            return None
+            return
         if "Authorization" in record.headers and "X-Amz-Signature" in record.target:
-            return Refusal(400, "InvalidArgument", "Only one auth mechanism allowed")
-        return check_presigned(
-            record.method,
-            record.target,
-            record.headers,
-            keys=self.keys,
-            region=self._regions.get(bucket, self._region),
-            now=time.time() + self.clock_seconds,
-        )
+            raise Refusal(400, "InvalidArgument", "Only one auth mechanism allowed")
+        region = self._regions.get(record.path.lstrip("/").partition("/")[0], self._region)
+        check_presigned(record, keys=self.keys, region=region, now=time.time() + self.clock_seconds)
 
     def _list(self, bucket: str, query: str) -> ContentAnswer:
-        asked = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
+        asked = _asked(query)
         prefix, delimiter, after = (asked.get(name, "") for name in ("prefix", "delimiter", "continuation-token"))
         keys = [
             path.lstrip("/").partition("/")[2] for path in self.objects if path.lstrip("/").startswith(f"{bucket}/")
@@ -430,21 +382,11 @@ class S3Server(RangeServer):
         return f"<Contents><Key>{encoded}</Key><Size>{size}</Size></Contents>"
 
 
+def _asked(query: str) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
+
+
 def _rolled_up(key: str, prefix: str, delimiter: str) -> tuple[str, bool]:
     """The key, or what stands for all keys that have the next delimiter, too; and whether it is that."""
     below, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
     return (f"{prefix}{below}{found}", True) if found else (key, False)
-
-
-def _error(refusal: Refusal, more: str = "") -> ContentAnswer:
-    region = f"<Region>{refusal.region}</Region>" if refusal.region else ""
-    text = f"<Error><Code>{refusal.code}</Code><Message>{escape(refusal.message)}</Message>{region}{more}</Error>"
-    return xml(refusal.status, text)
-
-
-def _damaged(body: bytes, fault: Fault) -> bytes:
-    if fault.corrupt_at is None or fault.corrupt_at >= len(body):
-        return body
-    damaged = bytearray(body)
-    damaged[fault.corrupt_at] ^= 0xFF
-    return bytes(damaged)

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import anyio
@@ -33,7 +32,6 @@ from asyncfetch.testing.contents import (
     Contents,
     DirectoryContents,
     InMemory,
-    StoredObject,
     answer_object,
     answer_status,
     asked_range,
@@ -62,9 +60,7 @@ class Certificate:
 def certificate_for(host: str) -> Certificate:
     """The certificate for ``host`` and the loopback names, made once in a process. Blocks for some 50 ms.
 
-    Raises:
-        ConfigError: No host can have this name.
-        MissingDependency: trustme isn't installed.
+    ConfigError where no host can have this name, MissingDependency where trustme isn't installed.
     """
     try:
         import trustme
@@ -126,89 +122,6 @@ async def sleep_until(monotonic_seconds: float) -> None:
     await anyio.sleep(max(0.0, monotonic_seconds - time.monotonic()))
 
 
-class AnswerWriter:
-    """Sends one answer. ``read(start, stop)`` returns the object's bytes."""
-
-    def __init__(
-        self,
-        request: web.BaseRequest,
-        record: ServedRequest,
-        log: RequestLog,
-        *,
-        read: Callable[[int, int], Awaitable[bytes | memoryview]],
-        bytes_per_second: float | None,
-    ) -> None:
-        self._request, self._record, self._log, self._read = request, record, log, read
-        self._bytes_per_second = bytes_per_second
-
-    async def send(self, answer: ContentAnswer, fault: Fault) -> web.StreamResponse:
-        """Send ``answer`` as far as ``fault`` lets it; cancelled when the client goes."""
-        response = web.StreamResponse(status=answer.status, headers=answer.headers)
-        length = len(answer.text) or answer.stop - answer.start
-        if fault.ending == "complete":
-            await self._send_body(response, answer, length, whole=True)
-            self._send_surplus(fault.surplus_bytes)
-            return response
-        if fault.after_bytes is None:
-            self._record.status = None
-        else:
-            await self._send_body(response, answer, min(length, fault.after_bytes), whole=False)
-        if fault.ending == "stall":
-            await anyio.sleep_forever()
-        self._log.end(self._record)
-        self._break(reset=fault.ending == "reset")
-        return response
-
-    async def _send_body(
-        self, response: web.StreamResponse, answer: ContentAnswer, length: int, *, whole: bool
-    ) -> None:
-        if whole and length == 0:
-            self._log.end(self._record)
-        await response.prepare(self._request)
-        pace = Pace(self._bytes_per_second, now=time.monotonic()) if self._bytes_per_second else None
-        piece_bytes = pace.piece_bytes if pace else BLOCK_BYTES
-        for block_start in range(0, length, BLOCK_BYTES):
-            # Reading from memory and writing may never wait. Without this, the end of the connection, which cancels
-            # this task, would be noticed only after the last block, and other streams would get no turn.
-            await anyio.lowlevel.checkpoint()
-            block_stop = min(length, block_start + BLOCK_BYTES)
-            block = memoryview(await self._block(answer, block_start, block_stop))
-            for offset in range(0, len(block), piece_bytes):
-                piece = block[offset : offset + piece_bytes]
-                if pace:
-                    await sleep_until(pace.due(len(piece), now=time.monotonic()))
-                self._log.sent(self._record, len(piece))
-                if whole and self._record.bytes_sent == length:
-                    self._log.end(self._record)
-                await response.write(piece)
-
-    async def _block(self, answer: ContentAnswer, start: int, stop: int) -> bytes | memoryview:
-        if answer.text:
-            return answer.text[start:stop]
-        return await self._read(answer.start + start, answer.start + stop)
-
-    def _send_surplus(self, byte_count: int) -> None:
-        # Not by aiohttp, which limits a body to its declared length.
-        if byte_count and (transport := self._transport()):
-            transport.write(b"\xff" * byte_count)
-
-    def _break(self, *, reset: bool) -> None:
-        transport = self._transport()
-        if transport is None:
-            return
-        if reset:
-            # Lingering for 0 s makes close() send RST instead of FIN (socket(7)).
-            linger = struct.pack("ii", 1, 0)
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            abort(transport)
-        else:
-            transport.close()
-
-    def _transport(self) -> asyncio.Transport | None:
-        transport = self._request.transport
-        return None if transport is None or transport.is_closing() else transport
-
-
 CLOSE_SECONDS = 0.5
 """Longest wait for requests to unwind after their connections are gone; only a disk read may take time then."""
 NO_FAULT = Fault()
@@ -264,7 +177,11 @@ class RangeServer:
     ) -> None:
         if not is_whole_number(port) or not 0 <= port < 65536:
             raise ConfigError(f"port must be from 1 to 65535, or 0 for a free one, not {port!r}")
-        _check_content(content)
+        is_mapping = isinstance(content, Mapping) and all(
+            isinstance(one, bytes | memoryview) for one in content.values()
+        )
+        if not is_mapping and not isinstance(content, (str, os.PathLike)):
+            raise ConfigError("content must be the path of a directory, or a mapping of path to bytes")
         pace = Fault.slow(first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second)
         self._content = content
         self._contents: Contents  # made on entering: it looks at the disk
@@ -338,7 +255,11 @@ class RangeServer:
         self._http = web.Server(self._handle, handler_cancellation=True, access_log=None)
         try:
             context = await anyio.to_thread.run_sync(self._prepare)
-            self._listener = await self._listen(self._http, context)
+            self._sockets = Sockets()
+            try:
+                self._listener = await self._sockets.serve(self._http, self._host, self._port, context)
+            except (OSError, UnicodeError) as exc:
+                raise ConfigError(f"RangeServer can't listen on {self._host} port {self._port}: {exc}") from exc
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._close()
@@ -356,14 +277,12 @@ class RangeServer:
         return certificate.context
 
     def _open_contents(self) -> Contents:
-        return _contents(self._content)
-
-    async def _listen(self, http: web.Server, context: ssl.SSLContext | None) -> asyncio.Server:
-        self._sockets = Sockets()
-        try:
-            return await self._sockets.serve(http, self._host, self._port, context)
-        except (OSError, UnicodeError) as exc:
-            raise ConfigError(f"RangeServer can't listen on {self._host} port {self._port}: {exc}") from exc
+        if not isinstance(self._content, (str, os.PathLike)):
+            return InMemory(self._content)
+        if not os.path.isdir(self._content):
+            path = os.fspath(self._content)
+            raise ConfigError(f"RangeServer serves a directory or a mapping; {path!r} isn't a directory")
+        return DirectoryContents(self._content)
 
     async def _close(self) -> None:
         listener, http, pem = self._listener, self._http, self._pem
@@ -405,42 +324,93 @@ class RangeServer:
 
     async def _respond(self, request: web.BaseRequest, record: ServedRequest, in_flight: int) -> web.StreamResponse:
         if self._max_concurrent is not None and in_flight > self._max_concurrent:
-            fault = Fault.slow(first_byte_seconds=0.0)
-            answer, stored = answer_status(503, record.method), None
+            fault, answer = Fault.slow(first_byte_seconds=0.0), answer_status(503, record.method)
         else:
             record.fault = self._fault(record) if self._fault else None
             fault = record.fault or NO_FAULT
             if fault.taken_bytes is not None:
                 await _break_off(request, fault.taken_bytes)
-            answer, stored = await self._answer(record, fault, request.content.read)
+            answer = await self._answer(record, fault, request.content.read)
         record.status = answer.status
-        read = partial(_read, stored, fault) if stored else _read_nothing
-        if stored and fault.encode_gzip and answer.start < answer.stop:
-            answer = await _compressed(answer, await read(answer.start, answer.stop))
+        if answer.stored and fault.encode_gzip and answer.start < answer.stop:
+            answer = await _compressed(answer, await _body(answer, fault, 0, answer.stop - answer.start))
         delay = self._first_byte_seconds if fault.first_byte_seconds is None else fault.first_byte_seconds
         await sleep_until(record.started + delay)
-        rate = fault.bytes_per_second or self._bytes_per_second
-        delivery = AnswerWriter(request, record, self._log, read=read, bytes_per_second=rate)
-        return await delivery.send(_with_headers(answer, fault.answer_headers), fault)
+        return await self._send(request, record, answer, fault)
 
-    async def _answer(
-        self, record: ServedRequest, fault: Fault, receive: Receive
-    ) -> tuple[ContentAnswer, StoredObject | None]:
-        """The answer, and the object of its bytes. Servers with an API of their own override this.
-
-        ``receive()`` returns the body of the request.
-        """
+    async def _answer(self, record: ServedRequest, fault: Fault, receive: Receive) -> ContentAnswer:
+        """The answer. Servers with an API of their own override this. ``receive()`` returns the request's body."""
         if fault.answer_status is not None:
-            return answer_status(fault.answer_status, record.method), None
+            return answer_status(fault.answer_status, record.method)
         if record.method not in {"GET", "HEAD"}:
-            return answer_status(405, record.method, {"Allow": "GET, HEAD"}), None
+            return answer_status(405, record.method, {"Allow": "GET, HEAD"})
         try:
             stored = await self._contents.find(record.path)
         except PermissionError:
-            return answer_status(403, record.method), None
+            return answer_status(403, record.method)
         if stored is None:
-            return answer_status(404, record.method), None
-        return answer_object(record.method, record.headers, stored.version, fault), stored
+            return answer_status(404, record.method)
+        return replace(answer_object(record.method, record.headers, stored.version, fault), stored=stored)
+
+    async def _send(
+        self, request: web.BaseRequest, record: ServedRequest, answer: ContentAnswer, fault: Fault
+    ) -> web.StreamResponse:
+        """Send the answer as far as ``fault`` lets it; cancelled when the client goes."""
+        response = web.StreamResponse(status=answer.status, headers=_changed(answer.headers, fault.answer_headers))
+        is_whole = fault.ending == "complete"
+        if is_whole or fault.after_bytes is not None:
+            await self._send_body(request, record, response, answer, fault)
+        else:
+            record.status = None
+        if fault.ending == "stall":
+            await anyio.sleep_forever()
+        transport = request.transport
+        if not is_whole:
+            self._log.end(record)
+        if transport is None or transport.is_closing():
+            return response
+        if fault.ending == "reset":
+            # Lingering for 0 s makes close() send RST instead of FIN (socket(7)).
+            linger = struct.pack("ii", 1, 0)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            abort(transport)
+        elif not is_whole:
+            transport.close()
+        elif fault.surplus_bytes:
+            transport.write(b"\xff" * fault.surplus_bytes)  # not by aiohttp, which limits a body to its declared length
+        return response
+
+    async def _send_body(
+        self,
+        request: web.BaseRequest,
+        record: ServedRequest,
+        response: web.StreamResponse,
+        answer: ContentAnswer,
+        fault: Fault,
+    ) -> None:
+        """Send the head, and of the body what the fault lets through. The request ends with the last byte."""
+        length, is_whole = len(answer.text) or answer.stop - answer.start, fault.ending == "complete"
+        if not is_whole:
+            length = min(length, fault.after_bytes or 0)
+        elif length == 0:
+            self._log.end(record)
+        await response.prepare(request)
+        rate = fault.bytes_per_second or self._bytes_per_second
+        pace = Pace(rate, now=time.monotonic()) if rate else None
+        piece_bytes = pace.piece_bytes if pace else BLOCK_BYTES
+        for start in range(0, length, BLOCK_BYTES):
+            # Reading from memory and writing may never wait. Without this, the end of the connection, which cancels
+            # this task, would be noticed only after the last block, and other streams would get no turn.
+            await anyio.lowlevel.checkpoint()
+            block = memoryview(await _body(answer, fault, start, min(length, start + BLOCK_BYTES)))
+            for offset in range(0, len(block), piece_bytes):
+                piece = block[offset : offset + piece_bytes]
+                if pace:
+                    await sleep_until(pace.due(len(piece), now=time.monotonic()))
+                self._log.sent(record, len(piece))
+                if is_whole and record.bytes_sent == length:
+                    self._log.end(record)
+                await response.write(piece)
 
 
 async def _break_off(request: web.BaseRequest, after_bytes: int) -> None:
@@ -453,31 +423,22 @@ async def _break_off(request: web.BaseRequest, after_bytes: int) -> None:
     raise ConnectionResetError
 
 
-def _check_content(content: object) -> None:
-    is_mapping = isinstance(content, Mapping) and all(isinstance(part, bytes | memoryview) for part in content.values())
-    if not is_mapping and not isinstance(content, (str, os.PathLike)):
-        raise ConfigError("content must be the path of a directory, or a mapping of path to bytes")
+async def _body(answer: ContentAnswer, fault: Fault, start: int, stop: int) -> bytes | memoryview:
+    """Bytes [start, stop) of the answer's body."""
+    if answer.text or answer.stored is None:
+        return answer.text[start:stop]
+    start, stop = answer.start + start, answer.start + stop
+    content = await answer.stored.read(start, stop)
+    return content if fault.corrupt_at is None else inverted(content, fault.corrupt_at - start)
 
 
-def _contents(content: str | os.PathLike[str] | Mapping[str, bytes]) -> Contents:
-    if not isinstance(content, (str, os.PathLike)):
-        return InMemory(content)
-    if not os.path.isdir(content):
-        raise ConfigError(f"RangeServer serves a directory or a mapping; {os.fspath(content)!r} isn't a directory")
-    return DirectoryContents(content)
-
-
-async def _read(stored: StoredObject, fault: Fault, start: int, stop: int) -> bytes | memoryview:
-    content = await stored.read(start, stop)
-    if fault.corrupt_at is None or not start <= fault.corrupt_at < stop:
+def inverted(content: bytes | memoryview, at: int) -> bytes | memoryview:
+    """The content with the byte at ``at`` inverted, if it has one."""
+    if not 0 <= at < len(content):
         return content
-    corrupted = bytearray(content)
-    corrupted[fault.corrupt_at - start] ^= 0xFF
-    return bytes(corrupted)
-
-
-async def _read_nothing(start: int, stop: int) -> bytes:
-    raise AssertionError(f"this answer has no bytes [{start}, {stop})")
+    damaged = bytearray(content)
+    damaged[at] ^= 0xFF
+    return bytes(damaged)
 
 
 async def _compressed(answer: ContentAnswer, body: bytes | memoryview) -> ContentAnswer:
@@ -486,7 +447,7 @@ async def _compressed(answer: ContentAnswer, body: bytes | memoryview) -> Conten
     return replace(answer, headers=headers, start=0, stop=0, text=text)
 
 
-def _with_headers(answer: ContentAnswer, headers: Mapping[str, str | None]) -> ContentAnswer:
-    changed = {name.lower() for name in headers}
-    kept = {name: value for name, value in answer.headers.items() if name.lower() not in changed}
-    return replace(answer, headers=kept | {name: value for name, value in headers.items() if value is not None})
+def _changed(headers: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    changed = {name.lower() for name in changes}
+    kept = {name: value for name, value in headers.items() if name.lower() not in changed}
+    return kept | {name: value for name, value in changes.items() if value is not None}

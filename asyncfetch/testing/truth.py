@@ -124,11 +124,15 @@ class DatasetTruth:
 
     def state(self, episode: int, frame: int) -> NDArray[np.float32]:
         """``observation.state`` (6,)."""
-        return self._row("observation.state", episode, frame)
+        self._check(episode, frame)
+        row: NDArray[np.float32] = self.column("observation.state", episode)[frame]
+        return row
 
     def action(self, episode: int, frame: int) -> NDArray[np.float32]:
         """``action`` (6,)."""
-        return self._row("action", episode, frame)
+        self._check(episode, frame)
+        row: NDArray[np.float32] = self.column("action", episode)[frame]
+        return row
 
     def column(self, name: str, episode: int) -> NDArray[Any]:
         """All values of a stored feature in an episode, one a row: scalars for shape (1,), str for strings.
@@ -155,24 +159,14 @@ class DatasetTruth:
                 return frames + self.first_index(episode)
             case "task_index":
                 return np.full_like(frames, self.task_index(episode))
-        return self._extra_column(name, episode, frames)
-
-    def _extra_column(self, name: str, episode: int, frames: NDArray[Any]) -> NDArray[Any]:
-        if name in self.extras:
-            match name:
-                case "next.done":
-                    return _is_last(frames)
-                case "observation.note":
-                    return np.array([f"episode {episode}, frame {frame}" for frame in frames], object)
-                case "observation.grid":
-                    cells = np.arange(np.prod(GRID_SHAPE)).reshape(GRID_SHAPE)
-                    return (frames[:, None, None] + cells / 100).astype(np.float32)
+            case "next.done" if name in self.extras:
+                return _is_last(frames)
+            case "observation.note" if name in self.extras:
+                return np.array([f"episode {episode}, frame {frame}" for frame in frames], object)
+            case "observation.grid" if name in self.extras:
+                cells = np.arange(np.prod(GRID_SHAPE)).reshape(GRID_SHAPE)
+                return (frames[:, None, None] + cells / 100).astype(np.float32)
         raise ConfigError(f"the dataset stores no plain column {name!r}; its extras are {list(self.extras)}")
-
-    def _row(self, name: str, episode: int, frame: int) -> NDArray[Any]:
-        self._check(episode, frame)
-        row: NDArray[Any] = self.column(name, episode)[frame]
-        return row
 
     def _camera_number(self, camera: str) -> int:
         if camera == SNAPSHOT and camera in self.extras:

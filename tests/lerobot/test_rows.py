@@ -521,7 +521,7 @@ async def test_a_shared_row_group_is_read_once(reader: LocalReader, tables: Tabl
         for episode in rows.metadata.episodes:
             tasks.start_soon(rows.rows, episode)
     assert len(reader.log) == len(set(reader.log)) <= 1 + 2
-    assert 0 < rows.nbytes <= 4 * MIB
+    assert 0 < rows._kept.nbytes <= 4 * MIB
 
 
 class Mallinfo(ctypes.Structure):
@@ -561,7 +561,7 @@ async def test_what_is_kept_is_bounded(reader: LocalReader, tables: Tables, tmp_
     peak = 0
     for episode in rows.metadata.episodes:
         await rows.rows(episode)
-        peak = max(peak, rows.nbytes)
+        peak = max(peak, rows._kept.nbytes)
     assert 100_000 < peak <= 300_000
 
 

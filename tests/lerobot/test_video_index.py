@@ -12,7 +12,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.formats.clips import FRAME_INDEX_BYTES, HEAD_BYTES, MAX_INDEX_BYTES, MAX_READS
 from asyncfetch.formats.stretch import Stretch
 from asyncfetch.lerobot.episode_table import Episode, VideoSpan
-from asyncfetch.lerobot.video_index import VideoIndexes
+from asyncfetch.lerobot.video_index import VideoFile, cut_clip, fetch_index
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import SharedLRU
 from asyncfetch.testing import RangeServer
@@ -33,19 +33,16 @@ class World:
 
     def __init__(self, server: RangeServer, fetcher: Fetcher) -> None:
         self.server = server
+        self.fetcher = fetcher
         self.shared = (0, 0)
-        self.indexes = VideoIndexes(
-            fetcher,
-            kept=SharedLRU(MIB),
-            run=anyio.to_thread.run_sync,
-            tolerance_seconds=1e-4,
-            sharing=lambda _index, _camera: self.shared,
-        )
+        self.indexes: SharedLRU[str, VideoFile] = SharedLRU(MIB)
 
     async def plan(self, path: str, *, first_frame: int = 0, length: int = 4) -> EpisodeClip:
         span = VideoSpan(f"{self.server.url}/{path}", first_frame, length, first_frame / 30)
         episode = Episode(7, length, (), "", 0, length, {TOP: span})
-        return await self.indexes.plan(episode, Stretch(7, 0, length), TOP, fps=30)
+        fetch = partial(fetch_index, self.fetcher, span.url, *self.shared, run=anyio.to_thread.run_sync)
+        file = await self.indexes.get(span.url, fetch)
+        return cut_clip(file, episode, Stretch(7, 0, length), TOP, None, fps=30, tolerance_seconds=1e-4)
 
     def ranges(self) -> list[tuple[int | None, int | None]]:
         return [(request.start, request.stop) for request in self.server.requests]

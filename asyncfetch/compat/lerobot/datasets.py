@@ -297,13 +297,13 @@ class StreamingLeRobotDataset(_Description, StreamDataset):
 
         epoch = self._begun
         plans = [[self._source.planned(placement, epoch) for placement in rank] for rank in ranks]
-        left, batches = count([[len(plan) for plan in rank] for rank in plans], epoch)
+        left, batches = count([list(map(len, rank)) for rank in plans], epoch)
         if step >= batches:  # later epochs are complete, and equally long
-            _, whole = count([[self._source.count(placement) for placement in rank] for rank in ranks], epoch + 1)
+            _, whole = count([list(map(self._source.count, rank)) for rank in ranks], epoch + 1)
             epochs, step = divmod(step - batches, whole) if whole else (0, 0)
             epoch += 1 + epochs
             plans = [[self._source.planned(placement, epoch) for placement in rank] for rank in ranks]
-            left, _ = count([[len(plan) for plan in rank] for rank in plans], epoch)
+            left, _ = count([list(map(len, rank)) for rank in plans], epoch)
         states = []
         for rank, counts in zip(plans, left, strict=True):
             for plan, given in zip(rank, _in_turns(counts, step), strict=True):

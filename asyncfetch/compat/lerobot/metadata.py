@@ -34,17 +34,13 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.lerobot.version2 import Version2
 
-INFO, STATS = "meta/info.json", "meta/stats.json"
+INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 INSTALL_LEROBOT = 'pip install "lerobot[training]==0.6.1"'
 """Needs Python 3.12. Its commands change with each release: see ``commands``."""
 
 
 def import_lerobots(module: str) -> Any:  # noqa: ANN401 - LeRobot is optional
-    """A module of LeRobot, or of one of its dependencies.
-
-    Raises:
-        MissingDependency: It isn't installed.
-    """
+    """A module of LeRobot, or of one of its dependencies; MissingDependency where it isn't installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -55,13 +51,10 @@ def load_metadata(
     repo_id: str,
     root: str | os.PathLike[str] | None = None,
     revision: str | None = None,
-    *,
-    repo_type: str = "dataset",
-    config: FetchConfig | None = None,
-    **options: Any,  # noqa: ANN401 - LeRobot's
+    **options: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
     """LeRobot's metadata of a dataset; for a URL or a dataset of v2, from a copy for this process."""
-    return find(repo_id, root, revision, repo_type=repo_type, config=config, **options).meta
+    return find(repo_id, root, revision, **options).meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +78,19 @@ def find(
     config: FetchConfig | None = None,
     **options: Any,  # noqa: ANN401
 ) -> FoundDataset:
-    """Find a dataset.
-
-    Raises:
-        ConfigError: The arguments contradict each other.
-        MissingDependency: LeRobot isn't installed.
-    """
+    """Find a dataset. ConfigError where the arguments contradict each other."""
     root = _root(repo_id, root, revision, repo_type)
     if root is None or not ("://" in root or _needs_copy(Path(root))):
         try:
             meta = _metadata_of(repo_id, root=root, revision=revision, **options)
         except (import_lerobots("lerobot.datasets.utils").BackwardCompatibilityError, NotImplementedError) as error:
             return _find_version2(repo_id, revision, error, episodes=episodes, config=config, **options)
-        has_frames = root is not None and (Path(root) / "data").is_dir()
-        return FoundDataset(
-            meta, str(root) if has_frames else _folder_or_hub(meta, Path(meta.root), meta.revision, episodes)
-        )
-    return _copied(repo_id, root, root, revision, config=config, **options)
+        if root is not None and (Path(root) / "data").is_dir():
+            return FoundDataset(meta, root)
+        # LeRobot's own folder, into which it may have downloaded only some episodes.
+        is_complete = _has_files(meta, Path(meta.root), episodes)
+        return FoundDataset(meta, str(meta.root) if is_complete else _hub_url(meta.repo_id, meta.revision))
+    return _copied(repo_id, root, revision, config=config, **options)
 
 
 def _find_version2(
@@ -115,8 +104,8 @@ def _find_version2(
 ) -> FoundDataset:
     """Find a dataset of v2, which LeRobot refuses with ``error``: in its local folder if complete, or on the Hub."""
     home = import_lerobots("lerobot.utils.constants").HF_LEROBOT_HOME / repo_id
-    if revision is None and (home / INFO).exists() and _is_v2(home):
-        found = _copied(repo_id, str(home), str(home), None, config=config, **options)
+    if revision is None and _is_v2(home):
+        found = _copied(repo_id, str(home), None, config=config, **options)
         if _has_files(found.meta, home, found.episodes if episodes is None else episodes):
             return found
     if revision is None:
@@ -125,13 +114,11 @@ def _find_version2(
         if not of_v2:
             raise error
         revision = f"v{max(of_v2)}"
-    url = _hub_url(repo_id, revision)
-    return _copied(repo_id, url, url, revision, config=config, **options)
+    return _copied(repo_id, _hub_url(repo_id, revision), revision, config=config, **options)
 
 
 def _copied(
     repo_id: str,
-    root: str,
     source: str,
     revision: str | None,
     *,
@@ -143,7 +130,7 @@ def _copied(
     directory = tempfile.TemporaryDirectory(prefix="asyncfetch-meta-")
     atexit.register(directory.cleanup)
     with start_blocking_portal() as portal:
-        episodes = portal.call(_copy_metadata, root, Path(directory.name), config)
+        episodes = portal.call(_copy_metadata, source, Path(directory.name), config)
     return FoundDataset(_metadata_of(repo_id, root=directory.name, revision=revision, **options), source, episodes)
 
 
@@ -164,11 +151,7 @@ def _is_v2(root: Path) -> bool:
 
 async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) -> list[int] | None:
     """Copy the metadata; returns the numbers of all episodes, None if none is missing."""
-    async with Fetcher(config) if config is not None else Fetcher() as fetcher:
-
-        async def copy(path: str) -> None:
-            await run_sync(_write, directory / path, await fetcher.fetch(join_url(url, path)))
-
+    async with Fetcher(config) as fetcher:
         data, info_url = await fetcher.fetch(join_url(url, INFO)), join_url(url, INFO)
         raw = parse_json(data, info_url)
         if is_v2(raw):
@@ -179,7 +162,7 @@ async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) 
         metadata = await read_metadata(fetcher, url, list_tables=partial(list_tables, fetcher), run=run_sync)
         totals = {f"total_{what}": found for what, (_, found) in metadata.wrong_totals().items()}
         await run_sync(_write, directory / INFO, json.dumps({**raw, **totals}).encode())
-        await copy("meta/tasks.parquet")
+        await run_sync(_write, directory / TASKS, await fetcher.fetch(join_url(url, TASKS)))
         with suppress(AccessDenied, NotFound):  # a dataset may have none
             stats = await fetcher.fetch(join_url(url, STATS))
             await run_sync(_write, directory / STATS, bytes(stats).removeprefix(BOM_UTF8))
@@ -201,9 +184,7 @@ def _write_as_v3(dataset: Version2, directory: Path) -> None:
     info = {key: value for key, value in dataset.raw_info.items() if key not in {"total_chunks", "total_videos"}}
     _write(directory / INFO, json.dumps({**info, "total_episodes": rows}).encode())
     tasks = dict(sorted(metadata.tasks.items()))
-    pandas.DataFrame({"task_index": list(tasks)}, index=list(tasks.values())).to_parquet(
-        directory / "meta/tasks.parquet"
-    )
+    pandas.DataFrame({"task_index": list(tasks)}, index=list(tasks.values())).to_parquet(directory / TASKS)
     file = directory / EPISODES_PATH.format(chunk_index=0, file_index=0)
     file.parent.mkdir(parents=True)
     lengths = np.zeros(rows, np.int64)
@@ -241,16 +222,13 @@ def _root(repo_id: str, root: str | os.PathLike[str] | None, revision: str | Non
     """The path or URL of a dataset; None for a repository of the Hub."""
     if repo_type not in {"dataset", "bucket"}:
         raise ConfigError(f"repo_type must be 'dataset' or 'bucket', not {repo_type!r:.80}")
-    if repo_type == "bucket":
-        if root is not None:
-            raise ConfigError(f"root={str(root)!r} isn't read where repo_type='bucket': leave out one of the two")
-        where = f"hf://buckets/{repo_id}"
-    elif root is None:
+    if repo_type == "bucket" and root is not None:
+        raise ConfigError(f"root={str(root)!r} isn't read where repo_type='bucket': leave out one of the two")
+    if repo_type == "dataset" and root is None:
         return None
-    else:
-        where = str(root)
-        if isinstance(root, PurePath):
-            where = _URL_AS_PATH.sub(r"\1://", where, count=1)
+    where = f"hf://buckets/{repo_id}" if root is None else str(root)
+    if isinstance(root, PurePath):
+        where = _URL_AS_PATH.sub(r"\1://", where, count=1)
     if revision is not None and "://" in where:
         raise ConfigError(
             f"revision={revision!r} isn't read where the dataset is at {redact_url(where)}: leave it out, or write it "
@@ -263,26 +241,15 @@ def _hub_url(repo_id: str, revision: str) -> str:
     return f"hf://datasets/{repo_id}@{quote(revision, safe='')}"
 
 
-def _folder_or_hub(meta: Any, folder: Path, revision: str, episodes: Sequence[int] | None) -> str:  # noqa: ANN401
-    """LeRobot's own folder of a dataset if it has all these episodes' files, else the Hub.
-
-    LeRobot may have downloaded only some episodes.
-    """
-    return str(folder) if _has_files(meta, folder, episodes) else _hub_url(meta.repo_id, revision)
-
-
 def _has_files(meta: Any, folder: Path, episodes: Sequence[int] | None) -> bool:  # noqa: ANN401
     if meta.episodes is None:  # there are none
         return True
     table = meta.episodes
     if episodes is not None:
         table = table.select([episode for episode in episodes if 0 <= episode < len(table)])
-    for name, template, fields in [
-        ("data", meta.data_path, {}),
-        *((f"videos/{key}", meta.video_path, {"video_key": key}) for key in meta.video_keys),
-    ]:
-        places = set(zip(table[f"{name}/chunk_index"], table[f"{name}/file_index"], strict=True))
-        paths = (template.format(chunk_index=chunk, file_index=file, **fields) for chunk, file in places)
-        if not all((folder / path).exists() for path in paths):
-            return False
-    return True
+    videos = ((f"videos/{key}", meta.video_path, {"video_key": key}) for key in meta.video_keys)
+    return all(
+        (folder / template.format(chunk_index=chunk, file_index=file, **fields)).exists()
+        for name, template, fields in (("data", meta.data_path, {}), *videos)
+        for chunk, file in set(zip(table[f"{name}/chunk_index"], table[f"{name}/file_index"], strict=True))
+    )
