@@ -58,7 +58,7 @@ class StreamConfig:
     without a good sample in its share of an epoch gets none with "skip"; with "replace" it raises DatasetError. A host
     that is down always raises, and so do a transform's own errors."""
     prefetch_segments: int = 8
-    """Segments fetched ahead of the pool."""
+    """Segments fetched ahead of the pool; of single clips or files, which need none, ``pool_segments`` more."""
     decode_threads: int | None = None
     """Threads that decode; None means one for each core this process may use, divided among the loader workers, but at
     least one each."""

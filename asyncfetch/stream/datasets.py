@@ -127,6 +127,12 @@ class OpenDatasets:
             self._lines = whole | {nodes: [one.line(dataset, nodes) for one, dataset in each]}
         return self._lines[nodes]
 
+    @property
+    def prefetch_segments(self) -> int:
+        """Segments fetched ahead of the pools; of single samples, which need no pool, as many more as one would have."""
+        are_single = all(line.largest == 1 for line in self.lines(1))
+        return self.config.prefetch_segments + (self.config.pool_segments if are_single else 0)
+
     def origin(self, piece: Piece) -> Origin:
         """Return where a piece comes from."""
         member, dataset = self.members[piece.member], self.datasets[piece.member]

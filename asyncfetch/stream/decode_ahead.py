@@ -90,7 +90,7 @@ class DecodeAhead:
     ) -> None:
         self._pool, self._plan, self._group, self._builder = opened.engine.decode, plan, group, builder
         self._sizes, self._rows = sizes, rows
-        self._max_coming = max(COMING_PIECES, sizes.open_pieces + opened.config.prefetch_segments)
+        self._max_coming = max(COMING_PIECES, sizes.open_pieces + opened.prefetch_segments)
         self._queue: deque[_PendingMicroBatch] = deque()
         self._undone: dict[_Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
@@ -104,7 +104,7 @@ class DecodeAhead:
             opened,
             plan.first_uses(),
             group,
-            prefetch_segments=opened.config.prefetch_segments,
+            prefetch_segments=opened.prefetch_segments,
             pool=plan.pool,
             on_full=self._fail_if_stuck,
             on_arrival=lambda: self._freed.set(),

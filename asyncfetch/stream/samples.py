@@ -390,7 +390,7 @@ class PassAtWork(AsyncIterator[T]):
         self._opened, self._begun, self._plan, self._sizes = opened, begun, begun.plan, sizes
         self._rows = None if memory is None else Rows(begun.plan, begun.builder.layout, memory)
         self._delivery = SampleDelivery(opened, begun, self._rows)
-        self._max_pieces = sizes.open_pieces + opened.config.prefetch_segments
+        self._max_pieces = sizes.open_pieces + opened.prefetch_segments
         self._turn = anyio.Lock(fast_acquire=True)
         self._ended = False
         self._current: deque[DeliveredSample] = deque()
