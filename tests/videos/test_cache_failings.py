@@ -190,22 +190,24 @@ def test_a_server_that_fails_at_times_makes_no_difference(corpus: Path) -> None:
         assert sum(request.status == 503 for request in server.requests) >= 4
 
 
-def test_a_file_replaced_behind_its_index_is_noticed(corpus: Path) -> None:
+async def test_a_file_replaced_behind_its_index_is_noticed(corpus: Path) -> None:
     """No picture is cut out of the new file by the old one's index; read once more, all is the new one's."""
     files = {"a.mp4": (corpus / "front.mp4").read_bytes()}
+    other = (corpus / "large.mp4").read_bytes()
 
     def replace(request: ServedRequest) -> None:
         if request.start:
-            files["a.mp4"] = (corpus / "large.mp4").read_bytes()
+            files["a.mp4"] = other
 
     clips = af.ClipSampler(3, fps=4)  # one: of two, that which comes second may find the first's error, and read anew
-    with RangeServer(files, fault=replace) as server:
+    async with RangeServer(files, fault=replace) as server:
         config = {"fetch": af.FetchConfig(ca_file=server.ca_file)}
-        with closing(make_stream([f"{server.url}/a.mp4"], clips, config=config)) as stream:
+        stream = make_stream([f"{server.url}/a.mp4"], clips, config=config)
+        async with stream.samples(epoch=0) as samples:
             with pytest.raises(ObjectChanged, match=r"a\.mp4"):
-                next(iter(stream))
-            stream.set_epoch(0)
-            assert [sample["video"].shape for sample in stream] == [(3, 3, 112, 208)]
+                await anext(samples)
+        async with stream.samples(epoch=0) as samples:
+            assert [sample["video"].shape async for sample in samples] == [(3, 3, 112, 208)]
 
 
 async def test_a_pass_that_is_left_leaves_nothing(corpus: Path) -> None:
