@@ -129,7 +129,7 @@ class OpenDatasets:
 
     @property
     def prefetch_segments(self) -> int:
-        """Segments fetched ahead of the pools; of single samples, which need no pool, as many more as one would have."""
+        """Segments fetched ahead of the pools; of single samples, which need none, as many more as one would have."""
         are_single = all(line.largest == 1 for line in self.lines(1))
         return self.config.prefetch_segments + (self.config.pool_segments if are_single else 0)
 

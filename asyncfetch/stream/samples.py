@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import anyio
 import anyio.lowlevel
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.decode_jobs import Sizes
     from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.job_builder import JobBuilder
-
-
-T = TypeVar("T")
 
 
 class DeliveredSample(NamedTuple):
@@ -368,8 +365,8 @@ def _nothing() -> None:
     pass
 
 
-class PassAtWork(AsyncIterator[T]):
-    """A pass at work, for a consumer on its loop or, where it ``hands_over``, in another thread, which counts there.
+class RunningPass(AsyncIterator[Any]):
+    """A pass at work: all that a ``SamplePass`` gives, and what the makers of batches need besides.
 
     Args:
         opened, begun, sizes: What to read from; what and in which order; how much is decoded at a time.
@@ -378,6 +375,7 @@ class PassAtWork(AsyncIterator[T]):
     """
 
     hands_over: ClassVar[bool] = False
+    """True if the consumer is in another thread."""
 
     def __init__(
         self,
@@ -445,6 +443,40 @@ class PassAtWork(AsyncIterator[T]):
             self._ahead.close()
             self._current.clear()
             self._clock.close()
+
+    async def __anext__(self) -> Any:  # noqa: ANN401 - a sample; of MicroBatches a list of them
+        if not self._current:
+            async with self._turn:
+                while not self._current:
+                    self._current.extend(await self._next_micro_batch())
+        self._begun.check()
+        self._latest = self._current.popleft()
+        self._plan.progress.delivered = self._latest.delivered
+        sample: Sample = self._latest.sample
+        return sample
+
+    def put_back(self) -> None:
+        """Put the latest sample back: it comes once more."""
+        self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
+        self._current.appendleft(self._latest)
+
+    def give_but(self, waiting: Iterable[int]) -> None:
+        """See StreamIterator."""
+        self._plan.progress.deliver(max(self._plan.begun, self._latest.delivered), waiting)
+
+    @property
+    def latest_numbers(self) -> range:
+        """See StreamIterator."""
+        return self._latest.numbers
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
+        return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
+
+    def state_dict(self) -> State:
+        """See SamplePass."""
+        return self._plan.progress.state()
 
     async def _next_micro_batch(self) -> list[DeliveredSample]:
         self._check_open()
@@ -529,54 +561,6 @@ class PassAtWork(AsyncIterator[T]):
             return ()
         return self._ahead.path(since, Cause.HAND_OVER if self._delivery.samples else Cause.OPENING)
 
-
-class MicroBatches(PassAtWork[list[DeliveredSample]]):
-    """A pass for another thread: the next few samples, or none where an error comes next."""
-
-    hands_over = True
-
-    async def __anext__(self) -> list[DeliveredSample]:
-        async with self._turn:
-            return await self._next_micro_batch()
-
-
-class RunningPass(PassAtWork["Sample"]):
-    """A pass whose samples count as delivered: what a ``SamplePass`` gives, and what makers of batches need besides."""
-
-    async def __anext__(self) -> Sample:
-        if not self._current:
-            async with self._turn:
-                while not self._current:
-                    self._current.extend(await self._next_micro_batch())
-        self._begun.check()
-        self._latest = self._current.popleft()
-        self._plan.progress.delivered = self._latest.delivered
-        sample: Sample = self._latest.sample
-        return sample
-
-    def put_back(self) -> None:
-        """Put the latest sample back: it comes once more."""
-        self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
-        self._current.appendleft(self._latest)
-
-    def give_but(self, waiting: Iterable[int]) -> None:
-        """See StreamIterator."""
-        self._plan.progress.deliver(max(self._plan.begun, self._latest.delivered), waiting)
-
-    @property
-    def latest_numbers(self) -> range:
-        """See StreamIterator."""
-        return self._latest.numbers
-
-    @property
-    def batches(self) -> tuple[int, int]:
-        """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
-        return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
-
-    def state_dict(self) -> State:
-        """See SamplePass."""
-        return self._plan.progress.state()
-
     def handing_over(self) -> AbstractContextManager[None]:
         """See PassFigures, for a consumer on this loop."""
         return self.figures.handing_over()
@@ -593,6 +577,16 @@ class RunningPass(PassAtWork["Sample"]):
             open_segments=self._ahead.prefetcher.open_pieces,
             waits=self.figures.account.snapshot(time.perf_counter(), self.path()),
         )
+
+
+class MicroBatches(RunningPass):
+    """A pass for another thread, which counts there: the next few samples, or none where an error comes next."""
+
+    hands_over = True
+
+    async def __anext__(self) -> list[DeliveredSample]:
+        async with self._turn:
+            return await self._next_micro_batch()
 
 
 class SamplePass(AsyncIterator["Sample"]):
