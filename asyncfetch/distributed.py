@@ -11,7 +11,6 @@ last task finds the files there, like a resumed merge. The steps implement datat
 from __future__ import annotations
 
 import asyncio
-import importlib
 import time
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
@@ -21,36 +20,31 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 import anyio
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import (
-    AsyncFetchError,
-    ConfigError,
-    MissingDependency,
-    StateMismatch,
-    WorkerError,
-    install_command,
-)
+from asyncfetch.errors import AsyncFetchError, ConfigError, StateMismatch, WorkerError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.merge.apply import (
     DATA_FILE_MAX_BYTES,
     FILES_PER_CHUNK,
     VIDEO_FILE_MAX_BYTES,
-    destination_of,
     report_on,
     selections_of,
 )
-from asyncfetch.merge.executor import WorkerSetup
+from asyncfetch.merge.destination import destination_of
+from asyncfetch.merge.executor import InProcess
 from asyncfetch.merge.job import ProgressCounter, carry_out, carry_out_share, check_free, plan_job
-from asyncfetch.merge.local_executor import InProcess
 from asyncfetch.merge.plan import Limits
+from asyncfetch.merge.worker_process import WorkerSetup
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tensors.ray_store import import_ray
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from asyncfetch.merge.executor import Piece, WorkerPool
+    from asyncfetch.merge.executor import WorkerPool
     from asyncfetch.merge.job import MergeJob
     from asyncfetch.merge.sources import Selection
+    from asyncfetch.merge.worker_process import Piece
 
 __all__ = ["RayExecutor", "merge_steps"]
 
@@ -77,7 +71,7 @@ class RayExecutor:
         self, fetch: FetchConfig, workers: int | None, wrote: Callable[[str, int], object]
     ) -> AsyncIterator[_RayPool]:
         """Open the workers for one merge. Progress counts whole files."""
-        ray = await run_sync(_import_ray)
+        ray = await run_sync(import_ray, "Ray isn't installed")
         if not ray.is_initialized():
             raise ConfigError("Ray isn't initialised: call ray.init() before the merge")
         if workers is None:
@@ -101,22 +95,21 @@ class _RayPool:
         """Does nothing: Ray's processes run already."""
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
-        start = partial(self._task.remote, self._fetch, piece, *arguments)
-        ended, value = await run_sync(start)
+        ended, value = await run_sync(self._task.remote, self._fetch, piece, *arguments)
         try:
-            await self._answer(ended)
+            await self.get(ended)
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._stop(ended)
+            with anyio.CancelScope(shield=True):  # it can't write into a resumed merge
+                await run_sync(partial(self._ray.cancel, ended, force=True))
+                with anyio.move_on_after(_END_SECONDS):
+                    (stopped,), _ = await asyncio.wait([asyncio.wrap_future(ended.future())])
+                    stopped.exception()  # else asyncio logs that it was never retrieved
             raise
         return value
 
     async def get(self, value: Any) -> Any:  # noqa: ANN401
-        return await self._answer(value)
-
-    async def _answer(self, reference: Any) -> Any:  # noqa: ANN401
         try:
-            return await asyncio.wrap_future(reference.future())
+            return await asyncio.wrap_future(value.future())
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, AsyncFetchError | OSError):
                 raise error.cause from None  # the piece's own error, with its fields
@@ -124,39 +117,21 @@ class _RayPool:
         except self._ray.exceptions.RayError as error:
             raise WorkerError(f"Ray couldn't end a piece of the merge: {error}") from error
 
-    async def _stop(self, reference: Any) -> None:  # noqa: ANN401
-        """Stop a task and wait for its end, so that it can't write into a resumed merge."""
-        await run_sync(partial(self._ray.cancel, reference, force=True))
-        with anyio.move_on_after(_END_SECONDS):
-            (ended,), _ = await asyncio.wait([asyncio.wrap_future(reference.future())])
-            ended.exception()  # else asyncio logs that it was never retrieved
-
 
 def _perform(fetch: FetchConfig, piece: Piece, *arguments: Any) -> tuple[None, Any]:  # noqa: ANN401
     """Run the piece. Returns None, a small sign of its end, and its value, which stays on its node."""
 
     async def work() -> Any:  # noqa: ANN401
         async with Fetcher(fetch) as fetcher:
-            return await piece(WorkerSetup(fetcher, _ignore), *arguments)
+            return await piece(WorkerSetup(fetcher, lambda _path, _nbytes: None), *arguments)
 
     return None, anyio.run(work)
-
-
-def _ignore(_path: str, _nbytes: int) -> None:
-    pass
-
-
-def _import_ray() -> Any:  # noqa: ANN401 - a module
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise MissingDependency(f"Ray isn't installed: {install_command('ray')}") from error
 
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-_JOB_FORMAT = 3
+_JOB_FORMAT = 4
 """Raised with each change of a job's fields."""
 
 
@@ -241,8 +216,13 @@ class _MergeStep(ABC):
 
     __call__ = run
 
-    async def _check_free(self, pool: WorkerPool) -> None:
-        await check_free(pool, self.job.destination, self.job.plan.sources, overwrite=self.job.overwrite)
+    @asynccontextmanager
+    async def _pool(self, counter: ProgressCounter) -> AsyncIterator[WorkerPool]:
+        """Workers, if the destination is free."""
+        async with InProcess().open(self.fetch, None, counter.wrote) as pool:
+            sources, overwrite = self.job.plan.sources, self.job.overwrite
+            await check_free(pool, self.job.destination, sources, overwrite=overwrite)
+            yield pool
 
     @abstractmethod
     async def _run(self, rank: int, world_size: int) -> None:
@@ -255,8 +235,7 @@ class WriteStep(_MergeStep):
     name = "write files"
 
     async def _run(self, rank: int, world_size: int) -> None:
-        async with InProcess().open(self.fetch, None, ProgressCounter(None).wrote) as pool:
-            await self._check_free(pool)
+        async with self._pool(ProgressCounter(None)) as pool:
             await carry_out_share(self.job, pool, rank, world_size)
 
 
@@ -269,7 +248,6 @@ class FinishStep(_MergeStep):
         if rank:
             return  # only the first of several tasks does anything
         started, counter = time.monotonic(), ProgressCounter(None)
-        async with InProcess().open(self.fetch, None, counter.wrote) as pool:
-            await self._check_free(pool)
+        async with self._pool(counter) as pool:
             [(files, nbytes)] = await carry_out([self.job], pool, counter)
         report_on(self.job, files, nbytes, time.monotonic() - started)

@@ -37,7 +37,7 @@ from rich.table import Table
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.merge import merge_datasets
-from asyncfetch.merge.local_executor import InProcess, OnThisMachine
+from asyncfetch.merge.executor import InProcess, OnThisMachine
 from asyncfetch.testing import RangeServer, write_dataset
 
 if TYPE_CHECKING:

@@ -8,11 +8,9 @@
     tasks         the pieces that write: each file, and the metadata at the end
     summaries     statistics, and the pieces that read rows back for them
     quantiles     quantiles without all rows in memory
-    pairwise      a sum of values that come in any order
-    executor      the protocol of executors, and the setup of a piece
-    local_executor   the executor of this machine: threads, or processes when they pay
+    executor      where the pieces run: on this machine in threads, or in processes when they pay; the protocol
     worker_process   one of these processes
-    destination   the protocol of destinations
+    destination   which destination a path or url means
     local_folder  a local destination: built beside it, and resumed after an interruption
     s3_prefix     a destination on S3: put file by file, and resumed likewise
     videos        places where a video can be cut, and one video of many segments, times in whole ticks

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.config.checks import whole_number
-from asyncfetch.errors import ConfigError, redact_url
-from asyncfetch.fetch.transports.file import local_path
+from asyncfetch.errors import ConfigError
+from asyncfetch.merge.destination import destination_of
+from asyncfetch.merge.executor import OnThisMachine
 from asyncfetch.merge.info import differences
 from asyncfetch.merge.job import ProgressCounter, carry_out, plan_job
-from asyncfetch.merge.local_executor import OnThisMachine
-from asyncfetch.merge.local_folder import LocalFolder
 from asyncfetch.merge.plan import Limits
-from asyncfetch.merge.s3_prefix import S3Prefix
 from asyncfetch.merge.sources import Selection
 from asyncfetch.runtime.fork import running_loop
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from asyncfetch.merge.destination import Destination
     from asyncfetch.merge.executor import Executor
     from asyncfetch.merge.job import MergeJob, MergeProgress
 
@@ -40,34 +37,6 @@ def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -
 
 def _is_relative(url: str) -> bool:
     return bool(url) and "://" not in url and not os.path.isabs(url)
-
-
-def destination_path(destination: str | os.PathLike[str]) -> str:
-    """The destination as text; ConfigError if it is empty, which would mean the working directory."""
-    if not (named := os.fspath(destination)):
-        raise ConfigError("destination is empty; give the directory to write")
-    return named
-
-
-def destination_of(destination: str | os.PathLike[str]) -> Destination:
-    """The destination of a path or url, parsed as a fetcher parses urls."""
-    named = destination_path(destination)
-    scheme, separator, place = named.partition("://")
-    match scheme.lower() if separator else "file":
-        case "file":
-            found: Destination = LocalFolder(local_path(named).absolute())
-        case "s3":
-            found = S3Prefix(f"s3://{place.rstrip('/')}")
-        case _:
-            raise ConfigError(
-                f"a dataset is written to a local directory or below an s3:// prefix, not to {redact_url(named)!r}: "
-                "copy the result there"
-            )
-    try:
-        str(found.name).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{named!r} has a name that isn't UTF-8, and pyarrow writes to no such: rename it") from error
-    return found
 
 
 DATA_FILE_MAX_BYTES = 100 * 1024 * 1024

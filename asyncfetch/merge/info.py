@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from asyncfetch.errors import redact_url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.plan import MergePlan
@@ -66,41 +66,29 @@ def merged_info(plan: MergePlan) -> dict[str, Any]:
 def differences(plan: MergePlan) -> list[str]:
     """Statements of some sources' info.json that the merged dataset's lacks, a line each."""
     sources, merged = plan.sources, merged_info(plan)
+    lines: list[str] = []
+
+    def list_disagreements(blocks: Sequence[Mapping[str, Any]], skipped: Collection[str], of: str = "") -> None:
+        for key in _agreed(blocks)[1]:
+            if key not in skipped:
+                places = [(redact_url(source.url), block) for source, block in zip(sources, blocks, strict=True)]
+                first, one = next((url, block[key]) for url, block in places if key in block)
+                other, block = next(place for place in places if not _has(place[1], key, one))
+                says = f"{block[key]!r:.200}" if key in block else "missing"
+                lines.append(f"{key}{of} is {one!r:.200} in {first}, but {says} in {other}")
+
     raws = [source.raw_info for source in sources]
-    lines = [
-        _difference(key, sources, raws)
-        for key in _agreed(raws)[1]
-        if key not in merged and key not in _STALE_KEYS and key != "tools"
-    ]
+    list_disagreements(raws, {*merged, *_STALE_KEYS, "tools"})
     for source in sources:
         own = source.raw_info.get("splits") or {}
         if own.keys() - {_SPLIT}:
             lines.append(f"splits is {own!r:.200} in {redact_url(source.url)}")
     for key, feature in sources[0].metadata.features.items():
         blocks = [raw["features"][key] for raw in raws]
-        skipped = {"dtype", "shape", "names", "info", "video_info"}
-        lines += [
-            _difference(f"{one} of {key}", sources, blocks, one) for one in _agreed(blocks)[1] if one not in skipped
-        ]
-        infos = _infos(sources, feature)
+        list_disagreements(blocks, {"dtype", "shape", "names", "info", "video_info"}, f" of {key}")
         skipped = {*_MARKS, *(_OF_FILES if feature.is_camera else ())}
-        lines += [
-            _difference(f"{one} of {key}", sources, infos, one) for one in _agreed(infos)[1] if one not in skipped
-        ]
+        list_disagreements(_infos(sources, feature), skipped, f" of {key}")
     return lines
-
-
-def _difference(
-    what: str, sources: Sequence[MergeSource], blocks: Sequence[Mapping[str, Any]], key: str | None = None
-) -> str:
-    key = what if key is None else key
-    (first, one) = next((source.url, block[key]) for source, block in zip(sources, blocks, strict=True) if key in block)
-    other, says = next(
-        (source.url, f"{block[key]!r:.200}" if key in block else "missing")
-        for source, block in zip(sources, blocks, strict=True)
-        if not _has(block, key, one)
-    )
-    return f"{what} is {one!r:.200} in {redact_url(first)}, but {says} in {redact_url(other)}"
 
 
 def _feature(sources: Sequence[MergeSource], feature: Feature) -> dict[str, Any]:
@@ -111,8 +99,7 @@ def _feature(sources: Sequence[MergeSource], feature: Feature) -> dict[str, Any]
         files = [one for source in sources for one in source.pictures[feature.key].values()]
         merged["info"] = _video_info(infos, files[0] if files else None, sources[0].metadata.info.fps, feature)
     elif any(infos) or all("info" in block for block in blocks):
-        agreed, _ = _agreed(infos)
-        merged["info"] = {key: value for key, value in agreed.items() if key != _MARKS[1]}
+        merged["info"] = _common_info(infos)
         if feature.is_depth or any(_MARKS[0] in own for own in infos):
             merged["info"][_MARKS[0]] = feature.is_depth
     agreed, _ = _agreed(blocks)
@@ -131,8 +118,7 @@ def _video_info(
     infos: Sequence[Mapping[str, Any]], pictures: Pictures | None, fps: float, feature: Feature
 ) -> dict[str, Any]:
     """The info that all agree on, and that of the files themselves."""
-    agreed, _ = _agreed(infos)
-    info = {key: value for key, value in agreed.items() if key != _MARKS[1]}
+    info = _common_info(infos)
     for key in _ENCODER_KEYS:
         if key not in info and any(key in other for other in infos):
             info[key] = {} if key == "video.extra_options" else None
@@ -142,6 +128,10 @@ def _video_info(
         if pictures.pixel_format:
             info["video.pix_fmt"] = pictures.pixel_format
     return info
+
+
+def _common_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in _agreed(infos)[0].items() if key != _MARKS[1]}
 
 
 def _agreed(blocks: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:

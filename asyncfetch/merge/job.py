@@ -1,42 +1,51 @@
 """A planned merge, and carrying it out, by any number of processes and in any number of attempts.
 
-Every file is written once. Statistics, and the tasks of each episode, are added up in pairs. The plan and
+Every file is written once. Summaries of rows are added up in any order: what is added are whole numbers. The plan and
 ``write_metadata`` are serial, because an episode's file depends on all episodes before it. They take 0.1 ms an episode
 (one camera).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.fetch.batch import for_each
-from asyncfetch.merge.destination import SpaceNeed, system_errors
-from asyncfetch.merge.pairwise import PairwiseSum
+from asyncfetch.merge.destination import system_errors
 from asyncfetch.merge.plan import disagreements, plan_merge, refuse
 from asyncfetch.merge.quantiles import QuantileSearch
 from asyncfetch.merge.sources import MergeSource, load_source
-from asyncfetch.merge.summaries import Summary, add, count_prefixes_again, quantile_ranks, summarise
+from asyncfetch.merge.summaries import (
+    Summary,
+    add,
+    combine_columns,
+    count_prefixes_again,
+    quantile_ranks,
+    quantiles_between,
+    summarise,
+)
 from asyncfetch.merge.tasks import RowsTask, file_units, write, write_metadata
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from asyncfetch.merge.destination import Build, Destination, WrittenFile
-    from asyncfetch.merge.executor import Piece, WorkerPool, WorkerSetup
+    from asyncfetch.merge.destination import Destination
+    from asyncfetch.merge.executor import WorkerPool
+    from asyncfetch.merge.local_folder import WrittenFile
     from asyncfetch.merge.plan import Limits, MergePlan
     from asyncfetch.merge.sources import Selection
-    from asyncfetch.merge.summaries import Statistics
+    from asyncfetch.merge.summaries import Statistics, SummaryTask
     from asyncfetch.merge.tasks import FileUnit
+    from asyncfetch.merge.worker_process import Piece, WorkerSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +60,7 @@ class MergeProgress:
 
 
 class ProgressCounter:
-    """Adds up written bytes and files.
-
-    Args:
-        report: Called after each change; None reports nothing.
-    """
+    """Adds up written bytes and files, and reports each change."""
 
     def __init__(self, report: Callable[[MergeProgress], object] | None) -> None:
         self._report = report
@@ -63,7 +68,7 @@ class ProgressCounter:
         self._bytes_done = self._bytes_total = self._files_done = self._files_total = 0
 
     def expect(self, files: int, nbytes: int) -> None:
-        """Note the expected number of files of rows and videos, and about how many bytes they have."""
+        """Note how many files of rows and videos there will be, and about how many bytes."""
         self._files_total, self._bytes_total = files, nbytes
 
     def wrote(self, url: str, nbytes: int) -> None:
@@ -78,85 +83,6 @@ class ProgressCounter:
         """Note that the file is complete."""
         self._files_done += 1
         self.wrote(url, nbytes)
-
-
-class FileWork:
-    """Writes all of a plan's files and summarises their rows, as many pieces at a time as the pool has workers.
-
-    Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``quantiles``.
-
-    Args:
-        pool: Runs the pieces.
-        build: Held by this merge alone.
-        units: The files.
-        progress: Counts each of them.
-    """
-
-    def __init__(self, pool: WorkerPool, build: Build, units: Sequence[FileUnit], progress: ProgressCounter) -> None:
-        self.files: list[WrittenFile] = []
-        """Finished files."""
-        self.summary = Summary()
-        """Of all rows."""
-        self.numbers: dict[str, Statistics] = {}
-        """Statistics of numeric features over all rows."""
-        self._pool = pool
-        self._build = build
-        self._rows = [unit for unit in units if isinstance(unit, RowsTask)]
-        self._videos = [unit for unit in units if not isinstance(unit, RowsTask)]
-        self._parts = [part for unit in self._rows for part in unit.parts()]
-        self._progress = progress
-        self._workers = anyio.CapacityLimiter(pool.workers)
-
-    async def do(self) -> None:
-        """Write and summarise all files. Finished files stay, whatever happens.
-
-        Raises:
-            FetchError: A source could not be read, or the destination could not be written.
-            DatasetError: A source contradicts its metadata.
-        """
-        workers = self._pool.workers
-        await gather(self._write_and_summarise, partial(for_each, self._videos, self._write, workers=workers))
-
-    async def _write(self, unit: FileUnit) -> None:
-        async with self._workers:
-            file = await self._pool.get(await self._pool.run(write, self._build, unit))
-        self.files.append(file)
-        self._progress.finished(self._build.url(file.path), file.nbytes)
-
-    async def _write_and_summarise(self) -> None:
-        """Write the files of rows, summarise each while it is in the page cache, and search for quantiles."""
-        count = sum(sum(part.lengths) for part in self._parts)
-        search = QuantileSearch(count, quantile_ranks(count))
-        sums = self._begin_sum()
-        numbers = defaultdict[str, list[int]](list)
-        for number, part in enumerate(self._parts):
-            numbers[part.path].append(number)
-
-        async def write_one(unit: FileUnit) -> None:
-            await self._write(unit)
-            await gather(*(partial(self._add, sums, one, summarise, (search.shift,)) for one in numbers[unit.path]))
-
-        await for_each(self._rows, write_one, workers=self._pool.workers)
-        if not self._parts:
-            return
-        self.summary = await self._pool.get(sums.total)
-        search.learn(self.summary.counted)
-        while search.wanted:
-            sums = self._begin_sum()
-            look = partial(self._add, sums, piece=count_prefixes_again, more=(search.wanted, search.shift))
-            await gather(*(partial(look, number) for number in range(len(self._parts))))
-            search.learn(await self._pool.get(sums.total))
-        for key, moments in self.summary.moments.items():
-            ordered = search.values(key).reshape(*moments.mean.shape, -1)
-            self.numbers[key] = moments.statistics(ordered)
-
-    def _begin_sum(self) -> PairwiseSum:
-        return PairwiseSum(len(self._parts), partial(self._pool.run, add))
-
-    async def _add(self, sums: PairwiseSum, number: int, piece: Piece, more: tuple[object, ...]) -> None:
-        """Run a piece on a part, and add its value."""
-        async with self._workers:  # until it is added, so that few sums wait
-            await sums.put(number, await self._pool.run(piece, self._build, self._parts[number], *more))
 
 
 _SOURCES_AT_ONCE = 16
@@ -181,11 +107,6 @@ class MergeJob:
         return f"<MergeJob of {len(self.plan.sources)} datasets into {self.destination.name}, {len(self.units)} files>"
 
     @property
-    def build(self) -> Build:
-        """The build at the destination."""
-        return self.destination.build(self.plan.fingerprint())
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the rows and videos, about."""
         return sum(unit.nbytes for unit in self.units)
@@ -195,22 +116,19 @@ class MergeJob:
         """Seconds of a processor for all files, about; 0 if only this process can read the sources."""
         return sum(unit.seconds for unit in self.units) if _are_anywhere(self.plan.sources) else 0
 
-    def needed(self, workers: int) -> SpaceNeed:
-        """The bytes that so many workers need."""
-        return SpaceNeed(self.nbytes, sum(sorted(unit.nbytes for unit in self.units)[-workers:]))
+    def open(self, pool: WorkerPool, *, shared: bool = False) -> AbstractAsyncContextManager[None]:
+        """Hold the build for the pool's workers."""
+        at_once = sum(sorted(unit.nbytes for unit in self.units)[-pool.workers :])
+        return self.destination.open(pool.fetcher, self.nbytes, at_once, overwrite=self.overwrite, shared=shared)
 
 
 async def plan_job(
     pool: WorkerPool, selections: Sequence[Selection], destination: Destination, limits: Limits, *, overwrite: bool
 ) -> MergeJob:
-    """Check the destination, read and check the sources, and plan.
-
-    Raises:
-        MergeError: It isn't free, or they can't be read or disagree; lists every reason.
-    """
+    """Check the destination, read and check the sources, and plan; MergeError with every reason not to."""
     await check_free(pool, destination, selections, overwrite=overwrite)
     different = list(dict.fromkeys(selections))
-    shares = [different[number :: pool.workers] for number in range(min(pool.workers, len(different)))]
+    shares = [share for number in range(pool.workers) if (share := different[number :: pool.workers])]
     pool.expect(_SOURCE_SECONDS * len(different) if _are_anywhere(different) else 0)
     loaded: dict[Selection, MergeSource | DatasetError | FetchError] = {}
     values = await gather(*(partial(pool.run, load_sources, share) for share in shares))
@@ -222,7 +140,7 @@ async def plan_job(
         refuse([*map(str, errors), *others], errors[0])
     plan = await run_sync(plan_merge, sources, limits)
     units = await run_sync(file_units, plan)
-    return MergeJob(plan, tuple(units), destination, overwrite)
+    return MergeJob(plan, tuple(units), destination.build(plan.fingerprint()), overwrite)
 
 
 async def check_free(
@@ -242,7 +160,7 @@ async def load_sources(
     async def load(selection: Selection) -> MergeSource | DatasetError | FetchError:
         async with limiter:
             try:
-                return await load_source(setup.fetcher, selection, run=run_sync)
+                return await load_source(setup.fetcher, selection)
             except (DatasetError, FetchError) as error:
                 return error
 
@@ -262,33 +180,28 @@ async def carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: Progre
         DatasetError: A source contradicts its metadata.
     """
     progress.expect(sum(len(job.units) for job in jobs), sum(job.nbytes for job in jobs))
+    written, publications = [], []
     with system_errors(job.destination.name for job in jobs):
-        return await _carry_out(jobs, pool, progress)
-
-
-async def _carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: ProgressCounter) -> list[tuple[int, int]]:
-    finished = [await job.build.finished(pool.fetcher) for job in jobs]
-    pool.expect(sum(job.seconds for job, files in zip(jobs, finished, strict=True) if files is None))
-    async with AsyncExitStack() as stack:
-        for job, files in zip(jobs, finished, strict=True):
-            if files is None:
-                needed = job.needed(pool.workers)
-                await stack.enter_async_context(job.build.open(pool.fetcher, needed, overwrite=job.overwrite))
-        written, publications = [], []
-        for job, files in zip(jobs, finished, strict=True):
-            if files is not None:
-                _count_finished(job, files, progress)
-                written.append((len(files), sum(file.nbytes for file in files)))
-            else:
-                room = await stack.enter_async_context(job.build.room())
-                own, metadata, nbytes = await _write(job, pool, progress, room)
-                written.append((len(own) + len(metadata), nbytes))
-                publish = partial(job.build.publish, pool.fetcher, room, own, metadata)
-                publications.append(partial(publish, overwrite=job.overwrite))
-        for publish in publications:
-            await publish()
-        for job in jobs:
-            await job.build.forget(pool.fetcher)
+        finished = [await job.destination.finished(pool.fetcher) for job in jobs]
+        unfinished = [job for job, files in zip(jobs, finished, strict=True) if files is None]
+        pool.expect(sum(job.seconds for job in unfinished))
+        async with AsyncExitStack() as stack:
+            for job in unfinished:
+                await stack.enter_async_context(job.open(pool))
+            for job, files in zip(jobs, finished, strict=True):
+                if files is None:
+                    room = await stack.enter_async_context(job.destination.room())
+                    own, metadata, nbytes = await _write(job, pool, progress, room)
+                    written.append((len(own) + len(metadata), nbytes))
+                    publish = partial(job.destination.publish, pool.fetcher, room, own, metadata)
+                    publications.append(partial(publish, overwrite=job.overwrite))
+                else:
+                    _count_finished(job, files, progress)
+                    written.append((len(files), sum(file.nbytes for file in files)))
+            for publish in publications:
+                await publish()
+            for job in jobs:
+                await job.destination.forget(pool.fetcher)
     return written
 
 
@@ -296,37 +209,90 @@ async def _write(
     job: MergeJob, pool: WorkerPool, progress: ProgressCounter, room: Path
 ) -> tuple[list[WrittenFile], list[str], int]:
     """The files of rows and videos, the paths of those of metadata in the room, and the bytes of all."""
-    work = FileWork(pool, job.build, job.units, progress)
-    await work.do()
-    metadata = await run_sync(write_metadata, job.plan, work.summary, work.numbers, room)
+    work = _FileWork(job, pool, progress)
+    rows = [unit for unit in job.units if isinstance(unit, RowsTask)]
+    videos = [unit for unit in job.units if not isinstance(unit, RowsTask)]
+    found: list[tuple[Summary, dict[str, Statistics]]] = []
+
+    async def write_rows() -> None:
+        found.append(await work.write_rows(rows))
+
+    await gather(write_rows, partial(for_each, videos, work.write, workers=pool.workers))
+    metadata = await run_sync(write_metadata, job.plan, *found[0], room)
     nbytes = await run_sync(_measure, room, metadata)
     return work.files, metadata, sum(file.nbytes for file in work.files) + nbytes
+
+
+class _FileWork:
+    """Writes a job's files and summarises their rows, as many pieces at a time as the pool has workers.
+
+    Finished files stay, whatever happens. Few rows are read back once, many twice or more, since quantiles are searched
+    for in rounds: see ``quantiles``.
+    """
+
+    def __init__(self, job: MergeJob, pool: WorkerPool, progress: ProgressCounter) -> None:
+        self.files: list[WrittenFile] = []
+        self._destination, self._pool, self._progress = job.destination, pool, progress
+        self._limiter = anyio.CapacityLimiter(pool.workers)
+
+    async def write(self, unit: FileUnit) -> None:
+        """Write a file."""
+        async with self._limiter:
+            file = await self._pool.get(await self._pool.run(write, self._destination, unit))
+        self.files.append(file)
+        self._progress.finished(self._destination.url(file.path), file.nbytes)
+
+    async def write_rows(self, units: Sequence[RowsTask]) -> tuple[Summary, dict[str, Statistics]]:
+        """Write files of rows; returns a summary of all, and the statistics of numeric features.
+
+        A file is summarised while it is in the page cache.
+        """
+        parts = [part for unit in units for part in unit.parts()]
+        count = sum(sum(part.lengths) for part in parts)
+        search = QuantileSearch(count, quantile_ranks(count))
+        sums: list[Any] = []
+
+        async def add_part(part: SummaryTask, piece: Piece, *more: object) -> None:
+            async with self._limiter:  # until it is added, so that no more than one sum waits
+                value = await self._pool.run(piece, self._destination, part, *more)
+                while sums:
+                    value = await self._pool.run(add, sums.pop(), value)
+                sums.append(value)
+
+        async def write_and_summarise(unit: RowsTask) -> None:
+            await self.write(unit)
+            await gather(*(partial(add_part, part, summarise, search.shift) for part in unit.parts()))
+
+        await for_each(units, write_and_summarise, workers=self._pool.workers)
+        if not parts:
+            return Summary(), {}
+        summary = await self._pool.get(sums.pop())
+        search.learn(summary.counted)
+        while search.wanted:
+            more = (count_prefixes_again, search.wanted, search.shift)
+            await gather(*(partial(add_part, part, *more) for part in parts))
+            search.learn((await self._pool.get(sums.pop())).counted)
+        numbers = {key: combine_columns(columns) for key, columns in summary.by_episode().items()}
+        for key, own in numbers.items():
+            ordered = search.values(key).reshape(*own["min"].shape, -1)
+            own |= quantiles_between(ordered, count, own["min"])
+        return summary, numbers
 
 
 def _count_finished(job: MergeJob, files: Sequence[WrittenFile], progress: ProgressCounter) -> None:
     paths = {unit.path for unit in job.units}
     for file in files:
         if file.path in paths:
-            progress.finished(job.build.url(file.path), file.nbytes)
+            progress.finished(job.destination.url(file.path), file.nbytes)
 
 
 async def carry_out_share(job: MergeJob, pool: WorkerPool, rank: int, world_size: int) -> None:
-    """Write every ``world_size``-th file, from the one numbered ``rank`` on; ``carry_out`` finds them.
-
-    Raises:
-        MergeError: Another merge holds the build alone, or there is no room.
-        FetchError, DatasetError: As of ``carry_out``.
-    """
-
-    async def write_file(unit: FileUnit) -> None:
-        await pool.run(write, job.build, unit)
-
+    """Write every ``world_size``-th file, from the one numbered ``rank`` on, for ``carry_out``; with its errors."""
     with system_errors([job.destination.name]):
-        if await job.build.finished(pool.fetcher) is not None:
-            return
-        needed = job.needed(pool.workers)
-        async with job.build.open(pool.fetcher, needed, overwrite=job.overwrite, shared=True):
-            await for_each(job.units[rank::world_size], write_file, workers=pool.workers)
+        if await job.destination.finished(pool.fetcher) is None:
+            async with job.open(pool, shared=True):
+                write_file = partial(pool.run, write, job.destination)
+                await for_each(job.units[rank::world_size], write_file, workers=pool.workers)
 
 
 def _are_anywhere(sources: Sequence[MergeSource | Selection]) -> bool:

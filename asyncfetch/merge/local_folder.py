@@ -30,8 +30,7 @@ import shutil
 import tempfile
 import zlib
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,16 +39,40 @@ import anyio
 
 from asyncfetch.errors import DatasetError, MergeError
 from asyncfetch.fetch.transports.file import local_path
-from asyncfetch.merge.destination import WrittenFile, check_space, is_taken
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
     from asyncfetch.fetch import Fetcher
-    from asyncfetch.merge.destination import SpaceNeed
 
 _PREFIX = "asyncfetch-merging-"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A finished file of the dataset."""
+
+    path: str
+    """Path in the dataset."""
+    nbytes: int
+    checksum: str
+    """The CRC-32 of a local file, the entity tag of an object."""
+
+
+def is_taken(name: Path | str) -> MergeError:
+    """The error for a destination that isn't free."""
+    return MergeError(f"{name} isn't empty; pass overwrite=True to replace it, or choose another destination")
+
+
+def check_space(place: Path, nbytes: int) -> None:
+    """MergeError unless there is room for this many bytes more. Blocks."""
+    free_bytes = shutil.disk_usage(place).free
+    if free_bytes < nbytes:
+        raise MergeError(
+            f"{place} has {free_bytes} bytes free, but the merge has about {nbytes} to write there: make room, or "
+            "choose another place"
+        )
 
 
 @contextmanager
@@ -67,25 +90,99 @@ def temporary_room() -> Iterator[Path]:
 
 def sweep_rooms() -> None:
     """Remove the folders of killed merges. Blocks."""
-    with os.scandir(tempfile.gettempdir()) as entries:
-        left = [Path(entry.path) for entry in entries if entry.name.startswith(_PREFIX) and not entry.is_symlink()]
-    for root in left:
-        try:
-            with locked(root) as is_mine:
-                if is_mine:
-                    BuildFolder(root).remove()
-        except OSError:  # another user's
-            continue
+    for root in _directories(Path(tempfile.gettempdir()), _PREFIX):
+        with suppress(OSError), locked(root) as is_mine:  # another user's can't be locked
+            if is_mine:
+                shutil.rmtree(root, ignore_errors=True)
 
 
 _READ_BYTES = 1024 * 1024
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
-class BuildFolder:
-    """The folder's layout; a value, which any process on this file system can use. Its methods block."""
+class LocalFolder:
+    """A Destination. Until the dataset takes its place it is as it was."""
 
-    root: Path
+    name: Path
+    """Absolute."""
+    fingerprint: str = ""
+    """That of the plan of the build."""
+
+    def build(self, fingerprint: str) -> LocalFolder:
+        """The same place with the build of the plan with this fingerprint, new or begun."""
+        return replace(self, fingerprint=fingerprint)
+
+    async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
+        """Repair the state that a killed merge left; MergeError unless the destination can be used.
+
+        It must be free, unless it may be replaced, and apart from the sources. If it may be the result of a finished
+        merge, ``open`` raises the error instead.
+        """
+        await run_sync(self._check, sources, overwrite)
+
+    @asynccontextmanager
+    async def open(
+        self, fetcher: Fetcher, needed_bytes: int, bytes_at_once: int, *, overwrite: bool, shared: bool = False
+    ) -> AsyncIterator[None]:
+        """Hold the build: alone, or ``shared`` with other processes of the same plan, which write other files.
+
+        After an error, a build that was held alone stays if the next attempt can use it. MergeError if there is no room
+        for the bytes of all files, or of those that are written at a time, or if another merge holds the build or has
+        filled the destination.
+        """
+        if not overwrite:
+            await run_sync(self._check_free)
+        with ExitStack() as stack:
+            await run_sync(stack.enter_context, self.held(shared=shared))
+            try:
+                await run_sync(self._check_space, needed_bytes)
+                yield
+            except BaseException as error:
+                if not shared:
+                    with anyio.CancelScope(shield=True):
+                        await run_sync(self._leave, error)
+                raise
+
+    async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
+        """All files of the destination, if a merge of this plan was killed after it had published just these."""
+        return await run_sync(self._finished)
+
+    async def forget(self, fetcher: Fetcher) -> None:
+        """Remove all traces of the build of a published dataset."""
+        await run_sync(self._remove)
+
+    async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
+        """The file, if it is finished and unchanged."""
+        return await run_sync(self.find_now, path)
+
+    @asynccontextmanager
+    async def room(self) -> AsyncIterator[Path]:
+        """A local folder to write files in, laid out like the dataset."""
+        yield self.dataset
+
+    async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
+        """Note that the file in the room is complete, and store it."""
+        return await run_sync(self._finish, path)
+
+    def url(self, path: str) -> str:
+        """The url of a finished file."""
+        return str(self.dataset / path)
+
+    async def publish(
+        self, fetcher: Fetcher, room: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool
+    ) -> None:
+        """Publish the finished files and those of metadata in the room, info.json last; MergeError if it isn't free.
+
+        ``finished`` knows them until ``forget``.
+        """
+        await run_sync(self._publish, files, metadata, overwrite)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the build, which may not exist."""
+        return self.name.parent / f"{self._prefix}{self.fingerprint}"
 
     @property
     def dataset(self) -> Path:
@@ -93,39 +190,105 @@ class BuildFolder:
         return self.root / "dataset"
 
     @property
-    def lock(self) -> Path:
-        """Locked as long as a merge builds here."""
-        return self.root / "lock"
-
-    @property
     def replaced(self) -> Path:
         """The destination's former content."""
         return self.root / "replaced"
 
     @property
-    def finished(self) -> Path:
-        """The description of the dataset that is being published, or was."""
+    def _note_of_all(self) -> Path:
         return self.root / "finished"
 
-    def finished_at(self, target: Path) -> list[WrittenFile] | None:
-        """The files of the target, if it is exactly the dataset built here. Reads all of it."""
-        try:
-            noted = [WrittenFile(**one) for one in json.loads(self.finished.read_text())]
-            paths = sorted(str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir())
-            return noted if noted == [_measure(target / path, path) for path in paths] else None
-        except (FileNotFoundError, ValueError):  # it, or the dataset, is missing or incomplete
-            return None
+    @property
+    def _prefix(self) -> str:
+        return f".{self.name.name}.merging-"
 
-    def find(self, path: str) -> WrittenFile | None:
-        """The file, if it is finished and unchanged. Reads all of it."""
+    def builds(self) -> list[LocalFolder]:
+        """The unfinished builds of all plans for this destination."""
+        roots = _directories(self.name.parent, self._prefix)
+        return [self.build(root.name.removeprefix(self._prefix)) for root in roots if (root / "lock").is_file()]
+
+    @contextmanager
+    def held(self, *, shared: bool = False) -> Iterator[None]:
+        """Hold the build, as ``open`` does; MergeError if another merge builds for this destination. Blocks.
+
+        When held alone, dead merges' folders of other plans for the same destination are removed.
+        """
+        for other in () if shared else self.builds():
+            if other != self:
+                with locked(other.root) as is_mine:
+                    if is_mine:
+                        other._remove()
+                    elif is_mine is False:
+                        raise other._busy()
+        self.dataset.mkdir(parents=True, exist_ok=True)
+        with locked(self.root, shared=shared) as is_mine:
+            if is_mine is False:
+                raise self._busy()
+            if not shared:
+                self._note_of_all.unlink(missing_ok=True)  # its dataset is gone
+                if self.name.exists():  # a merge was killed between publishing and tidying up
+                    shutil.rmtree(self.replaced, ignore_errors=True)
+            yield
+
+    def find_now(self, path: str) -> WrittenFile | None:
+        """``find``, which blocks."""
         with suppress(OSError, ValueError, TypeError):  # an unreadable file is written again
             noted = WrittenFile(**json.loads(self._note(path).read_text()))
             if noted == _measure(self.dataset / path, path):
                 return noted
         return None
 
-    def finish(self, path: str) -> WrittenFile:
-        """Note that the file is complete."""
+    def count_finished(self) -> int:
+        """The number of files in the journal."""
+        return sum(1 for _ in (self.root / "journal").glob("*.json"))
+
+    def _check(self, sources: Sequence[str], overwrite: bool) -> None:
+        target = self.name
+        builds = self.builds()
+        for build in builds:
+            with locked(build.root) as is_mine:
+                if is_mine and build.replaced.exists() and not target.exists():
+                    build.replaced.rename(target)
+        resolved = target.resolve()
+        for source in sources:
+            own = _place_of(source)
+            if own is not None and (own.is_relative_to(resolved) or resolved.is_relative_to(own)):
+                raise MergeError(f"{target} is, holds or lies in the source {source}: sources are never changed")
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            raise MergeError(f"{target} isn't a directory; remove it or choose another destination")
+        if not overwrite and not any(build._note_of_all.exists() for build in builds):
+            self._check_free()
+
+    def _check_free(self) -> None:
+        if self.name.exists() and any(self.name.iterdir()):
+            raise is_taken(self.name)
+
+    def _busy(self) -> MergeError:
+        return MergeError(
+            f"{self.name} is being built by another merge, in {self.root}: wait until that has ended, or end it"
+        )
+
+    def _check_space(self, needed_bytes: int) -> None:
+        there = sum(path.stat().st_size for path in self.dataset.rglob("*") if path.is_file())
+        check_space(self.root, needed_bytes - there)
+
+    def _leave(self, error: BaseException) -> None:
+        """Keep finished files for the next attempt, unless that would fail, too."""
+        kept = self.count_finished()
+        if isinstance(error, DatasetError) or not (kept or self._note_of_all.exists()):
+            self._remove()
+        elif kept:
+            logger.warning("%d finished files stay in %s: the same merge goes on from there", kept, self.root)
+
+    def _finished(self) -> list[WrittenFile] | None:
+        try:
+            noted = [WrittenFile(**one) for one in json.loads(self._note_of_all.read_text())]
+            paths = sorted(str(path.relative_to(self.name)) for path in self.name.rglob("*") if not path.is_dir())
+            return noted if noted == [_measure(self.name / path, path) for path in paths] else None
+        except (FileNotFoundError, ValueError):  # it, or the dataset, is missing or incomplete
+            return None
+
+    def _finish(self, path: str) -> WrittenFile:
         with (self.dataset / path).open("rb") as file:
             os.fsync(file.fileno())  # the note mustn't outlive the file
         written = _measure(self.dataset / path, path)
@@ -134,42 +297,26 @@ class BuildFolder:
         note.write_text(json.dumps(asdict(written)))
         return written
 
-    def measure(self) -> int:
-        """Bytes of the files in the dataset."""
-        return sum(path.stat().st_size for path in self.dataset.rglob("*") if path.is_file())
-
-    def keep_finished(self) -> int:
-        """The number of files in the journal; the folder is removed if there are none."""
-        count = sum(1 for _ in (self.root / "journal").glob("*.json"))
-        if not count and not self.finished.exists():
-            self.remove()
-        return count
-
-    def publish(self, target: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool) -> None:
-        """Move the dataset to the target, and the target's former content away. ``finished`` notes it until ``remove``.
-
-        Raises:
-            MergeError: The target was made, or filled, by another process.
-        """
-        moves = overwrite and target.exists()
+    def _publish(self, files: Sequence[WrittenFile], metadata: Sequence[str], overwrite: bool) -> None:
+        moves = overwrite and self.name.exists()
         whole = [*files, *(_measure(self.dataset / path, path) for path in metadata)]
         noted = [asdict(file) for file in sorted(whole, key=lambda file: file.path)]
-        self.finished.write_text(json.dumps(noted))
+        self._note_of_all.write_text(json.dumps(noted))
         if moves:
-            target.rename(self.replaced)
+            self.name.rename(self.replaced)
         try:
-            self.dataset.rename(target)  # this replaces an empty directory, but no other
+            self.dataset.rename(self.name)  # this replaces an empty directory, but no other
         except OSError as error:
-            self.finished.unlink()
+            self._note_of_all.unlink()
             if moves:
-                self.replaced.rename(target)
-            raise MergeError(f"{target} was written to by another process during the merge: {error}") from error
+                self.replaced.rename(self.name)
+            raise MergeError(f"{self.name} was written to by another process during the merge: {error}") from error
         self._remove_all_but_the_note()
 
-    def remove(self) -> None:
+    def _remove(self) -> None:
         """Remove the folder, the lock last: after a kill in between, the next merge can remove the rest."""
         self._remove_all_but_the_note()
-        self.finished.unlink(missing_ok=True)
+        self._note_of_all.unlink(missing_ok=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _remove_all_but_the_note(self) -> None:
@@ -188,69 +335,12 @@ def _measure(place: Path, path: str) -> WrittenFile:
     return WrittenFile(path, nbytes, f"{crc32:08x}")
 
 
-def build_folder(target: Path, fingerprint: str) -> BuildFolder:
-    """The folder for this destination and plan, which may not exist."""
-    return BuildFolder(target.parent / f"{_prefix(target)}{fingerprint}")
-
-
-@contextmanager
-def open_folder(folder: BuildFolder, target: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold the folder: alone, or with other processes of the same plan, which write other files.
-
-    When held alone, dead merges' folders of other plans for the same destination are removed.
-
-    Raises:
-        MergeError: Another merge builds for this destination.
-    """
-    for other in _folders(target):
-        if other != folder and not shared:
-            with locked(other.root) as is_mine:
-                if is_mine:
-                    other.remove()
-                elif is_mine is False:
-                    raise _busy(target, other)
-    folder.dataset.mkdir(parents=True, exist_ok=True)
-    with locked(folder.root, shared=shared) as is_mine:
-        if is_mine is False:
-            raise _busy(target, folder)
-        if not shared:
-            folder.finished.unlink(missing_ok=True)  # its dataset is gone
-            if target.exists():  # a merge was killed between publishing and tidying up
-                shutil.rmtree(folder.replaced, ignore_errors=True)
-        yield
-
-
-def restore_target(target: Path) -> None:
-    """Restore the target's former content if a merge was killed between its two renames."""
-    for folder in _folders(target):
-        with locked(folder.root) as is_mine:
-            if is_mine and folder.replaced.exists() and not target.exists():
-                folder.replaced.rename(target)
-
-
-def is_perhaps_finished(target: Path) -> bool:
-    """Return whether a merge was killed while it published a dataset here, or after that."""
-    return any(folder.finished.exists() for folder in _folders(target))
-
-
-def _prefix(target: Path) -> str:
-    return f".{target.name}.merging-"
-
-
-def _folders(target: Path) -> list[BuildFolder]:
-    """The unfinished build folders of all plans for this target."""
+def _directories(parent: Path, prefix: str) -> list[Path]:
     try:
-        with os.scandir(target.parent) as entries:
-            found = [entry for entry in entries if entry.name.startswith(_prefix(target)) and not entry.is_symlink()]
+        with os.scandir(parent) as entries:
+            return [Path(one.path) for one in entries if one.name.startswith(prefix) and not one.is_symlink()]
     except FileNotFoundError:
         return []
-    return [folder for entry in found if (folder := BuildFolder(Path(entry.path))).lock.is_file()]
-
-
-def _busy(target: Path, folder: BuildFolder) -> MergeError:
-    return MergeError(
-        f"{target} is being built by another merge, in {folder.root}: wait until that has ended, or end it"
-    )
 
 
 @contextmanager
@@ -275,103 +365,6 @@ def _try_lock(descriptor: int, kind: int) -> bool | None:
     except OSError:
         return None
     return os.fstat(descriptor).st_nlink > 0  # else it was swept away between the opening and the locking
-
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LocalFolder:
-    """A Destination. Until the dataset takes its place it is as it was."""
-
-    name: Path
-    """Absolute."""
-
-    async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
-        """Put back a target that a killed merge had moved, and refuse one that can't be written."""
-        await run_sync(self._check, sources, overwrite)
-
-    def build(self, fingerprint: str) -> _LocalBuild:
-        """Return the build in a folder beside it."""
-        return _LocalBuild(self.name, build_folder(self.name, fingerprint))
-
-    def _check(self, sources: Sequence[str], overwrite: bool) -> None:
-        target = self.name
-        restore_target(target)
-        resolved = target.resolve()
-        for source in sources:
-            own = _place_of(source)
-            if own is not None and (own.is_relative_to(resolved) or resolved.is_relative_to(own)):
-                raise MergeError(f"{target} is, holds or lies in the source {source}: sources are never changed")
-        if target.is_symlink() or (target.exists() and not target.is_dir()):
-            raise MergeError(f"{target} isn't a directory; remove it or choose another destination")
-        if not overwrite and not is_perhaps_finished(target):
-            _check_free(target)
-
-
-@dataclass(frozen=True, slots=True)
-class _LocalBuild:
-    """A Build in a folder beside the target, on the same file system."""
-
-    target: Path
-    folder: BuildFolder
-
-    @asynccontextmanager
-    async def open(
-        self, fetcher: Fetcher, needed: SpaceNeed, *, overwrite: bool, shared: bool = False
-    ) -> AsyncIterator[None]:
-        if not overwrite:
-            await run_sync(_check_free, self.target)
-        with ExitStack() as stack:
-            await run_sync(stack.enter_context, open_folder(self.folder, self.target, shared=shared))
-            try:
-                await run_sync(self._check_space, needed)
-                yield
-            except BaseException as error:
-                if not shared:
-                    with anyio.CancelScope(shield=True):
-                        await run_sync(self._leave, error)
-                raise
-
-    async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
-        return await run_sync(self.folder.finished_at, self.target)
-
-    async def forget(self, fetcher: Fetcher) -> None:
-        await run_sync(self.folder.remove)
-
-    async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
-        return await run_sync(self.folder.find, path)
-
-    @asynccontextmanager
-    async def room(self) -> AsyncIterator[Path]:
-        """The dataset's folder."""
-        yield self.folder.dataset
-
-    async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
-        return await run_sync(self.folder.finish, path)
-
-    def url(self, path: str) -> str:
-        return str(self.folder.dataset / path)
-
-    async def publish(
-        self, fetcher: Fetcher, room: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool
-    ) -> None:
-        await run_sync(partial(self.folder.publish, self.target, files, metadata, overwrite=overwrite))
-
-    def _check_space(self, needed: SpaceNeed) -> None:
-        check_space(self.folder.root, needed.dataset - self.folder.measure())
-
-    def _leave(self, error: BaseException) -> None:
-        """Keep finished files for the next attempt, unless that would fail, too."""
-        if isinstance(error, DatasetError):
-            self.folder.remove()
-        elif kept := self.folder.keep_finished():
-            logger.warning("%d finished files stay in %s: the same merge goes on from there", kept, self.folder.root)
-
-
-def _check_free(target: Path) -> None:
-    if target.exists() and any(target.iterdir()):
-        raise is_taken(target)
 
 
 def _place_of(source: str) -> Path | None:

@@ -10,9 +10,9 @@ Tables are made here, too: rows with their new numbers, tasks and episodes. That
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    from pyarrow import Schema, Table
+    from pyarrow import Schema
 
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
@@ -58,33 +58,26 @@ def _common_type(one: ArrowType, other: ArrowType) -> ArrowType | None:
         return one
     if types.is_null(one):
         return other
-    if one.id != other.id or one.num_fields != other.num_fields:
-        return None
-    if isinstance(one, pa.BaseExtensionType) or not one.num_fields:
+    is_flat = isinstance(one, pa.BaseExtensionType) or not one.num_fields
+    if is_flat or one.id != other.id or one.num_fields != other.num_fields:
         return None
     if types.is_fixed_size_list(one) and one.list_size != other.list_size:
         return None
     pairs = [(one.field(at), other.field(at)) for at in range(one.num_fields)]
-    fields: list[Any] = [_common_field(*pair) for pair in pairs]
-    if any(field is None for field in fields):
-        return None
+    fields: list[Any] = []
+    for field, like in pairs:
+        if (common := common_type(field.type, like.type)) is None:
+            return None
+        fields.append(field.with_type(common).with_nullable(field.nullable or like.nullable))
     if types.is_struct(one):
         return pa.struct(fields) if [a.name for a, _ in pairs] == [b.name for _, b in pairs] else None
-    if types.is_list(one):
-        return pa.list_(fields[0])
+    if types.is_map(one):
+        return pa.map_(*fields[0].type, one.keys_sorted)
     if types.is_large_list(one):
         return pa.large_list(fields[0])
     if types.is_fixed_size_list(one):
         return pa.list_(fields[0], one.list_size)
-    if types.is_map(one):
-        key, value = fields[0].type.field(0), fields[0].type.field(1)
-        return pa.map_(key, value, one.keys_sorted)
-    return None
-
-
-def _common_field(one: pa.Field[Any], other: pa.Field[Any]) -> pa.Field[Any] | None:
-    common = common_type(one.type, other.type)
-    return None if common is None else one.with_type(common).with_nullable(one.nullable or other.nullable)
+    return pa.list_(fields[0]) if types.is_list(one) else None
 
 
 def converted(column: pa.ChunkedArray[Any], arrow_type: ArrowType) -> pa.ChunkedArray[Any]:
@@ -165,32 +158,28 @@ def rows_schema(plan: MergePlan) -> pa.Schema:
         empty: Schema = pa.schema([])
         return empty
     features = {key: one for key, one in plan.sources[0].metadata.features.items() if one.has_column}
-    types = {key: column_type(one, schemas[0].field(key).type) for key, one in features.items()}
+    types: dict[str, Any] = {}
     is_nullable = dict.fromkeys(features, False)
     for schema in schemas:
         for key, feature in features.items():
             field = schema.field(key)
-            types[key] = common_type(types[key], column_type(feature, field.type))
+            own = column_type(feature, field.type)
+            types[key] = common_type(types.get(key, own), own)
             is_nullable[key] |= field.nullable
     described = (
-        one.metadata
+        one.metadata[b"huggingface"]
         for one in schemas
         if b"huggingface" in (one.metadata or {})
         and all(column_type(feature, one.field(key).type) == types[key] for key, feature in features.items())
     )
     metadata = next(described, None)
-    kept = {b"huggingface": metadata[b"huggingface"]} if metadata else None
     fields = [schemas[0].field(key).with_type(types[key]).with_nullable(is_nullable[key]) for key in features]
-    united: Schema = pa.schema(fields, metadata=kept)
+    united: Schema = pa.schema(fields, metadata={b"huggingface": metadata} if metadata else None)
     return united
 
 
 class RowsByIndex:
-    """A source's file of rows, in which episodes are found by ``index``, in any order.
-
-    Raises:
-        FormatError: ``index`` or ``episode_index`` aren't whole numbers.
-    """
+    """A source's file of rows, in which episodes are found by ``index``, in any order."""
 
     def __init__(self, table: pa.Table, url: str) -> None:
         self._table = table
@@ -199,11 +188,10 @@ class RowsByIndex:
         self._order = np.argsort(indices, kind="stable")
         self._indices = indices[self._order]
 
-    def find(self, planned: PlannedEpisode, task_map: Mapping[int, int], schema: pa.Schema) -> pa.Table:
-        """The episode's rows, in order, with their new numbers.
+    def write(self, writer: Any, planned: PlannedEpisode, task_map: Mapping[int, int]) -> None:  # noqa: ANN401
+        """Write the episode's rows, in order and with their new numbers, as a row group.
 
-        Raises:
-            FormatError: They are missing, have an unknown task, or don't fit the schema.
+        FormatError if they are missing, have an unknown task or don't fit the schema, or Parquet can't hold them.
         """
         pa = require_pyarrow()
         episode = planned.episode
@@ -224,32 +212,14 @@ class RowsByIndex:
             "index": np.arange(len(places)) + planned.from_index,
             "task_index": np.array([task_map[task] for task in tasks.tolist()], np.int64),
         }
-        with _arrow_errors(where):
+        try:
             columns = [
                 pa.array(numbers[field.name]) if field.name in numbers else converted(own[field.name], field.type)
-                for field in schema
+                for field in writer.schema
             ]
-            renumbered: Table = pa.table(columns, schema=schema)
-        return renumbered
-
-
-def write_rows(writer: Any, rows: pa.Table, where: str) -> None:  # noqa: ANN401  (pyarrow has no types)
-    """Write rows as a row group.
-
-    Raises:
-        FormatError: Parquet can't hold them; the message begins with ``where``.
-    """
-    with _arrow_errors(where):
-        writer.write_table(rows, row_group_size=len(rows))
-
-
-@contextmanager
-def _arrow_errors(where: str) -> Iterator[None]:
-    pa = require_pyarrow()
-    try:
-        yield
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise FormatError(f"{where} can't be written anew: {str(error).strip()}") from error
+            writer.write_table(pa.table(columns, schema=writer.schema), row_group_size=len(places))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise FormatError(f"{where} can't be written anew: {str(error).strip()}") from error
 
 
 def open_writer(path: Path, schema: pa.Schema) -> Any:  # noqa: ANN401  (pyarrow has no types)
@@ -323,46 +293,36 @@ def disagreements(sources: Sequence[MergeSource]) -> list[str]:
     Encoder settings, per-feature ``fps`` and the probed numbers of ``info`` may differ: the files themselves are
     compared.
     """
-    statements = _Statements()
+    found: list[str] = []
+    first_of: dict[str, tuple[object, str]] = {}
+
+    def compare(what: str, value: object, url: str) -> None:
+        first, where = first_of.setdefault(what, (value, url))
+        if value != first:
+            found.append(f"{what} is {first!r:.200} in {redact_url(where)}, but {value!r:.200} in {redact_url(url)}")
+
     for source in sources:
-        _compare_metadata(statements, source)
-    statements.disagreements += _different_columns(sources)
+        info, features = source.metadata.info, source.metadata.features
+        compare("fps", info.fps, source.url)
+        compare("robot_type", info.robot_type, source.url)
+        compare("the set of features", sorted(features), source.url)
+        for key, feature in features.items():
+            meaning = {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names}
+            meaning |= {"is_depth_map": feature.is_depth}
+            meaning |= {one: feature.info.get(one) if feature.is_depth else None for one in _DEPTH_KEYS}
+            for name, value in meaning.items():
+                compare(f"{name} of feature {key}", value, source.url)
+    found += _different_columns(sources)
     for camera in sources[0].metadata.cameras:
         for source in sources:
             for url, pictures in source.pictures.get(camera, {}).items():
                 for name, value in pictures._asdict().items():
-                    statements.add(f"{name} of {camera}", value, url)
+                    compare(f"{name} of {camera}", value, url)
     for source in sources:
         for key, columns in source.picture_statistics.items():  # those of numbers are computed again
             for name, column in columns.items():
-                statements.add(f"the shape of stats/{key}/{name}", column.values.shape[1:], source.url)
-    return [*statements.disagreements, *_different_versions(sources)]
-
-
-class _Statements:
-    """Statements of sources, and disagreements with the first source's."""
-
-    def __init__(self) -> None:
-        self.disagreements: list[str] = []
-        self._first: dict[str, tuple[object, str]] = {}
-
-    def add(self, what: str, value: object, url: str) -> None:
-        """Compare a statement at this url with the first one."""
-        first, where = self._first.setdefault(what, (value, url))
-        if value != first:
-            self.disagreements.append(
-                f"{what} is {first!r:.200} in {redact_url(where)}, but {value!r:.200} in {redact_url(url)}"
-            )
-
-
-def _compare_metadata(statements: _Statements, source: MergeSource) -> None:
-    info, features = source.metadata.info, source.metadata.features
-    statements.add("fps", info.fps, source.url)
-    statements.add("robot_type", info.robot_type, source.url)
-    statements.add("the set of features", sorted(features), source.url)
-    for key, feature in features.items():
-        for name, value in _meaning(feature).items():
-            statements.add(f"{name} of feature {key}", value, source.url)
+                compare(f"the shape of stats/{key}/{name}", column.values.shape[1:], source.url)
+    return [*found, *_different_versions(sources)]
 
 
 def refuse(problems: Sequence[str], cause: BaseException | None = None) -> None:
@@ -370,12 +330,6 @@ def refuse(problems: Sequence[str], cause: BaseException | None = None) -> None:
     if problems:
         count = f"{len(problems)} reason{'s' if len(problems) > 1 else ''}"
         raise MergeError(f"can't merge, for {count}:\n" + "\n".join(f"- {problem}" for problem in problems)) from cause
-
-
-def _meaning(feature: Feature) -> dict[str, Any]:
-    settings = {key: feature.info.get(key) if feature.is_depth else None for key in _DEPTH_KEYS}
-    own = {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names, "is_depth_map": feature.is_depth}
-    return own | settings
 
 
 def _different_columns(sources: Sequence[MergeSource]) -> Iterator[str]:
@@ -418,18 +372,14 @@ _GROUP_BYTES = 200
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on the size of files and directories. An episode is never split, so a long one makes a longer file.
-
-    Raises:
-        ConfigError: They aren't whole numbers of at least 1, or too many files in a directory for the order of names.
-    """
+    """Bounds on the size of files and directories. An episode is never split, so a long one makes a longer file."""
 
     data_file_max_bytes: int
     video_file_max_bytes: int
     files_per_chunk: int
 
     def __post_init__(self) -> None:
-        for name in ("data_file_max_bytes", "video_file_max_bytes", "files_per_chunk"):
+        for name in self.__slots__:
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least=1))
         if self.files_per_chunk > MOST_FILES_PER_CHUNK:
             raise ConfigError(
@@ -481,11 +431,6 @@ class MergePlan:
     videos: Mapping[str, Sequence[Sequence[Segment]]]
     """Segments of each video file, by camera and the file's number."""
 
-    @property
-    def num_frames(self) -> int:
-        """Frames of all episodes."""
-        return sum(planned.episode.length for planned in self.episodes)
-
     def fingerprint(self) -> str:
         """A hash of everything that determines the files: the sources' versions, and the limits."""
         digest = blake2b(digest_size=16)
@@ -494,26 +439,19 @@ class MergePlan:
         digest.update(repr((_FORMAT, self.limits)).encode())
         return digest.hexdigest()
 
+    @property
+    def num_frames(self) -> int:
+        """Frames of all episodes."""
+        return sum(planned.episode.length for planned in self.episodes)
+
     def data_files(self) -> list[list[PlannedEpisode]]:
         """The episodes of each data file, by its number; at least one file."""
-        files: list[list[PlannedEpisode]] = [[]]
-        for planned in self.episodes:
-            if planned.data_file == len(files):
-                files.append([])
-            files[planned.data_file].append(planned)
-        return files
+        files = [list(own) for _, own in groupby(self.episodes, key=lambda planned: planned.data_file)]
+        return files or [[]]
 
 
 def plan_merge(sources: Sequence[MergeSource], limits: Limits) -> MergePlan:
-    """Plan a merge.
-
-    Args:
-        sources: At least one, in the order of the result.
-        limits: Of the files.
-
-    Raises:
-        MergeError: They disagree; the message lists every disagreement.
-    """
+    """The plan for these sources, at least one, in this order; MergeError with every disagreement."""
     refuse(disagreements(sources))
     tasks: dict[str, int] = {}
     task_maps = [

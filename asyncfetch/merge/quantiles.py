@@ -75,48 +75,28 @@ class PrefixCounters:
         return self.find(before[first] + place.ranks, shift)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CountersByFeature:
-    """Tallies of several features, by key: one for each component."""
-
-    tallies: Mapping[str, Sequence[PrefixCounters]]
-
-    def __add__(self, other: CountersByFeature) -> CountersByFeature:
-        return CountersByFeature({
-            key: [one + another for one, another in zip(own, other.tallies[key], strict=True)]
-            for key, own in self.tallies.items()
-        })
-
-
 class QuantileSearch:
-    """A search in rounds, for the same places in the order of each component of each feature.
-
-    Args:
-        num_rows: Number of rows.
-        ranks: Number of rows before each place.
-    """
+    """A search in rounds, for the places with so many rows before them in the order of each feature's components."""
 
     def __init__(self, num_rows: int, ranks: NDArray[np.int64]) -> None:
         self.shift = 0 if num_rows <= _FEW_ROWS else _SHIFTS[0]
-        """The next round's."""
         self.wanted: dict[str, list[KnownValues]] = {}
         """Places that the next round asks for, by feature; without features that are known."""
         self._ranks = ranks
         self._found: dict[str, list[KnownValues]] = {}
 
-    def learn(self, counted: CountersByFeature) -> None:
+    def learn(self, counted: Mapping[str, Sequence[PrefixCounters]]) -> None:
         """Learn from a round's counts: the first round's of all features, later ones' of ``wanted``."""
-        found: dict[str, list[KnownValues]] = {}
-        is_known = {}
-        for key, tallies in counted.tallies.items():
+        wanted = {}
+        for key, tallies in counted.items():
             before = self.wanted.get(key, [None] * len(tallies))
-            found[key] = [
+            self._found[key] = [
                 one.find(self._ranks, self.shift) if place is None else one.narrow(place, self.shift)
                 for one, place in zip(tallies, before, strict=True)
             ]
-            is_known[key] = not any(one.used_bits & ((1 << self.shift) - 1) for one in tallies)
-        self._found |= found
-        self.wanted = {key: places for key, places in found.items() if not is_known[key]}
+            if any(one.used_bits & ((1 << self.shift) - 1) for one in tallies):
+                wanted[key] = self._found[key]
+        self.wanted = wanted
         self.shift = next((shift for shift in _SHIFTS if shift < self.shift), 0)
 
     def values(self, key: str) -> NDArray[np.float64]:

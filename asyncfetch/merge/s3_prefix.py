@@ -16,7 +16,7 @@ import json
 import logging
 import tempfile
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -27,9 +27,7 @@ import anyio
 from asyncfetch.errors import DatasetError, FetchError, MergeError, NotFound
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.merge.destination import WrittenFile, check_space, is_taken
-from asyncfetch.merge.info import INFO_PATH
-from asyncfetch.merge.local_folder import sweep_rooms, temporary_room
+from asyncfetch.merge.local_folder import WrittenFile, check_space, is_taken, sweep_rooms, temporary_room
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
 
@@ -37,11 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
     from asyncfetch.fetch import Fetcher
-    from asyncfetch.merge.destination import SpaceNeed
+    from asyncfetch.ranges import ObjectInfo
 
 _DELETED_AT_ONCE = 16
 _MARK = ".merging-"
 _FINISHED = "finished"
+_INFO = "meta/info.json"
 _SCHEMES = frozenset({"s3", "s3a"})
 """Schemes of sources on S3; the second one is fsspec's."""
 
@@ -50,10 +49,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class S3Prefix:
-    """A Destination."""
+    """A Destination: its files go from a temporary folder to their places. The methods are those of ``LocalFolder``."""
 
     name: str
     """The url, its scheme in lower case, without a slash at its end."""
+    fingerprint: str = ""
+
+    def build(self, fingerprint: str) -> S3Prefix:
+        """The build, with its notes below the prefix."""
+        return replace(self, fingerprint=fingerprint)
 
     async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
         """MergeError for a prefix that isn't empty, except for the files of a killed merge."""
@@ -63,15 +67,15 @@ class S3Prefix:
             if scheme.lower() in _SCHEMES and (own.startswith(target) or target.startswith(own)):
                 raise MergeError(f"{self.name} is, holds or lies in the source {source}: sources are never changed")
         if not overwrite:
-            await self.check_free(fetcher, or_finished=True)
+            await self._check_free(fetcher, or_finished=True)
 
-    async def check_free(self, fetcher: Fetcher, *, or_finished: bool = False) -> None:
+    async def _check_free(self, fetcher: Fetcher, *, or_finished: bool = False) -> None:
         """MergeError unless the prefix is empty, except for the files of a killed merge, perhaps a finished one."""
         entries = await _list(fetcher, self.name)
         if not entries:
             return
         left_over = [entry for entry in entries if entry.startswith(join_url(self.name, _MARK))]
-        if left_over and join_url(self.name, INFO_PATH) not in await _list(fetcher, join_url(self.name, "meta")):
+        if left_over and join_url(self.name, _INFO) not in await _list(fetcher, join_url(self.name, "meta")):
             return
         if or_finished:
             for entry in left_over:
@@ -79,29 +83,16 @@ class S3Prefix:
                     return
         raise is_taken(self.name)
 
-    def build(self, fingerprint: str) -> _S3Build:
-        """The build, with its notes below the prefix."""
-        return _S3Build(self, f"{_MARK}{fingerprint}")
-
-
-@dataclass(frozen=True, slots=True)
-class _S3Build:
-    """A Build: files go from a temporary folder to their places."""
-
-    prefix: S3Prefix
-    journal: str
-    """Below the prefix."""
-
     @asynccontextmanager
     async def open(
-        self, fetcher: Fetcher, needed: SpaceNeed, *, overwrite: bool, shared: bool = False
+        self, fetcher: Fetcher, needed_bytes: int, bytes_at_once: int, *, overwrite: bool, shared: bool = False
     ) -> AsyncIterator[None]:
         """Hold the prefix: what was there is no dataset any more."""
         await run_sync(sweep_rooms)
-        await run_sync(check_space, Path(tempfile.gettempdir()), needed.at_once)
+        await run_sync(check_space, Path(tempfile.gettempdir()), bytes_at_once)
         if not overwrite:
-            await self.prefix.check_free(fetcher)
-        await fetcher.delete(self.url(INFO_PATH))
+            await self._check_free(fetcher)
+        await fetcher.delete(self.url(_INFO))
         await fetcher.put(self._note("begun"), b"")
         try:
             yield
@@ -111,6 +102,7 @@ class _S3Build:
             raise
 
     async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
+        """The files, if their tags are those of the description."""
         try:
             noted = json.loads(bytes(await fetcher.fetch(self._note(_FINISHED))))
             *files, info = [WrittenFile(**one) for one in noted]
@@ -118,21 +110,23 @@ class _S3Build:
             states = await gather(*(partial(fetcher.stat, self.url(file.path)) for file in files))
         except NotFound:
             return None
-        now = [WrittenFile(file.path, state.size, str(state.etag)) for file, state in zip(files, states, strict=True)]
+        now = [_stored(file.path, state) for file, state in zip(files, states, strict=True)]
         return [*files, info] if [*now, _described(info.path, content)] == [*files, info] else None
 
     async def forget(self, fetcher: Fetcher) -> None:
-        notes = await _list(fetcher, self.url(self.journal), recursive=True)
+        """Remove the notes, the description last."""
+        notes = await self._notes(fetcher)
         await _delete(fetcher, set(notes) - {self._note(_FINISHED)})
         await fetcher.delete(self._note(_FINISHED))
 
     async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
+        """The file, if its size and tag are those in its note."""
         try:
             note = await fetcher.fetch(self._note(path))
             info = await fetcher.stat(self.url(path))
         except NotFound:
             return None
-        written = WrittenFile(path, info.size, str(info.etag))
+        written = _stored(path, info)
         with suppress(ValueError, TypeError):
             if WrittenFile(**json.loads(bytes(note))) == written:
                 return written
@@ -152,24 +146,23 @@ class _S3Build:
 
     async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
         """Put the file, and note it."""
-        info = await fetcher.put(self.url(path), room / path)
-        written = WrittenFile(path, info.size, str(info.etag))
+        written = _stored(path, await fetcher.put(self.url(path), room / path))
         await fetcher.put(self._note(path), json.dumps(asdict(written)).encode())
         return written
 
     def url(self, path: str) -> str:
-        return join_url(self.prefix.name, path)
+        """The url of a dataset's file."""
+        return join_url(self.name, path)
 
     async def publish(
         self, fetcher: Fetcher, room: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool
     ) -> None:
+        """Put the files of metadata, and remove all others."""
         *others, info = metadata
-        whole = list(files)
-        for path in others:
-            put = await fetcher.put(self.url(path), room / path)
-            whole.append(WrittenFile(path, put.size, str(put.etag)))
+        put = [_stored(path, await fetcher.put(self.url(path), room / path)) for path in others]
+        whole = [*files, *put]
         wanted = {self.url(file.path) for file in whole}
-        there = await _list(fetcher, self.prefix.name, recursive=True)
+        there = await _list(fetcher, self.name, recursive=True)
         await _delete(fetcher, {url for url in there if not url.startswith(self._note(""))} - wanted)
         content = await run_sync((room / info).read_bytes)
         noted = [asdict(file) for file in (*whole, _described(info, content))]
@@ -177,21 +170,24 @@ class _S3Build:
         await fetcher.put(self.url(info), content)
 
     async def _leave(self, fetcher: Fetcher, error: BaseException) -> None:
-        """Keep the files for the next attempt, unless that would fail, too."""
-        if isinstance(error, DatasetError):
-            with anyio.CancelScope(shield=True), suppress(FetchError):
-                await self._remove(fetcher)
-        else:
-            logger.warning("what is finished stays at %s: the same merge goes on from there", self.prefix.name)
+        """Keep the files for the next attempt, unless that would fail, too: then remove them, and then their notes."""
+        if not isinstance(error, DatasetError):
+            logger.warning("what is finished stays at %s: the same merge goes on from there", self.name)
+            return
+        with anyio.CancelScope(shield=True), suppress(FetchError):
+            notes = await self._notes(fetcher)
+            await _delete(fetcher, [self.url(note.removeprefix(self._note(""))) for note in notes])
+            await _delete(fetcher, notes)
 
-    async def _remove(self, fetcher: Fetcher) -> None:
-        """Remove all files, and after that their notes."""
-        notes = await _list(fetcher, self.url(self.journal), recursive=True)
-        await _delete(fetcher, [self.url(note.removeprefix(self._note(""))) for note in notes])
-        await _delete(fetcher, notes)
+    async def _notes(self, fetcher: Fetcher) -> list[str]:
+        return await _list(fetcher, self.url(f"{_MARK}{self.fingerprint}"), recursive=True)
 
     def _note(self, path: str) -> str:
-        return f"{self.url(self.journal)}/{path}"
+        return f"{self.url(f'{_MARK}{self.fingerprint}')}/{path}"
+
+
+def _stored(path: str, info: ObjectInfo) -> WrittenFile:
+    return WrittenFile(path, info.size, str(info.etag))
 
 
 def _described(path: str, content: bytes) -> WrittenFile:

@@ -34,12 +34,13 @@ from asyncfetch.media.clip import H264, recovery_pictures
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn
 from asyncfetch.merge.videos import EpisodeSpan, Pictures, Segment, cut_file, describe_pictures
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.columns import to_array, to_integers
 from asyncfetch.tables.parquet import fetch_end, open_end, open_table, read_columns, require_pyarrow
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.version2 import Version2
     from asyncfetch.media import Mp4Index
     from asyncfetch.ranges import ObjectInfo
-    from asyncfetch.runtime.concurrently import RunSync
 
 
 def pack_schema(schema: pa.Schema) -> bytes:
@@ -156,8 +156,7 @@ class MergeSource:
     objects: Mapping[str, ObjectInfo]
     """The files of rows and videos by url, in the versions that were read."""
     picture_statistics: Mapping[str, Mapping[str, EpisodeColumn]]
-    """Statistics of features with pictures, by feature and name. They have all episodes of the dataset, with unknown
-    values for those that aren't merged."""
+    """Statistics of features with pictures, by feature and name, for each of ``episodes``."""
     version: str
     """Hash of the versions of the files of rows and videos, and of the metadata."""
     dropped: tuple[str, ...]
@@ -169,28 +168,22 @@ def has_pictures(feature: Feature) -> bool:
     return feature.is_camera or feature.kind == "image"
 
 
-async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) -> MergeSource:
+async def load_source(reader: Fetcher, selection: Selection) -> MergeSource:
     """Read a dataset's metadata, video indexes and table schemas.
 
-    Raises:
-        FetchError: A file could not be fetched.
-        EpisodeNotFound: It lacks an episode.
-        DatasetError: It is incomplete, or contradicts itself.
-        MissingDependency: pyarrow isn't installed.
+    FetchError if a file can't be fetched; DatasetError if the dataset lacks an episode or contradicts itself.
     """
     url = selection.url
-    metadata, raw, old = await _load_metadata(reader, url, run)
-    episodes = list(metadata.episodes)
-    if selection.episodes is not None:
-        episodes = [metadata.episodes[index] for index in selection.episodes]
-    files = _SourceFiles(reader, metadata, old, run)
+    metadata, raw, old = await _load_metadata(reader, url)
+    indices = [*(metadata.episodes.indices if selection.episodes is None else selection.episodes)]
+    episodes = [metadata.episodes[index] for index in indices]
+    files = _SourceFiles(reader, metadata, old)
     await files.read(episodes)
     segments = {camera: await files.cut(camera) for camera in metadata.cameras}
     episodes = [files.placed.get(episode.index, episode) for episode in episodes]
-    indices = [episode.index for episode in episodes]
+    positions = metadata.episodes.positions(indices)
     if indices != list(range(len(metadata.episodes))):  # its statistics include other episodes
         metadata = replace(metadata, statistics=None)
-        _forget_others(files.statistics, metadata.episodes, indices)
     versions = sorted((one, (info.size, info.version)) for one, info in files.objects.items())
     return MergeSource(
         url=url,
@@ -201,8 +194,11 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         pictures={camera: files.pictures(camera) for camera in metadata.cameras},
         segments=segments,
         objects=files.objects,
-        picture_statistics=files.statistics,
-        version=_digest(raw, metadata.fingerprint, indices, versions),
+        picture_statistics={
+            key: {name: column.take(positions) for name, column in columns.items()}
+            for key, columns in files.statistics.items()
+        },
+        version=blake2b(repr((raw, metadata.fingerprint, indices, versions)).encode(), digest_size=16).hexdigest(),
         dropped=files.dropped,
     )
 
@@ -210,7 +206,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
 class _SourceFiles:
     """The parts of a dataset's files that are read before a merge."""
 
-    def __init__(self, reader: Fetcher, metadata: Metadata, old: Version2 | None, run: RunSync) -> None:
+    def __init__(self, reader: Fetcher, metadata: Metadata, old: Version2 | None) -> None:
         self.tables: dict[str, DataFile] = {}
         """Files of rows, by url."""
         self.objects: dict[str, ObjectInfo] = {}
@@ -219,19 +215,10 @@ class _SourceFiles:
         """Episodes by index, with corrected places, if they are elsewhere than the metadata says."""
         self.statistics: _PictureStatistics = {}
         self.dropped: tuple[str, ...] = ()
-        self._reader = reader
-        self._metadata = metadata
-        self._old = old
-        self._run = run
+        self._reader, self._metadata, self._old = reader, metadata, old
         self._limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
-        self._rows = RowReader(
-            reader,
-            metadata,
-            columns=(),
-            kept=RowCache(_FOOTERS_BYTES),
-            list_tables=partial(list_tables, reader),
-            run=run,
-        )
+        find_tables, kept = partial(list_tables, reader), RowCache(_FOOTERS_BYTES)
+        self._rows = RowReader(reader, metadata, columns=(), kept=kept, list_tables=find_tables, run=run_sync)
         self._spans: dict[str, dict[str, list[tuple[int, VideoSpan]]]] = {
             camera: defaultdict(list) for camera in metadata.cameras
         }
@@ -264,7 +251,7 @@ class _SourceFiles:
         segments: list[Segment] = []
         for url, of_file in spans.items():
             wanted = [EpisodeSpan(episode, span, self._seconds.get(episode)) for episode, span in of_file]
-            segments += await _cut(self._reader, self._indexes[url], wanted, fps=self._metadata.info.fps, run=self._run)
+            segments += await _cut(self._reader, self._indexes[url], wanted, self._metadata.info.fps)
         return sorted(segments, key=lambda one: one.places[0])
 
     def pictures(self, camera: str) -> dict[str, Pictures]:
@@ -273,13 +260,16 @@ class _SourceFiles:
 
     async def _read_statistics(self) -> None:
         if self._old is None:
-            self.statistics = await _picture_statistics(self._reader, self._metadata, self._run)
+            self.statistics = await _picture_statistics(self._reader, self._metadata)
         else:
             self.statistics = _statistics_of_version2(self._old)
 
     async def _list_dropped(self) -> None:
         carried = _CARRIED if self._old is None else _CARRIED_OF_V2
-        self.dropped = await _dropped(self._reader, join_url(self._metadata.url, "meta"), carried)
+        with suppress(ConfigError, AccessDenied, NotFound):  # a web server, or no permission to list
+            entries = await self._reader.listdir(join_url(self._metadata.url, "meta"))
+            names = ((entry.url, entry.url.rstrip("/").rpartition("/")[2]) for entry in entries)
+            self.dropped = tuple(url for url, name in names if name not in carried)
 
     async def _read_seconds(self, episodes: Sequence[Episode]) -> None:
         """Read the times of the rows, and keep those that don't follow the frame rate."""
@@ -288,15 +278,15 @@ class _SourceFiles:
         columns: list[Any] = []
         positions = self._metadata.episodes.positions([episode.index for episode in episodes])
         with suppress(DatasetError):  # writing unreadable or missing rows will raise it
-            async for batch in scan(self._rows, self._reader, ["timestamp"], positions, run=self._run):
+            async for batch in scan(self._rows, self._reader, ["timestamp"], positions, run=run_sync):
                 columns += batch.columns
         if columns:
-            self._seconds = await self._run(partial(_own_seconds, columns, self._metadata, episodes))
+            self._seconds = await run_sync(_own_seconds, columns, self._metadata, episodes)
 
     async def _read_video(self, url: str) -> None:
         async with self._limiter:
             self.objects[url], _, moov = await fetch_moov(self._reader, url)
-            self._indexes[url] = await self._run(partial(parse_moov, moov, url=url))
+            self._indexes[url] = await run_sync(partial(parse_moov, moov, url=url))
 
     async def _read_table(self, url: str, episodes: Sequence[Episode]) -> None:
         """Read the schema of a file of rows, and look elsewhere for episodes that it lacks."""
@@ -321,7 +311,7 @@ class _SourceFiles:
             found = await self._rows.file(episode)
             placed = replace(episode, data_url=found.table.url)
             if found.key != "index":
-                begin = (await first_indices(self._reader, found.table, run=self._run))[episode.index]
+                begin = (await first_indices(self._reader, found.table, run=run_sync))[episode.index]
                 placed = replace(placed, from_index=begin, to_index=begin + placed.length)
             self.placed[episode.index] = placed
         for url in {self.placed[episode.index].data_url for episode in episodes} - self.tables.keys():
@@ -330,12 +320,12 @@ class _SourceFiles:
     async def _open_table(self, url: str) -> IndexedTable | None:
         """Read the schema; None if the file doesn't number its rows, which ``disagreements`` will list."""
         end = await fetch_end(self._reader, url)
-        file = await open_end(self._reader, end, run=self._run)
+        file = await open_end(self._reader, end, run=run_sync)
         self.objects[url] = end.file
         schema = pack_schema(file.metadata.schema.to_arrow_schema())
         self.tables[url] = DataFile(schema, file.data_stop / max(1, file.metadata.num_rows))
         is_numbered = {"index", "episode_index"} <= {*file.columns}
-        return await index_table(self._reader, file, run=self._run) if is_numbered else None
+        return await index_table(self._reader, file, run=run_sync) if is_numbered else None
 
 
 def _own_seconds(columns: list[Any], metadata: Metadata, episodes: Sequence[Episode]) -> dict[int, NDArray[np.float64]]:
@@ -350,29 +340,14 @@ def _own_seconds(columns: list[Any], metadata: Metadata, episodes: Sequence[Epis
     return found
 
 
-def _forget_others(statistics: _PictureStatistics, episodes: EpisodeTable, indices: Sequence[int]) -> None:
-    """Make the statistics of all other episodes unknown."""
-    is_chosen = np.zeros(len(episodes), np.bool_)
-    is_chosen[episodes.positions(indices)] = True
-    for columns in statistics.values():
-        for column in columns.values():
-            column.is_known[~is_chosen] = False
-
-
-def _digest(*described: object) -> str:
-    return blake2b(repr(described).encode(), digest_size=16).hexdigest()
-
-
-async def _cut(
-    reader: RangeReader, index: Mp4Index, wanted: Sequence[EpisodeSpan], *, fps: float, run: RunSync
-) -> list[Segment]:
+async def _cut(reader: RangeReader, index: Mp4Index, wanted: Sequence[EpisodeSpan], fps: float) -> list[Segment]:
     """Cut the file where decoding can start; in H.264 not at recovery points, which depend on earlier frames.
 
     A few places are checked, and all of them once one is a recovery point: an encoder writes all of them alike.
     """
     no_edges: frozenset[int] = frozenset()
     while True:
-        cut = await run(partial(cut_file, index, wanted, fps=fps, no_edges=no_edges))
+        cut = await run_sync(partial(cut_file, index, wanted, fps=fps, no_edges=no_edges))
         entered = [segment.first for segment in cut if segment.first]
         looked_at = entered if no_edges else entered[:_ENTRIES_LOOKED_AT]
         found = await gather(*(partial(_is_recovery_point, reader, index, sample) for sample in looked_at))
@@ -391,43 +366,33 @@ async def _is_recovery_point(reader: RangeReader, index: Mp4Index, sample: int) 
     return recovery_pictures(head, 0, len(head), length_bytes) > 0
 
 
-async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -> tuple[str, ...]:
-    try:
-        entries = await fetcher.listdir(directory)
-    except (ConfigError, AccessDenied, NotFound):  # a web server, or no permission to list
-        return ()
-    return tuple(entry.url for entry in entries if entry.url.rstrip("/").rsplit("/", 1)[-1] not in carried)
-
-
-async def read_indices(reader: Fetcher, url: str, *, run: RunSync) -> Sequence[int]:
+async def read_indices(reader: Fetcher, url: str) -> Sequence[int]:
     """The indices of the dataset's episodes, ascending; errors as of load_source."""
-    metadata, _, _ = await _load_metadata(reader, url, run)
+    metadata, _, _ = await _load_metadata(reader, url)
     return metadata.episodes.indices
 
 
-async def read_version(reader: RangeReader, url: str, *, run: RunSync) -> str:
+async def read_version(reader: RangeReader, url: str) -> str:
     """The dataset's version of LeRobot's format; empty if it says none, or there is no dataset."""
     with suppress(NotFound):
-        return str((await _raw_info(reader, url, run)).get("codebase_version", ""))
+        return str((await _raw_info(reader, url)).get("codebase_version", ""))
     return ""
 
 
-async def _raw_info(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any]:
+async def _raw_info(reader: RangeReader, url: str) -> dict[str, Any]:
     info_url = join_url(url, _INFO)
-    return await run(partial(parse_json, await reader.fetch(info_url), info_url))
+    return await run_sync(parse_json, await reader.fetch(info_url), info_url)
 
 
-async def _load_metadata(
-    reader: Fetcher, url: str, run: RunSync
-) -> tuple[Metadata, Mapping[str, Any], Version2 | None]:
+async def _load_metadata(reader: Fetcher, url: str) -> tuple[Metadata, Mapping[str, Any], Version2 | None]:
     """The metadata, info.json in the terms of v3, and for a dataset of v2 its own description."""
     raw: Mapping[str, Any] = {}
     with suppress(NotFound):  # loading the rest raises a better error
-        raw = await _raw_info(reader, url, run)
+        raw = await _raw_info(reader, url)
     if is_v2(raw):
-        old = await load_version2(reader, url, run=run)
+        old = await load_version2(reader, url, run=run_sync)
         return old.metadata, old.raw_info, old
-    metadata = await load_metadata(reader, url, list_tables=partial(list_tables, reader), run=run)
+    metadata = await load_metadata(reader, url, list_tables=partial(list_tables, reader), run=run_sync)
     _ = metadata.stats  # raises for damaged statistics now, not after all is written
     return metadata, raw, None
 
@@ -444,15 +409,15 @@ def _statistics_of_version2(old: Version2) -> _PictureStatistics:
     return found
 
 
-async def _picture_statistics(reader: RangeReader, metadata: Metadata, run: RunSync) -> _PictureStatistics:
+async def _picture_statistics(reader: RangeReader, metadata: Metadata) -> _PictureStatistics:
     keys = [key for key, feature in metadata.features.items() if has_pictures(feature)]
     found: _PictureStatistics = {key: {} for key in keys}
     for url in metadata.episodes.urls if keys else ():
-        file = await open_table(reader, url, run=run)
+        file = await open_table(reader, url, run=run_sync)
         wanted = [f"stats/{key}/{name}" for key in keys for name in STATISTICS]
         columns = ["episode_index", *(column for column in wanted if column in file.columns)]
-        table = await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
-        await run(partial(_collect, found, table, metadata.episodes, file.url))
+        table = await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run_sync)
+        await run_sync(_collect, found, table, metadata.episodes, file.url)
     return found
 
 
@@ -482,8 +447,7 @@ def _put(
     try:
         array = np.asarray(values, np.int64 if name == "count" else np.float64)
         if name not in columns:
-            count = len(episodes)
-            columns[name] = EpisodeColumn(np.zeros((count, *array.shape[1:]), array.dtype), np.zeros(count, np.bool_))
+            columns[name] = EpisodeColumn.unknown(len(episodes), array)
         positions = episodes.positions(indices)
         columns[name].values[positions] = array
         columns[name].is_known[positions] = True

@@ -18,9 +18,9 @@ from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import ConfigError, MergeError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.merge.apply import destination_path, merge_datasets, merge_several
+from asyncfetch.merge.apply import merge_datasets, merge_several
+from asyncfetch.merge.destination import destination_path
 from asyncfetch.merge.sources import Selection, read_indices, read_version
-from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
     import os
@@ -105,7 +105,7 @@ async def split_dataset(
     """
     root, selection = destination_path(destination), Selection(source)
     async with Fetcher(options.get("fetch") or FetchConfig()) as fetcher:
-        indices = await read_indices(fetcher, selection.url, run=run_sync)
+        indices = await read_indices(fetcher, selection.url)
     assigned = split_episodes(indices, splits, seed=seed)
     parts = [([Selection(source, episodes)], join_url(root, name)) for name, episodes in assigned.items()]
     return dict(zip(assigned, await merge_several(parts, **options), strict=True))
@@ -121,7 +121,7 @@ async def convert_dataset(
     """
     selection = Selection(source)
     async with Fetcher(options.get("fetch") or FetchConfig()) as fetcher:
-        version = await read_version(fetcher, selection.url, run=run_sync)
+        version = await read_version(fetcher, selection.url)
     if version.startswith("v3"):
         raise MergeError(
             f"{redact_url(selection.url)} is a LeRobot {version} dataset already, and needs no conversion; to write it "

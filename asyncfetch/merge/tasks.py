@@ -9,17 +9,16 @@ import json
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
 
-from asyncfetch.errors import redact_url
 from asyncfetch.fetch import insist_on
 from asyncfetch.lerobot.info import EPISODES_PATH, PathTemplate
 from asyncfetch.lerobot.rows import index_table
 from asyncfetch.merge.info import DATA_PATH, INFO_PATH, VIDEO_PATH, merged_info
-from asyncfetch.merge.plan import RowsByIndex, open_writer, rows_schema, write_episodes, write_rows, write_tasks
+from asyncfetch.merge.plan import RowsByIndex, open_writer, rows_schema, write_episodes, write_tasks
 from asyncfetch.merge.sources import has_pictures, pack_schema, unpack_schema
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn, combine, cut_parts
 from asyncfetch.merge.videos import build_video
@@ -27,7 +26,7 @@ from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.parquet import open_table, read_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -35,12 +34,13 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot.info import Feature
-    from asyncfetch.merge.destination import Build, WrittenFile
-    from asyncfetch.merge.executor import WorkerSetup
+    from asyncfetch.merge.destination import Destination
+    from asyncfetch.merge.local_folder import WrittenFile
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
     from asyncfetch.merge.sources import MergeSource
     from asyncfetch.merge.summaries import Statistics, Summary, SummaryTask
-    from asyncfetch.merge.videos import Segment, SourceVideo
+    from asyncfetch.merge.videos import Segment
+    from asyncfetch.merge.worker_process import WorkerSetup
     from asyncfetch.ranges import ObjectInfo
 
 _PIECE_BYTES = 8 * 1024 * 1024
@@ -52,10 +52,9 @@ check."""
 
 @dataclass(frozen=True, slots=True)
 class VideoTask:
-    """A video to write."""
+    """A video to write, at this path in the dataset."""
 
     path: str
-    """Path in the dataset."""
     segments: tuple[Segment, ...]
     objects: Mapping[str, ObjectInfo]
     """The segments' files by url, in their versions at planning."""
@@ -79,20 +78,16 @@ class VideoTask:
 
 @dataclass(frozen=True, slots=True)
 class RowsTask:
-    """A file of rows to write, with a row group for each episode."""
+    """A file of rows to write, with a row group for each episode, none of them empty."""
 
     path: str
     episodes: tuple[PlannedEpisode, ...]
-    """Episodes with rows."""
     objects: Mapping[str, ObjectInfo]
-    """The episodes' files by url, in their versions at planning."""
+    """Their files by url, in their versions at planning."""
     task_maps: Mapping[int, Mapping[int, int]]
-    """Maps of tasks by number of the source."""
     packed_schema: bytes
     features: tuple[Feature, ...]
-    """Features with statistics of numbers."""
     nbytes: int
-    """Bytes of the file, about."""
 
     @property
     def seconds(self) -> float:
@@ -106,7 +101,8 @@ class RowsTask:
 
     def parts(self) -> list[SummaryTask]:
         """The tasks of its summary, some episodes each."""
-        return cut_parts(self.path, [planned.episode.length for planned in self.episodes], self.features)
+        indices = [planned.index for planned in self.episodes]
+        return cut_parts(self.path, indices, [planned.episode.length for planned in self.episodes], self.features)
 
 
 FileUnit = VideoTask | RowsTask
@@ -139,48 +135,34 @@ def file_path(plan: MergePlan, template: str, number: int, camera: str = "") -> 
     return PathTemplate(template).format(chunk_index=chunk, file_index=file, video_key=camera)
 
 
-async def write(setup: WorkerSetup, build: Build, unit: FileUnit) -> WrittenFile:
-    """Write the file, unless it is finished already.
-
-    Raises:
-        FetchError: A source could not be read; ObjectChanged if it changed since this was planned.
-        DatasetError: A source contradicts its metadata.
-    """
-    written = await build.find(setup.fetcher, unit.path)
+async def write(setup: WorkerSetup, destination: Destination, unit: FileUnit) -> WrittenFile:
+    """Write the file, unless it is finished already; ObjectChanged if a source has changed since this was planned."""
+    written = await destination.find(setup.fetcher, unit.path)
     if written is None:
-        async with build.room() as room:
+        async with destination.room() as room:
             path = room / unit.path
             await run_sync(partial(path.parent.mkdir, parents=True, exist_ok=True))
             if isinstance(unit, VideoTask):
-                await _write_video(unit, path, setup.fetcher, partial(setup.wrote, build.url(unit.path)))
+                await _write_video(unit, path, setup.fetcher, partial(setup.wrote, destination.url(unit.path)))
             else:
                 await _write_rows(setup, path, unit)
-            written = await build.finish(setup.fetcher, room, unit.path)
-    setup.wrote(build.url(unit.path), written.nbytes)
+            written = await destination.finish(setup.fetcher, room, unit.path)
+    setup.wrote(destination.url(unit.path), written.nbytes)
     return written
 
 
 async def _write_video(unit: VideoTask, path: Path, fetcher: Fetcher, wrote: Callable[[int], object]) -> None:
-    video: SourceVideo = await run_sync(partial(build_video, unit.segments, fps=unit.fps))
+    header, ranges = await run_sync(build_video, unit.segments, unit.fps)
     nbytes = 0
     async with await anyio.open_file(path, "wb") as file:
-        await run_sync(_write_all, file.wrapped, video.header)
-        for url, first, stop in _pieces(video):
-            insist_on(fetcher, unit.objects[url])
-            piece = await fetcher.fetch(url, first, stop)
-            await run_sync(_write_all, file.wrapped, piece)
-            nbytes += len(piece)
-            wrote(nbytes)
-
-
-def _pieces(video: SourceVideo) -> Iterator[tuple[str, int, int]]:
-    for url, start, stop in video.ranges:
-        for first in range(start, stop, _PIECE_BYTES):
-            yield url, first, min(stop, first + _PIECE_BYTES)
-
-
-def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
-    file.write(data)
+        await run_sync(file.wrapped.write, header)
+        for url, start, stop in ranges:
+            for first in range(start, stop, _PIECE_BYTES):
+                insist_on(fetcher, unit.objects[url])
+                piece = await fetcher.fetch(url, first, min(stop, first + _PIECE_BYTES))
+                await run_sync(file.wrapped.write, piece)
+                nbytes += len(piece)
+                wrote(nbytes)
 
 
 async def _write_rows(setup: WorkerSetup, path: Path, unit: RowsTask) -> None:
@@ -199,21 +181,15 @@ async def _write_rows(setup: WorkerSetup, path: Path, unit: RowsTask) -> None:
 async def _read_rows(
     fetcher: Fetcher, url: str, columns: Sequence[str], episodes: Sequence[PlannedEpisode]
 ) -> pa.Table:
-    """The row groups with rows of these episodes of this file."""
-    run = run_sync
-    indexed = await index_table(fetcher, await open_table(fetcher, url, run=run), run=run)
-    groups: set[int] = set()
-    for planned in episodes:
-        for some in indexed.groups_of(planned.episode):
-            groups.update(some)
-    return await read_columns(fetcher, indexed.table, sorted(groups), columns, run=run)
+    indexed = await index_table(fetcher, await open_table(fetcher, url, run=run_sync), run=run_sync)
+    groups = {one for planned in episodes for some in indexed.groups_of(planned.episode) for one in some}
+    return await read_columns(fetcher, indexed.table, sorted(groups), columns, run=run_sync)
 
 
 def _write_episodes(writer: Any, unit: RowsTask, episodes: Sequence[PlannedEpisode], table: pa.Table) -> None:  # noqa: ANN401
     source = RowsByIndex(table, episodes[0].episode.data_url)
     for planned in episodes:
-        rows = source.find(planned, unit.task_maps[planned.source], writer.schema)
-        write_rows(writer, rows, f"{redact_url(planned.episode.data_url)}: episode {planned.episode.index}")
+        source.write(writer, planned, unit.task_maps[planned.source])
 
 
 _NEEDED = {"count", "mean", "std"}
@@ -221,21 +197,18 @@ _NEEDED = {"count", "mean", "std"}
 
 
 def write_metadata(plan: MergePlan, summary: Summary, numbers: Mapping[str, Statistics], root: Path) -> list[str]:
-    """Write the files of metadata.
+    """Write the files of metadata; returns their paths in the dataset, info.json last.
 
-    Args:
-        plan: The merge's.
-        summary: Of all rows.
-        numbers: Statistics of numeric features over all rows.
-        root: The dataset.
-
-    Returns:
-        Their paths in the dataset, info.json last.
+    ``numbers`` are the statistics of numeric features over all rows.
     """
     meta = root / "meta"
     meta.mkdir(parents=True, exist_ok=True)
     write_tasks(meta / "tasks.parquet", plan.tasks)
-    _write_episode_table(plan, _episode_columns(plan, summary, numbers), root)
+    columns, count = _episode_columns(plan, summary), len(plan.episodes)
+    per_file = _episodes_per_file(plan, len(columns))
+    for number, first in enumerate(range(0, max(1, count), per_file)):
+        path = root / file_path(plan, EPISODES_PATH.text, number)
+        write_episodes(path, columns, first, min(count, first + per_file))
     if overall := _overall_statistics(plan, numbers):
         listed = {key: {name: value.tolist() for name, value in values.items()} for key, values in overall.items()}
         (meta / "stats.json").write_text(json.dumps(listed, indent=4))
@@ -246,12 +219,10 @@ def write_metadata(plan: MergePlan, summary: Summary, numbers: Mapping[str, Stat
 
 def _overall_statistics(plan: MergePlan, numbers: Mapping[str, Statistics]) -> dict[str, Statistics]:
     overall: dict[str, Statistics] = {}
-    sources = plan.sources
-    for key, feature in sources[0].metadata.features.items():
+    for key, feature in plan.sources[0].metadata.features.items():
         if has_pictures(feature):
-            parts = [_picture_statistics(source, key) for source in sources]
-            weighed = [part for own in parts for part in own]
-            if all(parts) and (combined := combine(weighed)) is not None:
+            parts = [_picture_statistics(source, key) for source in plan.sources]
+            if all(parts) and (combined := combine([part for own in parts for part in own])) is not None:
                 overall[key] = combined
         elif key in numbers:
             overall[key] = numbers[key]
@@ -288,28 +259,18 @@ def _is_same(one: Any, other: NDArray[Any]) -> bool:  # noqa: ANN401 - as JSON h
     return np.shape(one) == other.shape and np.allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
-def _write_episode_table(plan: MergePlan, columns: Mapping[str, list[Any] | EpisodeColumn], root: Path) -> None:
-    per_file = _episodes_per_file(plan, len(columns))
-    count = len(plan.episodes)
-    for number, first in enumerate(range(0, max(1, count), per_file)):
-        path = root / file_path(plan, EPISODES_PATH.text, number)
-        write_episodes(path, columns, first, min(count, first + per_file))
-
-
 def _episodes_per_file(plan: MergePlan, num_columns: int) -> int:
     """The number of episodes that fit at five uncompressed numbers a column, more than most have."""
     return max(1, plan.limits.data_file_max_bytes // (40 * num_columns))
 
 
-def _episode_columns(
-    plan: MergePlan, summary: Summary, numbers: Mapping[str, Statistics]
-) -> dict[str, list[Any] | EpisodeColumn]:
+def _episode_columns(plan: MergePlan, summary: Summary) -> dict[str, list[Any] | EpisodeColumn]:
     per_chunk = plan.limits.files_per_chunk
     fps = plan.sources[0].metadata.info.fps
-    episodes = plan.episodes
+    episodes, tasks = plan.episodes, (one for _, part in sorted(summary.tasks.items()) for one in part)
     columns: dict[str, list[Any] | EpisodeColumn] = {
         "episode_index": [planned.index for planned in episodes],
-        "tasks": _tasks(plan, summary),
+        "tasks": [[plan.tasks[task] for task in next(tasks)] if planned.episode.length else [] for planned in episodes],
         "length": [planned.episode.length for planned in episodes],
         "data/chunk_index": [planned.data_file // per_chunk for planned in episodes],
         "data/file_index": [planned.data_file % per_chunk for planned in episodes],
@@ -322,52 +283,35 @@ def _episode_columns(
         columns[f"videos/{camera}/file_index"] = [place.file % per_chunk for place in places]
         columns[f"videos/{camera}/from_timestamp"] = [place.first / fps for place in places]
         columns[f"videos/{camera}/to_timestamp"] = [(place.first + place.length) / fps for place in places]
-    columns |= _statistics_columns(plan, summary, numbers)
+    columns |= _statistics_columns(plan, summary)
     per_file = _episodes_per_file(plan, len(columns) + 2)
     columns["meta/episodes/chunk_index"] = [planned.index // per_file // per_chunk for planned in episodes]
     columns["meta/episodes/file_index"] = [planned.index // per_file % per_chunk for planned in episodes]
     return columns
 
 
-def _tasks(plan: MergePlan, summary: Summary) -> list[list[str]]:
-    found = iter(summary.tasks)
-    return [[plan.tasks[task] for task in next(found)] if planned.episode.length else [] for planned in plan.episodes]
-
-
-def _statistics_columns(
-    plan: MergePlan, summary: Summary, numbers: Mapping[str, Statistics]
-) -> dict[str, EpisodeColumn]:
+def _statistics_columns(plan: MergePlan, summary: Summary) -> dict[str, EpisodeColumn]:
     has_frames = np.array([planned.episode.length > 0 for planned in plan.episodes], np.bool_)
+    numbers = summary.by_episode()
     columns: dict[str, EpisodeColumn] = {}
     for key, feature in plan.sources[0].metadata.features.items():
         for name in STATISTICS:
-            column = None
-            if has_pictures(feature):
-                column = _picture_column(plan, key, name)
-            elif key in numbers:
-                parts = [part[key][name] for part in summary.episodes]
-                values = np.zeros((len(has_frames), *parts[0].shape[1:]), parts[0].dtype)
-                values[has_frames] = np.concatenate(parts)
-                column = EpisodeColumn(values, has_frames)
+            column = _picture_column(plan, key, name) if has_pictures(feature) else None
+            if key in numbers:
+                column = EpisodeColumn.unknown(len(has_frames), numbers[key][name])
+                column.values[has_frames] = numbers[key][name]
+                column.is_known[has_frames] = True
             if column is not None:
                 columns[f"stats/{key}/{name}"] = column
     return columns
 
 
 def _picture_column(plan: MergePlan, key: str, name: str) -> EpisodeColumn | None:
-    """A statistic of the sources' episodes; None if no source has it."""
-    columns = [source.picture_statistics[key].get(name) for source in plan.sources]
-    like = next((column.values for column in columns if column is not None), None)
+    columns = [(len(source.episodes), source.picture_statistics[key].get(name)) for source in plan.sources]
+    like = next((column.values for _, column in columns if column is not None), None)
     if like is None:
         return None
-    parts = []
-    for source, column in zip(plan.sources, columns, strict=True):
-        if column is None:
-            count = len(source.episodes)
-            parts.append(EpisodeColumn(np.zeros((count, *like.shape[1:]), like.dtype), np.zeros(count, np.bool_)))
-        else:
-            positions = source.metadata.episodes.positions([episode.index for episode in source.episodes])
-            parts.append(column.take(positions))
+    parts = [EpisodeColumn.unknown(count, like) if column is None else column for count, column in columns]
     return EpisodeColumn(
         np.concatenate([part.values for part in parts]), np.concatenate([part.is_known for part in parts])
     )

@@ -84,10 +84,8 @@ def cut_file(
         FormatError: The file lacks frames of an episode, or has others in their place.
         DatasetError: The metadata gives an episode an impossible place.
     """
-    edges, configuration = (
-        np.setdiff1d(_closed_edges(index), list(no_edges)),
-        (plain_description(index.track.stsd), index.track.geometry),
-    )
+    edges = np.setdiff1d(_closed_edges(index), list(no_edges))
+    configuration = plain_description(index.track.stsd), index.track.geometry
     groups: list[tuple[int, int, list[EpisodeSpan]]] = []
     for low, high, span in sorted(_extents(index, spans, fps), key=lambda extent: extent[:2]):
         first = int(edges[np.searchsorted(edges, low, "right") - 1])
@@ -141,15 +139,11 @@ def _segment(
 ) -> Segment:
     decode = index.samples.decode_times(first, stop)
     shown = index.samples.presentation_times(first, stop)
-    ticks = index.timescale / fps
-    origin = round((int(shown.min()) - index.edit.shift) / ticks)
+    ticks, earliest = index.timescale / fps, int(shown.min()) - index.edit.shift
     # By presentation and by decoding times: the next segment's must come after both.
     last = max(round(int(shown.max() - shown.min()) / ticks), int((decode[-1] - decode[0]) // ticks))
-    places = tuple(
-        sorted(
-            _place(member, origin, (int(shown.min()) - index.edit.shift) / index.timescale, fps) for member in members
-        )
-    )
+    origin = round(earliest / ticks), earliest / index.timescale
+    places = tuple(sorted(_place(member, *origin, fps) for member in members))
     nbytes = int(index.samples.sizes[first:stop].sum(dtype=np.int64))
     return Segment(index, first, stop, last + 1, places, nbytes, configuration)
 
@@ -186,11 +180,7 @@ class Pictures(NamedTuple):
 
 
 def describe_pictures(index: Mp4Index) -> Pictures:
-    """The pictures' properties, from the file's index.
-
-    Raises:
-        FormatError: It has more than one sample description, or a truncated one.
-    """
+    """The pictures' properties, from the file's index; FormatError unless it has one whole sample description."""
     if len(index.formats) != 1:
         raise FormatError(
             f"{redact_url(index.url)}: {len(index.formats)} sample descriptions; a merge takes videos of one encoding "
@@ -207,17 +197,13 @@ def plain_description(stsd: bytes) -> bytes:
     pieces = [stsd[:_STSD_BYTES]]
     for entry in _entries(stsd, "stsd"):
         body = [bytes(entry.body[:_ENTRY_BYTES])]
-        body += [_box(box) for box in entry.children(_ENTRY_BYTES) if not _is_idle(box)]
+        body += [_pack(box.kind, bytes(box.body)) for box in entry.children(_ENTRY_BYTES) if not _is_idle(box)]
         pieces.append(_pack(entry.kind, b"".join(body)))
     return b"".join(pieces)
 
 
 def _entries(stsd: bytes, where: str) -> Iterator[Box]:
     return Box("stsd", memoryview(stsd), where).children(_STSD_BYTES)
-
-
-def _box(box: Box) -> bytes:
-    return _pack(box.kind, bytes(box.body))
 
 
 def _is_idle(box: Box) -> bool:
@@ -261,28 +247,17 @@ def _h264_format(box: Box) -> tuple[int, int]:
     return data[position] & 3, (data[position + 1] & 7) + 8
 
 
-@dataclass(frozen=True, slots=True)
-class SourceVideo:
-    """A video to write: its first bytes, then ranges of other files."""
+def build_video(segments: Sequence[Segment], fps: float) -> tuple[bytes, list[tuple[str, int, int]]]:
+    """A video of these segments, at least one and all of one configuration and time scale.
 
-    header: bytes
-    ranges: tuple[tuple[str, int, int], ...]
-    """(url, start, stop) in the order in which they are written."""
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the file."""
-        return len(self.header) + sum(stop - start for _, start, stop in self.ranges)
-
-
-def build_video(segments: Sequence[Segment], *, fps: float) -> SourceVideo:
-    """The file with these segments, at least one and all of one configuration and time scale."""
+    It is its first bytes, then those of other files: (url, start, stop) in the order in which they are written.
+    """
     track = segments[0].index.track
     track = dataclasses.replace(track, stsd=plain_description(track.stsd))
     sizes = np.concatenate([segment.index.samples.sizes[segment.first : segment.stop] for segment in segments])
     tables = ClipTables(sizes=sizes, timing=_timing(segments, fps), sync=_sync(segments), runs=_runs(segments))
     header = build_header(track, tables, start=0, stop=int(sizes.sum(dtype=np.int64)))
-    return SourceVideo(header, tuple(_source_ranges(segments)))
+    return header, list(_source_ranges(segments))
 
 
 def _timing(segments: Sequence[Segment], fps: float) -> Timing:

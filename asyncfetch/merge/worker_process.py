@@ -16,7 +16,6 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from functools import partial
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -26,7 +25,6 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from asyncfetch.config.secrets import among_own_processes
 from asyncfetch.errors import AsyncFetchError, WorkerError
 from asyncfetch.fetch import Fetcher
-from asyncfetch.merge.executor import WorkerSetup
 from asyncfetch.runtime.concurrently import ungrouped
 from asyncfetch.runtime.liveness import LONGER_SILENCE, LOOK_SECONDS, Silence, beat, how_it_ended, how_silent, vitals
 from asyncfetch.runtime.threads import run_sync
@@ -37,7 +35,20 @@ if TYPE_CHECKING:
     from anyio.abc import Process
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.merge.executor import Piece
+
+Piece = Any
+"""``async def piece(setup: WorkerSetup, *arguments)``, at the top of a module. Arguments pickle."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """The surroundings of a piece in its process."""
+
+    fetcher: Fetcher
+    """Reads the sources, and writes to a destination that isn't local."""
+    wrote: Callable[[str, int], object]
+    """Called with the place of a file that is being written, and its bytes so far."""
+
 
 LENGTH_BYTES = 8
 WROTE, DONE, FAILED, BEAT = "wrote", "done", "failed", "beat"
@@ -57,11 +68,7 @@ class PieceProcess:
 
     @classmethod
     async def start(cls, fetch: FetchConfig) -> Self:
-        """Start it; it reads with this configuration, secrets included.
-
-        Raises:
-            WorkerError: The system refuses another process.
-        """
+        """Start it; it reads with this configuration, secrets included. WorkerError if the system refuses."""
         path = os.pathsep.join(filter(None, sys.path))
         try:
             process = await anyio.open_process(
@@ -84,10 +91,9 @@ class PieceProcess:
         return worker
 
     async def run(self, piece: Piece, arguments: Sequence[Any], wrote: Callable[[str, int], object]) -> Any:  # noqa: ANN401
-        """The piece's value, or its error. After an error or a cancellation, ``end`` the process.
+        """The piece's value, or its error; WorkerError if the process has died, is stopped, or hangs.
 
-        Raises:
-            WorkerError: The process has died, is stopped, or hangs.
+        After an error or a cancellation, ``end`` the process.
         """
         with ungrouped():
             async with anyio.create_task_group() as tasks:
@@ -119,13 +125,18 @@ class PieceProcess:
 
     async def _answer(self, wrote: Callable[[str, int], object]) -> Any:  # noqa: ANN401
         while True:
-            kind, value = await self._receive()
+            try:
+                length = int.from_bytes(await self.answers.receive_exactly(LENGTH_BYTES), "big")
+                data = await self.answers.receive_exactly(length)
+            except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
+                raise await self._why_it_ended() from None
+            kind, value = await run_sync(pickle.loads, data)
+            if kind == DONE:
+                return value
+            if kind == FAILED:
+                raise value
             if kind == WROTE:
                 wrote(*value)
-            elif kind == DONE:
-                return value
-            elif kind == FAILED:
-                raise value
             else:
                 self.beats = (self.beats or 0) + 1
 
@@ -136,15 +147,6 @@ class PieceProcess:
             await self.process.stdin.send(packed)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             raise await self._why_it_ended() from None
-
-    async def _receive(self) -> tuple[str, Any]:
-        try:
-            length = int.from_bytes(await self.answers.receive_exactly(LENGTH_BYTES), "big")
-            data = await self.answers.receive_exactly(length)
-        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
-            raise await self._why_it_ended() from None
-        message: tuple[str, Any] = await run_sync(partial(pickle.loads, data))
-        return message
 
     async def _why_it_ended(self) -> WorkerError:
         how = how_it_ended(await self.process.wait())

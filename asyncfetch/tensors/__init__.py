@@ -4,7 +4,8 @@ client        TensorClient: remotize, localize, clear, by coroutines or plain ca
 server        TensorServer: holds shards; tokens
 remote        RemoteTensor, a reference to a tensor; walking structures; bytes of torch's tensors
 ahead         items in a known order, fetched ahead of their consumer
-buffer        the protocol of back ends (http_store, ray_store), shards on their way, and the fetch buffer
+buffer        shards on their way, and the fetch buffer
+http_store, ray_store   back ends
 storage       a server's shards, also in memory that processes of one machine share
 wire          frames. Pure
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -59,7 +60,7 @@ class Ahead:
             raise ConfigError("order must not name an item twice: give each pass over the items its own")
         self._max_bytes = whole_number("max_bytes", max_bytes, least=1)
         self._chunk_items = whole_number("chunk_items", chunk_items, least=1)
-        self._wanted = OrderedDict.fromkeys(self._order)  # not consumed yet
+        self._wanted = OrderedDict.fromkeys(self._order)  # not consumed yet; a dict is slow to give its first
         self._unasked = iter(self._order)
         self._ready: dict[int, Any] = {}
         self._fetching: set[int] = set()  # by ``get``
@@ -129,14 +130,7 @@ class Ahead:
                 await self._fetch(chunk)
 
     def _next_chunk(self) -> list[int]:
-        """The next wanted items."""
-        chunk: list[int] = []
-        for index in self._unasked:
-            if self._is_to_come(index):
-                chunk.append(index)
-                if len(chunk) == self._chunk_items:
-                    break
-        return chunk
+        return list(islice(filter(self._is_to_come, self._unasked), self._chunk_items))
 
     def _sizes(self, chunk: list[int]) -> dict[int, int]:
         """Bytes of each item, without those that can't be fetched, for which ``get`` will raise."""

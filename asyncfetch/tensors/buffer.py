@@ -1,4 +1,4 @@
-"""Shards at a client: the protocol of stores, shards on their way, each fetched once, and the fetch buffer.
+"""Shards at a client: those on their way, each fetched once, and the fetch buffer.
 
 The buffer is bounded in bytes, and safe to use from any thread.
 """
@@ -9,7 +9,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.observe import Figures
@@ -36,33 +36,6 @@ caches."""
 ALONE_FROM_BYTES = 128 * 1024
 """From this size on, a shard comes by a request of its own, straight into its final memory. A request costs about as
 much as a copy of 1 MiB; requests of this size share the connections evenly."""
-
-
-class ShardStore(Protocol):
-    """One way to keep shards. Entered on the loop that uses it; every method can be cancelled."""
-
-    async def store(
-        self, server: str, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]
-    ) -> None:
-        """Keep a tensor's bytes under a new id; TensorError or FetchError if that isn't possible."""
-        ...
-
-    async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
-        """The shards of one batch of ``plan_batches``, by id, without missing ones.
-
-        Raises:
-            TensorError: The answer is wrong: too few shards, too many, of another shape, damaged.
-            FetchError: No answer came.
-        """
-        ...
-
-    async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
-        """Forget these shards of one server; returns how many there were. Unknown ids are no error.
-
-        Raises:
-            FetchError: Some or all may be left.
-        """
-        ...
 
 
 def plan_batches(remotes: Sequence[RemoteTensor]) -> list[list[RemoteTensor]]:
@@ -92,22 +65,17 @@ class FetchedShards(NamedTuple):
 
 
 class _ShardBatch:
-    """The shards of one request, and their tickets by id."""
+    """The shards of one request, and their tickets until it has ended."""
 
     def __init__(self, remotes: Sequence[RemoteTensor], buffer: FetchBuffer) -> None:
         self.remotes = remotes
-        self.tickets = {remote.shard_id: buffer.expect(remote.shard_id, remote.nbytes) for remote in remotes}
+        self.tickets = [buffer.expect(remote.shard_id, remote.nbytes, batch=self) for remote in remotes]
 
 
 class Flights:
     """Fetches shards, each once for all concurrent callers: a SingleFlight for each request of several shards.
 
-    Errors are not kept: the next call tries again. Bound to the task group's loop.
-
-    Args:
-        task_group: The owner of all requests, entered.
-        buffer: Keeps shards, and knows which of those under way were cleared.
-        fetch: Fetches one batch.
+    Errors are not kept: the next call tries again. The task group owns all requests; ``fetch`` fetches one batch.
     """
 
     def __init__(
@@ -117,7 +85,6 @@ class Flights:
         fetch: Callable[[Sequence[RemoteTensor]], Awaitable[FetchedShards]],
     ) -> None:
         self._flights: SingleFlight[_ShardBatch, FetchedShards] = SingleFlight(task_group)
-        self._batches: dict[str, _ShardBatch] = {}
         self._buffer = buffer
         self._fetch = fetch
 
@@ -126,11 +93,13 @@ class Flights:
 
         It waits for all requests, even if some fail. Without any error, a shard that isn't returned doesn't exist.
         """
-        missing = [remote for remote in remotes if not self._is_coming(remote.shard_id)]
-        for planned in plan_batches(missing):
-            batch = _ShardBatch(planned, self._buffer)
-            self._batches |= dict.fromkeys(batch.tickets, batch)
-        awaited = {remote.shard_id: self._batches[remote.shard_id] for remote in remotes}
+        awaited: dict[str, _ShardBatch] = {}
+        for remote in remotes:
+            batch = self._buffer.batch_of(remote.shard_id)
+            if batch is not None and batch in self._flights:
+                awaited[remote.shard_id] = batch
+        for planned in plan_batches([remote for remote in remotes if remote.shard_id not in awaited]):
+            awaited |= dict.fromkeys((remote.shard_id for remote in planned), _ShardBatch(planned, self._buffer))
         works = {batch: partial(self._bring, batch) for batch in awaited.values()}
         try:
             outcomes = dict(zip(works, await self._flights.outcomes(works), strict=True))
@@ -147,10 +116,6 @@ class Flights:
                     brought.copies[shard_id] = fetched.copies.pop(shard_id)
         return brought, [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
 
-    def _is_coming(self, shard_id: str) -> bool:
-        batch = self._batches.get(shard_id)
-        return batch is not None and batch in self._flights and not batch.tickets[shard_id].void
-
     async def _bring(self, batch: _ShardBatch) -> FetchedShards:
         shards: dict[str, Shard] = {}
         try:
@@ -162,33 +127,19 @@ class Flights:
 
     def _land(self, batch: _ShardBatch, shards: dict[str, Shard]) -> None:
         """Keep the shards and give tickets back, once."""
-        tickets, batch.tickets = batch.tickets, {}
-        for shard_id, ticket in tickets.items():
-            if self._batches.get(shard_id) is batch:
-                del self._batches[shard_id]
-            shard = shards.get(shard_id)
-            if shard is None:
-                self._buffer.drop(ticket)
-            else:
-                self._buffer.land(ticket, shard)
+        tickets, batch.tickets = batch.tickets, []
+        for ticket in tickets:
+            self._buffer.land(ticket, shards.get(ticket.shard_id))
 
 
+@dataclass(eq=False, slots=True)
 class Shard:
-    """The bytes of one tensor at the client.
+    """The bytes of one tensor at the client, in this machine's byte order; its dtype and shape are its server's."""
 
-    Args:
-        array: The bytes, in this machine's byte order.
-        dtype: By its server.
-        shape: By its server.
-    """
-
-    __slots__ = ("_tensor", "array", "dtype", "shape")
-
-    def __init__(self, array: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> None:
-        self.array = array
-        self.dtype = dtype
-        self.shape = shape
-        self._tensor: torch.Tensor | None = None
+    array: NDArray[np.uint8]
+    dtype: str
+    shape: tuple[int, ...]
+    _tensor: torch.Tensor | None = None
 
     def is_of(self, remote: RemoteTensor) -> bool:
         """Return whether it matches the remote tensor."""
@@ -234,17 +185,17 @@ class BufferStatistics(Figures):
     """Shards dropped by a clear."""
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
     """The right to put one shard into the buffer, once; a clear of that shard voids it."""
 
-    __slots__ = ("room", "shard_id", "void")
-
-    def __init__(self, shard_id: str, room: RoomReservation[str, Shard] | None) -> None:
-        self.shard_id = shard_id
-        self.room = room
-        """None if the buffer has no room for it."""
-        self.void = False
-        """True if the shard was cleared since: later calls must not get it."""
+    shard_id: str
+    room: RoomReservation[str, Shard] | None
+    """None if the buffer has no room for it."""
+    batch: _ShardBatch | None
+    """What it comes with."""
+    void: bool = False
+    """True if the shard was cleared since: later calls must not get it."""
 
 
 class FetchBuffer:
@@ -276,25 +227,28 @@ class FetchBuffer:
                     lease.release()
         return found
 
-    def expect(self, shard_id: str, nbytes: int) -> Ticket:
-        """A ticket for a shard that is about to be fetched, in place of any older one; land or drop it."""
+    def expect(self, shard_id: str, nbytes: int, batch: _ShardBatch | None = None) -> Ticket:
+        """A ticket for a shard that is about to be fetched, in place of any older one; land it."""
         with self._lock:
-            ticket = self._tickets[shard_id] = Ticket(shard_id, self._lru.reserve(nbytes))
+            ticket = self._tickets[shard_id] = Ticket(shard_id, self._lru.reserve(nbytes), batch)
             return ticket
 
-    def land(self, ticket: Ticket, shard: Shard) -> None:
-        """Keep the shard, if the ticket is still valid and has room; give the ticket back."""
-        with self._lock:
-            if ticket.room is not None and not ticket.void:
-                ticket.room.commit(ticket.shard_id, shard).release()
-            else:
-                self._pin(ticket.shard_id, shard)
-            self._give_back(ticket)
+    def batch_of(self, shard_id: str) -> _ShardBatch | None:
+        """What a shard comes with that is on its way, and wasn't cleared."""
+        ticket = self._tickets.get(shard_id)
+        return None if ticket is None else ticket.batch
 
-    def drop(self, ticket: Ticket) -> None:
-        """Give the ticket back, without a shard."""
+    def land(self, ticket: Ticket, shard: Shard | None) -> None:
+        """Give the ticket back; keep the shard, if there is one, and the ticket is still valid and has room."""
         with self._lock:
-            self._give_back(ticket)
+            if shard is not None and ticket.room is not None and not ticket.void:
+                ticket.room.commit(ticket.shard_id, shard).release()
+            elif shard is not None:
+                self._pin(ticket.shard_id, shard)
+            if ticket.room is not None:
+                ticket.room.release()
+            if self._tickets.get(ticket.shard_id) is ticket:
+                del self._tickets[ticket.shard_id]
 
     def clear(self, shard_ids: Collection[str] | None = None) -> int:
         """Forget these shards, or all; returns how many were kept. Those on their way won't be kept."""
@@ -322,12 +276,6 @@ class FetchBuffer:
                 evictions=kept.evictions,
                 cleared=self._cleared,
             )
-
-    def _give_back(self, ticket: Ticket) -> None:
-        if ticket.room is not None:
-            ticket.room.release()
-        if self._tickets.get(ticket.shard_id) is ticket:
-            del self._tickets[ticket.shard_id]
 
     def _pin(self, shard_id: str, shard: Shard) -> None:
         """Count a shard that isn't kept for as long as any tensor is on it."""

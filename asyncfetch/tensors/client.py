@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from asyncfetch.fetch import FetchStatistics
-    from asyncfetch.tensors.buffer import ShardStore
     from asyncfetch.tensors.server import TensorServer
     from asyncfetch.tensors.storage import ShardStorage
 
@@ -68,12 +66,7 @@ SHOWN_IDS = 16
 class TensorSession:
     """Entered and used on one loop. The verbs are those of ``TensorClient``.
 
-    Args:
-        config: The engine's.
-        buffer: Keeps shards.
-        own: The server of this process, whose shards need no request.
-        shared_memory: Whether to look for servers' shared memory.
-        copies: Whether to deliver copies; else tensors on the buffer's own memory.
+    With ``copies`` it delivers copies, else tensors on the buffer's own memory.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class TensorSession:
         self._buffer = buffer
         self._own = own
         self._copies = copies
-        self.fetched = self.fetched_bytes = self.stored = self.stored_bytes = 0
+        self._fetched = self._fetched_bytes = self._stored = self._stored_bytes = 0
 
     async def __aenter__(self) -> Self:
         await self._fetcher.__aenter__()
@@ -107,14 +100,20 @@ class TensorSession:
         await self._fetcher.__aexit__(None, None, None)
         self._memory.close()
 
-    @property
-    def shared_reads(self) -> int:
-        """Shards that came through shared memory."""
-        return self._http.shared_reads
-
-    def statistics(self) -> FetchStatistics:
-        """The engine's."""
-        return self._fetcher.statistics()
+    def statistics(self) -> ClientStatistics:
+        """A snapshot, from any thread."""
+        engine = self._fetcher.statistics()
+        return ClientStatistics(
+            **asdict(self._buffer.statistics()),
+            fetched=self._fetched,
+            fetched_bytes=self._fetched_bytes,
+            shared_reads=self._http.shared_reads,
+            stored=self._stored,
+            stored_bytes=self._stored_bytes,
+            requests=engine.requests,
+            retries=engine.retries,
+            connections_used=max((host.peak_in_flight for host in engine.hosts.values()), default=0),
+        )
 
     async def remotize(self, obj: Any, server: str, unpad: bool) -> Any:  # noqa: ANN401
         """``obj`` with its tensors stored; a failed or cancelled call deletes those that it stored."""
@@ -159,25 +158,22 @@ class TensorSession:
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
         """Forget shards at their server, and those that arrive until then; TensorError with ids that may be left."""
-        try:
-            if self._is_own(server):
-                return await run_sync(self._storage.delete, shard_ids)
-            return await self._delete(server, shard_ids)
-        finally:
-            self._buffer.clear(shard_ids)
-
-    async def _delete(self, server: str, shard_ids: Sequence[str]) -> int:
-        store = self._store_of(server)
         left: list[str] = []
         deleted = 0
         failure: FetchError | None = None
-        for start in range(0, len(shard_ids), MAX_BATCH_SHARDS):
-            some = shard_ids[start : start + MAX_BATCH_SHARDS]
-            try:
-                deleted += await store.delete(server, some)
-            except FetchError as error:
-                failure = error
-                left += some
+        try:
+            if self._is_own(server):
+                return await run_sync(self._storage.delete, shard_ids)
+            store = self._store_of(server)
+            for start in range(0, len(shard_ids), MAX_BATCH_SHARDS):
+                some = shard_ids[start : start + MAX_BATCH_SHARDS]
+                try:
+                    deleted += await store.delete(server, some)
+                except FetchError as error:
+                    failure = error
+                    left += some
+        finally:
+            self._buffer.clear(shard_ids)
         if failure is not None:
             raise TensorError(
                 f"{len(left)} of {len(shard_ids)} shards were dropped here, but may still be on {server}:"
@@ -194,7 +190,7 @@ class TensorSession:
     def _is_own(self, server: str) -> bool:
         return self._own is not None and server == self._own.url
 
-    def _store_of(self, server: str) -> ShardStore:
+    def _store_of(self, server: str) -> HttpStore | RayStore:
         if server != RAY:
             return self._http
         if self._ray is None:
@@ -204,8 +200,8 @@ class TensorSession:
     async def _fetch(self, batch: Sequence[RemoteTensor]) -> FetchedShards:
         """A batch, with copies of large shards for the first caller while they are in the processor's caches."""
         shards = await self._store_of(batch[0].server).fetch(batch)
-        self.fetched += len(shards)
-        self.fetched_bytes += sum(len(shard.array) for shard in shards.values())
+        self._fetched += len(shards)
+        self._fetched_bytes += sum(len(shard.array) for shard in shards.values())
         if not self._copies:
             return FetchedShards(shards, {})
         large = {shard_id: shard for shard_id, shard in shards.items() if len(shard.array) >= COPIED_EARLY_BYTES}
@@ -253,12 +249,10 @@ class TensorSession:
         }
 
     def _copied(self, shards: dict[str, Shard]) -> dict[str, NDArray[np.uint8]]:
-        return {shard_id: self._copy(shard.array) for shard_id, shard in shards.items()}
-
-    def _copy(self, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        new = self._memory.take(len(array))
-        np.copyto(new, array)
-        return new
+        copies = {shard_id: self._memory.take(len(shard.array)) for shard_id, shard in shards.items()}
+        for shard_id, copy in copies.items():
+            np.copyto(copy, shards[shard_id].array)
+        return copies
 
     async def _store(self, tensor: torch.Tensor, server: str, shard_id: str) -> RemoteTensor:
         dtype, data = await run_in_thread(_bytes_to_move(tensor), partial(bytes_of, tensor))
@@ -268,17 +262,20 @@ class TensorSession:
             await run_in_thread(len(data), store, blocks=self._storage.shares(header_bytes(len(shape)) + len(data)))
         else:
             await self._store_of(server).store(server, shard_id, dtype, shape, data)
-        self.stored += 1
-        self.stored_bytes += len(data)
+        self._stored += 1
+        self._stored_bytes += len(data)
         return RemoteTensor(server, shard_id, shape, dtype, str(tensor.device))
 
     def _store_own(self, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> None:
         header = describe(shard_id, dtype, shape, data)
-        with self._storage.reserve(shard_id, header.frame_bytes) as upload:
-            frame = upload.take_memory()
+        upload = self._storage.reserve(shard_id, header.frame_bytes)
+        try:
+            frame = self._storage.take_memory(upload)
             frame[: header.header_bytes] = header.encode()
             frame[header.header_bytes :] = data.data
-            upload.commit(header)
+            self._storage.commit(upload, header)
+        finally:
+            self._storage.give_back(upload)
 
     async def _take_back(self, server: str, shard_ids: list[str]) -> None:
         try:
@@ -289,10 +286,8 @@ class TensorSession:
 
 def _bytes_to_move(tensor: torch.Tensor) -> int:
     """Bytes to copy before the tensor can be sent; ``sys.maxsize`` if they are many or elsewhere."""
-    if import_torch().nn.parameter.is_lazy(tensor):  # without bytes
-        return 0
-    is_here = tensor.device.type == "cpu" and tensor.is_contiguous()
-    return 0 if is_here else sys.maxsize
+    is_lazy = import_torch().nn.parameter.is_lazy(tensor)  # without bytes
+    return 0 if is_lazy or (tensor.device.type == "cpu" and tensor.is_contiguous()) else sys.maxsize
 
 
 def _not_found(absent: list[RemoteTensor], asked: int) -> ShardNotFound:
@@ -397,14 +392,8 @@ class TensorClient:
         self._guard = ForkGuard("this TensorClient")
         self._backend = backend
         self._buffer = FetchBuffer(max_bytes)
-        self._make = partial(
-            TensorSession,
-            config,
-            self._buffer,
-            own=own,
-            shared_memory=shared_memory,
-            copies=delivery == "copy",
-        )
+        copies = delivery == "copy"
+        self._make = partial(TensorSession, config, self._buffer, own=own, shared_memory=shared_memory, copies=copies)
         self._session: TensorSession | None = None
         self._thread: LoopThread | None = None
         self._closing = ExitStack()
@@ -518,20 +507,7 @@ class TensorClient:
 
     def statistics(self) -> ClientStatistics:
         """A snapshot, from any thread."""
-        _, session = self._opened()
-        engine = session.statistics()
-        kept = self._buffer.statistics()
-        return ClientStatistics(
-            **asdict(kept),
-            fetched=session.fetched,
-            fetched_bytes=session.fetched_bytes,
-            shared_reads=session.shared_reads,
-            stored=session.stored,
-            stored_bytes=session.stored_bytes,
-            requests=engine.requests,
-            retries=engine.retries,
-            connections_used=max((host.peak_in_flight for host in engine.hosts.values()), default=0),
-        )
+        return self._opened()[1].statistics()
 
     def _open(self) -> None:
         if self._thread is not None:

@@ -47,12 +47,9 @@ _OURS = frozenset({400, 409, 411, 413, 507})
 
 
 class HttpStore:
-    """A ``ShardStore`` over HTTP, and over shared memory if a server is on this machine.
+    """Shards over HTTP, and over shared memory if a server is on this machine.
 
-    Args:
-        fetcher: Entered; set up by ``TensorClient``, and used for all servers.
-        memory: For shards that come in one answer.
-        shared_memory: Whether to look for shared memory.
+    The methods are those of RayStore, too. All can be cancelled, and raise FetchError if there is no answer.
     """
 
     def __init__(self, fetcher: Fetcher, memory: MemoryPool, *, shared_memory: bool) -> None:
@@ -68,7 +65,7 @@ class HttpStore:
     async def store(
         self, server: str, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]
     ) -> None:
-        """Send a frame. A retry does no harm, since the id is its own."""
+        """Send a frame; TensorError if the server refuses it. A retry does no harm, since the id is its own."""
         header = await run_in_thread(len(data), partial(describe, shard_id, dtype, shape, data))
         head = header.encode()
         headers = {"Content-Length": str(header.frame_bytes), "Content-Type": "application/octet-stream"}
@@ -90,7 +87,10 @@ class HttpStore:
             raise InvalidResponse(what, url=server, status=response.status)
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
-        """Shards from shared memory if possible; the others by one request."""
+        """The shards of a batch of ``plan_batches`` that exist, by id: from shared memory, the others by one request.
+
+        TensorError for a wrong answer: too few shards, too many, of another shape, damaged.
+        """
         found = await self._read_shared(batch) if self._looks_for_shared else {}
         self.shared_reads += len(found)
         rest = [remote for remote in batch if remote.shard_id not in found]
@@ -99,7 +99,7 @@ class HttpStore:
         return found
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
-        """Have the server forget them. After a lost answer, a retry counts fewer than were deleted."""
+        """Have the server forget them; returns how many it had. After a lost answer, a retry counts fewer."""
         response = await ask_server(self._fetcher, "DELETE", shards_url(server, shard_ids))
         deleted = _whole_number(response.body, "deleted", server)
         path = self._shared.peek(server)
@@ -190,11 +190,7 @@ def _open_batch(batch: Sequence[RemoteTensor], body: memoryview, memory: MemoryP
 
 
 def open_payload(remote: RemoteTensor, header: Header, payload: NDArray[np.uint8]) -> Shard:
-    """The shard of ``remote``, on the payload's memory if possible.
-
-    Raises:
-        TensorError: It is another shard's, or damaged.
-    """
+    """The shard, on the payload's memory if possible; TensorError if it is another shard's, or damaged."""
     if (header.shard_id, header.dtype, header.shape) != (remote.shard_id, remote.dtype_name, remote.shape):
         raise mismatch(remote, f"shard {header.shard_id} of shape {header.shape} and dtype {header.dtype}")
     check_payload(header, payload)

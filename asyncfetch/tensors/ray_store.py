@@ -59,14 +59,10 @@ class ShardDirectory:
 
 
 class RayStore:
-    """A ``ShardStore`` on the Ray cluster that this process is connected to. All of it is one node, "ray".
-
-    Args:
-        memory: For fetched shards.
-    """
+    """Shards on the Ray cluster that this process is connected to. All of it is one node, "ray"."""
 
     def __init__(self, memory: MemoryPool) -> None:
-        self._ray = _import_ray()
+        self._ray = import_ray("tensors in Ray need ray")
         self._memory = memory
         self._actor: Any = None
 
@@ -147,8 +143,9 @@ def ray_runs() -> bool:
     return ray is not None and bool(ray.is_initialized())
 
 
-def _import_ray() -> Any:  # noqa: ANN401 - a module
+def import_ray(without: str) -> Any:  # noqa: ANN401 - a module
+    """The ray module; MissingDependency that begins so without it."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise MissingDependency(f"tensors in Ray need ray: {install_command('ray')}") from error
+        raise MissingDependency(f"{without}: {install_command('ray')}") from error

@@ -87,28 +87,22 @@ def _with_parts(obj: Any, parts: list[Any]) -> Any:  # noqa: ANN401
     if all(one is other for one, other in zip(_parts(obj) or (), parts, strict=True)):
         return obj
     try:
-        return _made_anew(obj, parts)
+        if isinstance(obj, tuple):
+            return obj._make(parts) if hasattr(obj, "_make") else type(obj)(parts)
+        new = copy.copy(obj)  # for whatever a subclass keeps beside its items
+        if isinstance(new, list):
+            new[:] = parts
+        elif isinstance(new, dict):
+            for key, part in zip(obj, parts, strict=True):
+                new[key] = part
+        else:
+            for name, part in zip(_names(obj), parts, strict=True):
+                object.__setattr__(new, name, part)  # frozen ones, too
     except RecursionError:
         raise
     except Exception as error:  # a type with its own constructor or setters may raise anything
         what = f"a {type(obj).__name__} can't be made anew with other items"
         raise TensorError(f"{what}: put them into a plain dict, list, tuple or dataclass ({error})") from error
-
-
-def _made_anew(obj: Any, parts: list[Any]) -> Any:  # noqa: ANN401
-    if isinstance(obj, tuple):
-        return obj._make(parts) if hasattr(obj, "_make") else type(obj)(parts)
-    if type(obj) is list:
-        return parts
-    new = copy.copy(obj)  # for whatever a subclass keeps beside its items
-    if isinstance(new, dict):
-        for key, part in zip(obj, parts, strict=True):
-            new[key] = part
-    elif isinstance(new, list):
-        new[:] = parts
-    else:
-        for name, part in zip(_names(obj), parts, strict=True):
-            object.__setattr__(new, name, part)  # frozen ones, too
     return new
 
 

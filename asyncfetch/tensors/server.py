@@ -5,6 +5,7 @@ Every refusal names its limit or rule in X-Error-Code, with the figures.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import socket
@@ -31,7 +32,6 @@ from asyncfetch.tensors.storage import ShardStorage, SharedDirectory, StorageSta
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, is_shard_id, missing, parse_header
 
 if TYPE_CHECKING:
-    import asyncio
     import ssl
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
@@ -66,18 +66,14 @@ def shards_url(server: str, shard_ids: Iterable[str]) -> str:
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach the host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    address = _address(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
 
 
-def is_wildcard(host: str) -> bool:
-    """Return whether the host means all addresses of this machine."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host)
+    return None
 
 
 REASON = "X-Error-Code"
@@ -119,16 +115,21 @@ class ShardHandlers:
             return refusal
         length, shard_id = request.content_length or 0, request.match_info["ids"]
         try:
-            head = await _read_exactly(request, min(length, MAX_HEADER_BYTES))
+            with anyio.fail_after(STALL_SECONDS):
+                head = await request.content.readexactly(min(length, MAX_HEADER_BYTES))
             header = parse_header(head, max_bytes=length)
-            _check(header, shard_id, length)
+            if header.missing or header.shard_id != shard_id or header.frame_bytes != length:
+                what = f"of {header.frame_bytes} bytes and {header.shard_id}"
+                return refuse(400, f"the frame is {what}, not as its request says")
             upload = self._storage.reserve(shard_id, length)
             try:
                 return await self._receive(request, upload, header, head)
             finally:
-                if upload.is_open:
-                    close = partial(run_in_thread, 0, upload.close, blocks=upload.shared)
-                    await outlast(close, seconds=UNDO_SECONDS)
+                if upload in self._storage.uploads:
+                    give_back = partial(self._storage.give_back, upload)
+                    await outlast(partial(run_in_thread, 0, give_back, blocks=upload.shared), seconds=UNDO_SECONDS)
+        except asyncio.IncompleteReadError:
+            return refuse(400, "the body ends within the header")
         except TensorError as error:
             return refuse(507 if str(error).startswith("max_bytes") else 409 if error.shard_ids else 400, str(error))
         except TimeoutError:
@@ -165,17 +166,20 @@ class ShardHandlers:
 
     async def _receive(self, request: web.Request, upload: ShardUpload, header: Header, head: bytes) -> web.Response:
         shared = self._storage.shares(upload.nbytes)
-        memory = await run_in_thread(upload.nbytes, upload.take_memory, blocks=shared)
+        take_memory = partial(self._storage.take_memory, upload)
+        memory = await run_in_thread(upload.nbytes, take_memory, blocks=shared)
         memory[: len(head)] = head
         filled = len(head)
         while filled < len(memory):
-            chunk = await _read_some(request)
+            with anyio.fail_after(STALL_SECONDS):
+                chunk = await request.content.readany()
             if not chunk or filled + len(chunk) > len(memory):
                 raise TensorError(f"the body doesn't have the {len(memory)} bytes that Content-Length says")
             memory[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
         del memory
-        is_new = await run_in_thread(upload.nbytes, partial(upload.commit, header), blocks=shared)
+        commit = partial(self._storage.commit, upload, header)
+        is_new = await run_in_thread(upload.nbytes, commit, blocks=shared)
         return web.Response(status=201 if is_new else 200, headers={"ETag": etag_of(upload.shard_id)})
 
 
@@ -197,27 +201,6 @@ def _ids(request: web.Request) -> list[str] | None:
     """The shards that the request names; None if it names none or too many."""
     ids = request.match_info["ids"].split(",")
     return ids if len(ids) <= MAX_IDS and all(map(is_shard_id, ids)) else None
-
-
-def _check(header: Header, shard_id: str, length: int) -> None:
-    if header.missing or header.shard_id != shard_id or header.frame_bytes != length:
-        raise TensorError(f"the frame is of {header.frame_bytes} bytes and {header.shard_id}, not as its request says")
-
-
-async def _read_some(request: web.Request) -> bytes:
-    with anyio.fail_after(STALL_SECONDS):
-        return await request.content.readany()
-
-
-async def _read_exactly(request: web.Request, length: int) -> bytes:
-    head = bytearray()
-    while len(head) < length:
-        with anyio.fail_after(STALL_SECONDS):
-            chunk = await request.content.read(length - len(head))
-        if not chunk:
-            raise TensorError("the body ends within the header")
-        head += chunk
-    return bytes(head)
 
 
 async def _send(request: web.Request, parts: list[memoryview], *, etag: str | None) -> web.StreamResponse:
@@ -394,30 +377,27 @@ class TensorServer:
             raise ConfigError(f"TensorServer can't listen on {self._host} port {self._port}: {error}") from error
         family, port = self._listener.sockets[0].family, self._listener.sockets[0].getsockname()[1]
         public = self._public_host or self._host
-        if is_wildcard(public):
+        if (address := _address(public)) is not None and address.is_unspecified:  # all of this machine's
             public = await run_sync(_outgoing_address, family)
         self._url = server_url(public, port, tls=self._tls is not None)
 
     async def _close(self) -> None:
+        """Close every connection, end every handler, forget every shard."""
         self._state = "closed"
         try:
             await end_tasks(self._tasks)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._stop()
-
-    async def _stop(self) -> None:
-        """Close every connection, end every handler, forget every shard."""
-        storage, self._storage = self._storage, None
-        for connection in self._http.server.connections if self._http.server is not None else ():
-            if connection.transport is not None:
-                abort(connection.transport)
-        await self._sockets.aclose()  # those in their handshake, too, which aiohttp doesn't know yet
-        if self._listener is not None:
-            self._listener.close()
-        await self._http.cleanup()
-        if storage is not None:
-            await in_thread(storage.close)
+                storage, self._storage = self._storage, None
+                for connection in self._http.server.connections if self._http.server is not None else ():
+                    if connection.transport is not None:
+                        abort(connection.transport)
+                await self._sockets.aclose()  # those in their handshake, too, which aiohttp doesn't know yet
+                if self._listener is not None:
+                    self._listener.close()
+                await self._http.cleanup()
+                if storage is not None:
+                    await in_thread(storage.close)
 
 
 def make_application(

@@ -30,7 +30,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -120,10 +120,6 @@ class SharedDirectory:
             self._remover.kill()
             self._remover.wait()
 
-    def _disown(self) -> None:
-        """Close the lock in a forked child, where it would outlive the server."""
-        self._lock.close()
-
     def _part(self, name: str) -> Path:
         return self.path / f"{name}.part"
 
@@ -133,7 +129,7 @@ _open_directories: weakref.WeakSet[SharedDirectory] = weakref.WeakSet()
 
 def _disown_in_child() -> None:
     for directory in list(_open_directories):
-        directory._disown()
+        directory._lock.close()  # it would outlive the server there
     _open_directories.clear()
 
 
@@ -236,13 +232,15 @@ class StorageStatistics(Figures):
     """Uploads refused for lack of room."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class StoredShard:
     """A shard."""
 
     header: Header
     frame: memoryview
     """Header and tensor, read-only."""
+    shared: bool = False
+    expires_at: float = math.inf
 
     @property
     def payload(self) -> memoryview:
@@ -250,61 +248,17 @@ class StoredShard:
         return self.frame[self.header.header_bytes :]
 
 
-@dataclass(slots=True)
-class _ShardEntry:
-    stored: StoredShard
-    shared: bool
-    expires_at: float
-
-
+@dataclass(eq=False, slots=True)
 class ShardUpload:
-    """Room for one frame, to be filled and committed. Closing it, or leaving its context, gives uncommitted room back.
+    """Room for one frame, to be filled and committed."""
 
-    Methods may block if it is ``shared``, or will be.
-    """
-
-    def __init__(self, storage: ShardStorage, shard_id: str, nbytes: int) -> None:
-        self.shard_id = shard_id
-        self.shared = False
-        self.void = False
-        """True if the shard was deleted since, perhaps by a client that missed the answer to its upload."""
-        self._storage = storage
-        self.nbytes = nbytes
-        self.is_open = True
-        """True until its room is committed or given back."""
-        self._memory: NDArray[np.uint8] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the room back unless it was committed."""
-        if self.is_open:
-            self.is_open = False
-            self._storage._give_back(self)
-
-    def take_memory(self) -> memoryview:
-        """Writable memory for the frame; slow for a large one."""
-        array = self._storage._memory_for(self)
-        self._memory = array
-        return array.data
-
-    def commit(self, header: Header) -> bool:
-        """Check the bytes and keep them; False if the same shard is stored already.
-
-        Raises:
-            TensorError: The bytes aren't the header's, another tensor has this id, or it was deleted meanwhile.
-        """
-        assert self._memory is not None
-        check_payload(header, self._memory[header.header_bytes :])
-        kept = self._storage._keep(self, StoredShard(header, self._memory.data.toreadonly()))
-        self.is_open = not kept
-        if kept and self.shared:
-            self._storage._publish(self.shard_id)
-        return kept
+    shard_id: str
+    nbytes: int
+    shared: bool = False
+    """True once its memory is shared."""
+    void: bool = False
+    """True if the shard was deleted since, perhaps by a client that missed the answer to its upload."""
+    memory: NDArray[np.uint8] | None = None
 
 
 class ShardStorage:
@@ -320,37 +274,85 @@ class ShardStorage:
     """
 
     def __init__(
-        self,
-        max_bytes: int,
-        *,
-        ttl_seconds: float | None = None,
-        shared: SharedDirectory | None = None,
+        self, max_bytes: int, *, ttl_seconds: float | None = None, shared: SharedDirectory | None = None
     ) -> None:
         self.max_bytes = max_bytes
         self.ttl_seconds = ttl_seconds
         self._shared_directory = shared
         self._pool = MemoryPool(min(MAX_IDLE_BYTES, max_bytes))
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _ShardEntry] = OrderedDict()  # in the order of expiry
-        self._uploads: set[ShardUpload] = set()
+        self._entries: OrderedDict[str, StoredShard] = OrderedDict()  # in the order of expiry
+        self.uploads: set[ShardUpload] = set()
+        """Rooms that are neither committed nor given back."""
         self._bytes = self._reserved_bytes = 0
         self._stored = self._read = self._deleted = self._expired = self._refused = 0
 
     def reserve(self, shard_id: str, nbytes: int) -> ShardUpload:
-        """Room for a frame of this size; TensorError if there is none now."""
+        """Room for a frame of this size, to commit or give back; TensorError if there is none now."""
         with self._lock:
             if self._bytes + self._reserved_bytes + nbytes > self.max_bytes:
                 self._refused += 1
                 held = self._bytes + self._reserved_bytes
                 raise TensorError(f"max_bytes={self.max_bytes} are full: {held} held, {nbytes} asked")
             self._reserved_bytes += nbytes
-            upload = ShardUpload(self, shard_id, nbytes)
-            self._uploads.add(upload)
+            upload = ShardUpload(shard_id, nbytes)
+            self.uploads.add(upload)
             return upload
 
     def shares(self, nbytes: int) -> bool:
         """Return whether a frame of this size goes to shared memory, by calls that may block."""
         return self._shared_directory is not None and nbytes >= SHARED_FROM_BYTES
+
+    def take_memory(self, upload: ShardUpload) -> memoryview:
+        """Writable memory for the frame; slow for a large one, and may block if it ``shares`` that."""
+        if self._shared_directory is not None and self.shares(upload.nbytes):
+            upload.memory = self._shared_directory.create(upload.shard_id, upload.nbytes)
+            upload.shared = upload.memory is not None
+        if upload.memory is None:
+            upload.memory = self._pool.take(upload.nbytes)
+        return upload.memory.data
+
+    def commit(self, upload: ShardUpload, header: Header) -> bool:
+        """Check the bytes and keep them; False if the same shard is stored already. May block if it is shared.
+
+        TensorError if the bytes aren't the header's, another tensor has this id, or it was deleted meanwhile.
+        """
+        assert upload.memory is not None
+        check_payload(header, upload.memory[header.header_bytes :])
+        shard_id, now = header.shard_id, time.monotonic()
+        with self._lock:
+            if upload not in self.uploads:
+                raise TensorError(f"the room for {shard_id} was given back", shard_ids=[shard_id])
+            if upload.void:
+                raise TensorError(f"{shard_id} was deleted while it came", shard_ids=[shard_id])
+            there = self._entries.get(shard_id)
+            if there is not None:
+                if there.header != header:
+                    raise TensorError(f"another tensor is stored as {shard_id}", shard_ids=[shard_id])
+                self._renew(shard_id, there, now)
+                return False
+            entry = StoredShard(header, upload.memory.data.toreadonly(), upload.shared)
+            self._entries[shard_id] = entry
+            self._renew(shard_id, entry, now)
+            self.uploads.discard(upload)
+            self._reserved_bytes -= upload.nbytes
+            self._bytes += upload.nbytes
+            self._stored += 1
+        if upload.shared and self._shared_directory is not None:
+            self._shared_directory.publish(shard_id)
+            if shard_id not in self._entries:  # deleted meanwhile, before there was a file
+                self._shared_directory.discard(shard_id)
+        return True
+
+    def give_back(self, upload: ShardUpload) -> None:
+        """Give the room back unless it was committed. May block if it is shared."""
+        with self._lock:
+            if upload not in self.uploads:
+                return
+            self.uploads.discard(upload)
+            self._reserved_bytes -= upload.nbytes
+        if upload.shared and self._shared_directory is not None:
+            self._shared_directory.discard_unpublished(upload.shard_id)
 
     def get(self, shard_id: str) -> StoredShard | None:
         """The shard, if it exists; its lifetime restarts."""
@@ -361,13 +363,13 @@ class ShardStorage:
                 return None
             self._read += 1
             self._renew(shard_id, entry, now)
-            return entry.stored
+            return entry
 
     def delete(self, shard_ids: Collection[str]) -> int:
         """Forget these shards; returns how many there were. Uploads of them under way won't be kept."""
         with self._lock:
             coming = set(shard_ids)
-            for upload in self._uploads:
+            for upload in self.uploads:
                 upload.void = upload.void or upload.shard_id in coming
             gone = [shard_id for shard_id in dict.fromkeys(shard_ids) if shard_id in self._entries]
             self._deleted += len(gone)
@@ -415,50 +417,7 @@ class ShardStorage:
                 refused=self._refused,
             )
 
-    def _memory_for(self, upload: ShardUpload) -> NDArray[np.uint8]:
-        if self._shared_directory is not None and self.shares(upload.nbytes):
-            array = self._shared_directory.create(upload.shard_id, upload.nbytes)
-            if array is not None:
-                upload.shared = True
-                return array
-        return self._pool.take(upload.nbytes)
-
-    def _keep(self, upload: ShardUpload, stored: StoredShard) -> bool:
-        """Make the reserved room an entry, unless the shard exists."""
-        header, now = stored.header, time.monotonic()
-        with self._lock:
-            if upload not in self._uploads:
-                raise TensorError(f"the room for {header.shard_id} was given back", shard_ids=[header.shard_id])
-            if upload.void:
-                raise TensorError(f"{header.shard_id} was deleted while it came", shard_ids=[header.shard_id])
-            there = self._entries.get(header.shard_id)
-            if there is not None:
-                if there.stored.header != header:
-                    raise TensorError(f"another tensor is stored as {header.shard_id}", shard_ids=[header.shard_id])
-                self._renew(header.shard_id, there, now)
-                return False
-            entry = self._entries[header.shard_id] = _ShardEntry(stored, upload.shared, 0.0)
-            self._renew(header.shard_id, entry, now)
-            self._uploads.discard(upload)
-            self._reserved_bytes -= len(stored.frame)
-            self._bytes += len(stored.frame)
-            self._stored += 1
-            return True
-
-    def _publish(self, shard_id: str) -> None:
-        assert self._shared_directory is not None
-        self._shared_directory.publish(shard_id)
-        if shard_id not in self._entries:  # deleted meanwhile, before there was a file
-            self._unlink([shard_id])
-
-    def _give_back(self, upload: ShardUpload) -> None:
-        with self._lock:
-            self._uploads.discard(upload)
-            self._reserved_bytes -= upload.nbytes
-        if upload.shared and self._shared_directory is not None:
-            self._shared_directory.discard_unpublished(upload.shard_id)
-
-    def _renew(self, shard_id: str, entry: _ShardEntry, now: float) -> None:
+    def _renew(self, shard_id: str, entry: StoredShard, now: float) -> None:
         entry.expires_at = math.inf if self.ttl_seconds is None else now + self.ttl_seconds
         self._entries.move_to_end(shard_id)
 
@@ -467,7 +426,7 @@ class ShardStorage:
         files = []
         for shard_id in shard_ids:
             entry = self._entries.pop(shard_id)
-            self._bytes -= len(entry.stored.frame)
+            self._bytes -= len(entry.frame)
             if entry.shared:
                 files.append(shard_id)
         return files

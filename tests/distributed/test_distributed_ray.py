@@ -18,6 +18,7 @@ from asyncfetch.distributed import RayExecutor
 from asyncfetch.errors import ConfigError, FetchError, FormatError
 from asyncfetch.merge import MergeProgress, Selection, merge_datasets
 from asyncfetch.testing import S3Server
+from tests.lerobot.serving import TOP
 from tests.merge.on_s3 import OUT, below, config
 from tests.merge.on_s3 import scratch as scratch  # a fixture
 from tests.merge.test_job import all_files
@@ -26,14 +27,15 @@ from tests.merge.test_plan import names
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncfetch.merge.executor import WorkerSetup
+    from asyncfetch.merge.worker_process import WorkerSetup
     from tests.lerobot.serving import Library
 
 pytestmark = [pytest.mark.timeout(90)]  # Ray's workers import
 
 
 def sources(library: Library) -> list[Path]:
-    return [library(episodes=(9, 4, 5), tasks=("a", "b")).root, library(episodes=(5, 6), tasks=("c", "a")).root]
+    one = library(episodes=(9, 4, 5), tasks=("a", "b"), cameras=(TOP,))
+    return [one.root, library(episodes=(5, 6), tasks=("c", "a"), cameras=(TOP,)).root]
 
 
 async def test_ray_must_run(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from asyncfetch.distributed import merge_steps
 from asyncfetch.errors import ConfigError, MergeError, ObjectChanged, StateMismatch
 from asyncfetch.merge import Selection, merge_datasets
-from asyncfetch.merge.local_folder import build_folder
+from asyncfetch.merge.local_folder import LocalFolder
 from asyncfetch.testing import S3Server
 from tests.merge.on_s3 import OUT, below, config
 from tests.merge.on_s3 import scratch as scratch  # a fixture
@@ -64,7 +64,7 @@ def test_shares_make_the_whole_and_missing_ones_are_made_up_for(
     write, finish = pickle.loads(pickle.dumps(steps))
     for rank in range(world_size):
         assert write("data", rank, world_size) == "data"
-    assert build_folder(tmp_path / "out", write.job.plan.fingerprint()).keep_finished() == len(write.job.units)
+    assert LocalFolder(tmp_path / "out", write.job.plan.fingerprint()).count_finished() == len(write.job.units)
     finish("data", 1, 2)
     assert not (tmp_path / "out").exists()
     finish("data", 0, 2)

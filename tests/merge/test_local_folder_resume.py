@@ -18,7 +18,7 @@ import pytest
 
 from asyncfetch.errors import FetchError, MergeError
 from asyncfetch.merge import merge_datasets, split_dataset
-from asyncfetch.merge.local_folder import BuildFolder, open_folder
+from asyncfetch.merge.local_folder import LocalFolder
 from tests.merge.test_job import all_files, check_merged
 from tests.merge.test_plan import names
 
@@ -33,16 +33,16 @@ CHILD = """
 import sys
 import anyio
 from functools import partial
-from asyncfetch.merge import local_folder as folder, merge_datasets
+from asyncfetch.merge import merge_datasets
+from asyncfetch.merge.local_folder import LocalFolder as Folder
 
 def say(*what):
     print(*what, flush=True)
 
-finish, publish = folder.BuildFolder.finish, folder.BuildFolder.publish
-folder.BuildFolder.finish = lambda self, path: (say("written"), finish(self, path), say("noted"))[1]
-folder.BuildFolder.publish = lambda self, *args, **options: (say("publishing"), publish(self, *args, **options))[1]
-remove = folder.BuildFolder.remove
-folder.BuildFolder.remove = lambda self: (say("published"), remove(self))[1]
+finish, publish, remove = Folder._finish, Folder._publish, Folder._remove
+Folder._finish = lambda self, path: (say("written"), finish(self, path), say("noted"))[1]
+Folder._publish = lambda self, *args: (say("publishing"), publish(self, *args))[1]
+Folder._remove = lambda self: (say("published"), remove(self))[1]
 options = {"video_file_max_bytes": 1, "data_file_max_bytes": 10_000, "workers": 2, "overwrite": True}
 say("ready")
 anyio.run(partial(merge_datasets, sys.argv[2:], sys.argv[1], **options, progress=lambda now: say("progress")))
@@ -81,9 +81,9 @@ async def test_killed_at_any_moment_it_is_gone_on_with(library: Library, tmp_pat
     await check_merged(target, truths)
 
 
-def folder_of(tmp_path: Path) -> BuildFolder:
+def folder_of(tmp_path: Path) -> LocalFolder:
     (root,) = tmp_path.glob(".out.merging-*")
-    return BuildFolder(root)
+    return LocalFolder(tmp_path / "out", root.name.removeprefix(".out.merging-"))
 
 
 async def interrupt(roots: list[Path], target: Path, files: int, **options: Any) -> None:  # noqa: ANN401
@@ -110,7 +110,7 @@ async def test_finished_files_stay_and_damaged_ones_are_written_anew(
     await interrupt(roots, tmp_path / "out", files=5)
     folder = folder_of(tmp_path)
     assert f"5 finished files stay in {folder.root}" in caplog.text
-    written = [folder.dataset / path for path in all_files(folder.dataset) if folder.find(path)]
+    written = [folder.dataset / path for path in all_files(folder.dataset) if folder.find_now(path)]
     before = times(written)
     damaged, cut, *untouched = written
     assert len(untouched) == 3
@@ -147,7 +147,7 @@ async def test_another_plan_begins_anew(library: Library, tmp_path: Path) -> Non
 async def test_two_merges_do_not_build_for_one_destination(library: Library, tmp_path: Path) -> None:
     root, target = library(episodes=(4, 5)).root, tmp_path / "out"
     await interrupt([root], target, files=1)
-    with open_folder(folder_of(tmp_path), target):
+    with folder_of(tmp_path).held():
         for roots in ([root], [root, root]):
             with pytest.raises(MergeError, match="built by another merge"):
                 await merge_datasets(roots, target, **MANY_FILES)
@@ -213,22 +213,23 @@ async def test_what_the_system_refuses_is_an_error_of_ours(library: Library, tmp
 ENDING = """
 import os, signal, sys
 import anyio
-from asyncfetch.merge import local_folder as folder, merge_datasets, split_dataset
+from asyncfetch.merge import merge_datasets, split_dataset
+from asyncfetch.merge.local_folder import LocalFolder as Folder
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
-publish = folder.BuildFolder.publish
-def once(*arguments, **options):
-    folder.BuildFolder.publish = die
-    publish(*arguments, **options)
+publish = Folder._publish
+def once(*arguments):
+    Folder._publish = die
+    publish(*arguments)
 
 what, source, target = sys.argv[1:]
 if what == "split":
-    folder.BuildFolder.publish = once
+    Folder._publish = once
     anyio.run(split_dataset, source, {"a": 0.5, "b": 0.5}, target)
 else:
-    folder.BuildFolder.remove = die
+    Folder._remove = die
     anyio.run(merge_datasets, [source, source], target)
 """
 """Dies right behind a dataset's taking its place."""

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from anyio import to_thread
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, MergeError
@@ -285,7 +284,7 @@ async def test_a_source_that_is_read_twice_is_the_same_both_times(library: Libra
     shutil.copytree(library(episodes=(4, 5)).root, root)
     for episode in (0, 1):
         async with Fetcher() as fetcher:
-            loaded.append(await load_source(fetcher, Selection(root, [episode]), run=to_thread.run_sync))
+            loaded.append(await load_source(fetcher, Selection(root, [episode])))
         path = min(root.rglob("*.mp4"))
         path.write_bytes(path.read_bytes() + bytes(8))
     with pytest.raises(MergeError, match=f"1 reason:\n- {path} was changed while the sources were read, its size was"):

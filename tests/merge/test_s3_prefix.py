@@ -22,7 +22,7 @@ from anyio import to_thread
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FetchError, MergeError
 from asyncfetch.merge import merge_datasets
 from asyncfetch.merge.local_folder import temporary_room
-from asyncfetch.merge.s3_prefix import _S3Build
+from asyncfetch.merge.s3_prefix import S3Prefix
 from asyncfetch.testing import Fault, S3Server
 from tests.merge.on_s3 import OUT, below, config
 from tests.merge.on_s3 import scratch as scratch  # a fixture
@@ -31,7 +31,7 @@ from tests.merge.test_job import all_files, check_merged
 if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.merge import MergeProgress
-    from asyncfetch.merge.destination import WrittenFile
+    from asyncfetch.merge.local_folder import WrittenFile
     from asyncfetch.testing import ServedRequest
     from tests.lerobot.serving import Library
 
@@ -70,13 +70,13 @@ async def test_it_is_what_a_merge_to_a_folder_is(
     options: dict[str, Any] = {"video_file_max_bytes": 3_000, "data_file_max_bytes": 20_000}
     report = await merge_datasets([truth.root for truth in truths], tmp_path / "out", **options)
     content = {f"bucket/sets/one/{name}": data for name, data in all_files(truths[0].root).items()}
-    on_disk, finish = [], _S3Build.finish
+    on_disk, finish = [], S3Prefix.finish
 
-    async def look(self: _S3Build, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
+    async def look(self: S3Prefix, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
         on_disk.append(await to_thread.run_sync(count_files, scratch))
         return await finish(self, fetcher, room, path)
 
-    monkeypatch.setattr(_S3Build, "finish", look)
+    monkeypatch.setattr(S3Prefix, "finish", look)
     async with S3Server(content) as server:
         remote = await merge_datasets(
             ["s3://bucket/sets/one", truths[1].root], f"{OUT}/", workers=2, fetch=config(server), **options

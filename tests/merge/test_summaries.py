@@ -13,11 +13,23 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from asyncfetch.merge import quantiles
-from asyncfetch.merge.quantiles import CountersByFeature, QuantileSearch, count_prefixes, keys_of
-from asyncfetch.merge.summaries import QUANTILES, Moments, components_of, describe, quantile_ranks
+from asyncfetch.merge.quantiles import QuantileSearch, count_prefixes, keys_of
+from asyncfetch.merge.summaries import (
+    QUANTILES,
+    Summary,
+    combine,
+    components_of,
+    describe,
+    quantile_ranks,
+    quantiles_between,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
+
+    from asyncfetch.merge.quantiles import PrefixCounters
 
 CASES = {
     "vectors": np.random.default_rng(0).normal(size=(1000, 7)).astype(np.float32),
@@ -32,24 +44,22 @@ CASES = {
 }
 
 
+def total(counted: list[dict[str, list[PrefixCounters]]]) -> Mapping[str, Sequence[PrefixCounters]]:
+    return reduce(add, (Summary(counted=one) for one in counted)).counted
+
+
 def search(parts: list[NDArray[Any]], count: int) -> tuple[NDArray[np.float64], int]:
     """The values that the quantiles lie between, and in how many rounds they were found. Parts: (components, rows)."""
     found, rounds = QuantileSearch(count, quantile_ranks(count)), 1
-    found.learn(
-        reduce(
-            add,
-            [CountersByFeature({"x": [count_prefixes(own, found.shift) for own in keys_of(part)]}) for part in parts],
-        )
-    )
+    counted = [{"x": [count_prefixes(own, found.shift) for own in keys_of(part)]} for part in parts]
+    found.learn(total(counted))
     while found.wanted:
         wanted, rounds = found.wanted["x"], rounds + 1
         counted = [
-            CountersByFeature({
-                "x": [count_prefixes(own, found.shift, place) for own, place in zip(keys_of(part), wanted, strict=True)]
-            })
+            {"x": [count_prefixes(own, found.shift, place) for own, place in zip(keys_of(part), wanted, strict=True)]}
             for part in parts
         ]
-        found.learn(reduce(add, counted))
+        found.learn(total(counted))
     return found.values("x"), rounds
 
 
@@ -61,10 +71,11 @@ def test_parts_together_are_the_whole(
 ) -> None:
     monkeypatch.setattr(quantiles, "_FEW_ROWS", few_rows)
     parts = [components_of(part) for part in np.array_split(values, num_parts) if len(part)]
-    moments = reduce(add, map(Moments.of_rows, parts))
+    taken = combine([describe(part) for part in parts])
+    assert taken is not None
     ordered, rounds = search([part.reshape(-1, part.shape[-1]) for part in parts], len(values))
     assert few_rows == 0 or rounds == 1
-    taken = moments.statistics(ordered.reshape(*moments.mean.shape, -1))
+    taken |= quantiles_between(ordered.reshape(*taken["min"].shape, -1), len(values), taken["min"])
     rows = (values[:, None] if values.ndim == 1 else values).astype(np.float64)
     expected = {name: getattr(rows, name)(axis=0) for name in ("min", "max", "mean", "std")}
     expected |= {name: np.quantile(rows, share, axis=0) for name, share in QUANTILES.items()}
@@ -102,7 +113,7 @@ def test_counts_do_not_grow_with_the_rows() -> None:
     keys = keys_of(values)[0]
     found = QuantileSearch(keys.size, quantile_ranks(keys.size))
     first = count_prefixes(keys, found.shift)
-    found.learn(CountersByFeature({"x": [first]}))
+    found.learn({"x": [first]})
     second = count_prefixes(keys, found.shift, found.wanted["x"][0])
     assert len(np.unique(values)) > 900_000
     assert len(first.bins) < 50_000

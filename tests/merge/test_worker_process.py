@@ -16,9 +16,9 @@ from anyio import to_thread
 
 from asyncfetch.config import FetchConfig, TimeoutConfig
 from asyncfetch.errors import FormatError, WorkerError
-from asyncfetch.merge import MergeProgress, Selection, local_executor, merge_datasets
+from asyncfetch.merge import MergeProgress, Selection, merge_datasets
+from asyncfetch.merge.executor import OnThisMachine, processes_pay
 from asyncfetch.merge.job import load_sources
-from asyncfetch.merge.local_executor import processes_pay
 from asyncfetch.merge.worker_process import PieceProcess
 from asyncfetch.testing import Fault, RangeServer
 from tests.merge.test_job import all_files
@@ -48,7 +48,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pids
 
 
-ALWAYS = local_executor.OnThisMachine(pays=lambda _seconds, _workers: True)
+ALWAYS = OnThisMachine(pays=lambda _seconds, _workers: True)
 """However little there is to do."""
 
 

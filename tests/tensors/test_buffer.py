@@ -51,7 +51,7 @@ class BufferMachine(RuleBasedStateMachine):
     def drop(self, data: st.DataObject) -> None:
         if self.open:
             ticket, _, _ = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-            self.buffer.drop(ticket)
+            self.buffer.land(ticket, None)
             self.give_back(ticket)
 
     def give_back(self, ticket: Ticket) -> None:

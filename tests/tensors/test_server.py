@@ -192,10 +192,10 @@ async def test_what_is_deleted_while_it_comes_isnt_kept(server: TensorServer, se
 def test_an_upload_whose_room_was_given_back_isnt_kept() -> None:
     storage, body = ShardStorage(1000), frame(100)
     upload = storage.reserve(SHARD, len(body))
-    upload.take_memory()[:] = body
-    upload.close()
+    storage.take_memory(upload)[:] = body
+    storage.give_back(upload)
     with pytest.raises(TensorError, match="given back"):
-        upload.commit(parse_header(body, max_bytes=len(body)))
+        storage.commit(upload, parse_header(body, max_bytes=len(body)))
     now = storage.statistics()
     assert (now.shards, now.bytes, now.reserved_bytes) == (0, 0, 0)
 

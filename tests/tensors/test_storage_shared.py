@@ -18,7 +18,7 @@ import torch
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout, ShardNotFound
 from asyncfetch.tensors import RemoteTensor, TensorServer, http_store
-from asyncfetch.tensors.storage import ROOT, ShardUpload, SharedDirectory, find_shared, read_shared
+from asyncfetch.tensors.storage import ROOT, ShardStorage, SharedDirectory, find_shared, read_shared
 from asyncfetch.tensors.wire import describe
 from tests.conftest import all_others_wait
 from tests.tensors.conftest import MIB, Backend
@@ -109,7 +109,7 @@ async def test_a_broken_upload_leaves_no_file() -> None:
 async def test_sender_that_vanishes_during_its_upload_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    began, go_on, ended, work_on = threading.Event(), threading.Event(), threading.Event(), getattr(ShardUpload, work)
+    began, go_on, ended, work_on = threading.Event(), threading.Event(), threading.Event(), getattr(ShardStorage, work)
 
     def hold(*args: object) -> object:
         began.set()
@@ -119,7 +119,7 @@ async def test_sender_that_vanishes_during_its_upload_leaves_nothing(
         finally:
             ended.set()
 
-    monkeypatch.setattr(ShardUpload, work, hold)
+    monkeypatch.setattr(ShardStorage, work, hold)
     async with TensorServer(max_bytes=64 * MIB) as server:
         folder = server.storage._shared_directory.path  # type: ignore[union-attr]
         shard_id, data = "f" * 32, np.zeros(4 * MIB, np.uint8)  # more than is checked on the loop
