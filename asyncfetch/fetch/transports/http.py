@@ -206,11 +206,10 @@ class HttpTransport:
         """Has the download ask for the last bytes by their places in the object."""
         info = download.known
         if info is None:
-            size_request = download.size_request()
-            await retried(
-                self._config.retry, self._clock, size_request.url, self.attempts(size_request, book), size_request
-            )
-            info, _ = size_request.result()
+            sizing, span = download.size_request(), (download.asked.start, download.asked.stop)
+            attempt = self.attempts(sizing, book)
+            await retried(self._config.retry, self._clock, sizing.url, attempt, sizing.keep_landed, span=span)
+            info, _ = sizing.result()
         download.ask_within(info.size)
 
     async def _get(self, request: HttpRequest, *, needs_new_connection: bool) -> Redirect | None:
