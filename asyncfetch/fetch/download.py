@@ -41,24 +41,9 @@ class Download:
     """
 
     __slots__ = (
-        "_buffer",
-        "_expected",
-        "_is_part",
-        "_memory",
-        "_objects",
-        "_remembered",
-        "_span",
-        "asked",
-        "attempts",
-        "host",
-        "info",
-        "is_first",
-        "landed_bytes",
-        "lost_suffix",
-        "needs_size",
-        "url",
-        "wanted",
-    )
+        "_buffer", "_expected", "_is_part", "_memory", "_objects", "_remembered", "_span", "asked", "attempts", "host",
+        "info", "is_first", "landed_bytes", "lost_suffix", "needs_size", "url", "wanted",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,7 @@ from weakref import WeakSet, WeakValueDictionary
 from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 
     from anyio.abc import TaskGroup
 
@@ -110,8 +110,6 @@ class _Waiter:
 class _Queues:
     """The waiters, in queues that take turns. Each call takes constant time, however many they are."""
 
-    __slots__ = ("_queues", "count")
-
     def __init__(self) -> None:
         self._queues: OrderedDict[object, OrderedDict[_Waiter, None]] = OrderedDict()
         self.count = 0
@@ -139,21 +137,6 @@ class _Queues:
         return waiter
 
 
-class LimiterPermit:
-    """One permit of a limiter, from its turn on; see ``Limiter.permit``."""
-
-    __slots__ = ("_limiter", "_urgent")
-
-    def __init__(self, limiter: Limiter) -> None:
-        self._limiter = limiter
-
-    async def __aenter__(self) -> None:
-        self._urgent = await self._limiter.enter()
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._limiter.leave(urgent=self._urgent)
-
-
 class Limiter:
     """Lets ``limit`` in at a time. Belongs to one loop.
 
@@ -163,8 +146,6 @@ class Limiter:
         limit: How many may be in.
         reserves: Whether one permit of EVERY is for what is urgent alone.
     """
-
-    __slots__ = ("_ahead", "_ahead_in_use", "_limit", "_reserves", "_urgent", "_urgent_turns", "in_use", "waiting")
 
     def __init__(self, limit: int, *, reserves: bool = False) -> None:
         self._limit = limit
@@ -242,9 +223,14 @@ class Limiter:
         if self.waiting:
             self._grant()
 
-    def permit(self) -> LimiterPermit:
+    @asynccontextmanager
+    async def permit(self) -> AsyncIterator[None]:
         """A turn for a block: ``async with limiter.permit():``."""
-        return LimiterPermit(self)
+        urgent = await self.enter()
+        try:
+            yield
+        finally:
+            self.leave(urgent=urgent)
 
     def _room(self, *, urgent: bool) -> int:
         """Permits for one as urgent; none, or less than none where the limit was lowered."""

@@ -78,8 +78,6 @@ class PartSizes:
     Bounded: the server used least recently is forgotten.
     """
 
-    __slots__ = ("_config", "_hosts")
-
     def __init__(self, config: FetchConfig) -> None:
         self._config = config
         self._hosts: OrderedDict[str, Host] = OrderedDict()

@@ -259,10 +259,7 @@ class FailureWatch:
     def failed(self, failure: AttemptFailed, *, now: float, ended: int) -> str | None:
         """Return what to warn of, after the host's name; None where it isn't time for that.
 
-        Args:
-            failure: The attempt that has just failed.
-            now: Seconds since some point.
-            ended: Attempts at this host that were over before, well or not.
+        ``ended`` are the attempts at this host that were over before, well or not.
         """
         if failure.verdict is RetryVerdict.FATAL:
             return None
@@ -398,11 +395,9 @@ def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
 
 
 def retry_after_seconds(value: str | None, *, wall_now: float) -> float | None:
-    """Seconds that a Retry-After header asks for, in both of its forms; None where it is absent or unreadable.
+    """Seconds that a Retry-After header asks for, digits or a date; None where it is absent or unreadable.
 
-    Args:
-        value: The header: digits, or an HTTP date.
-        wall_now: Seconds since the epoch. A date in the past gives 0.
+    ``wall_now`` is in seconds since the epoch. A date in the past gives 0.
     """
     if value is None:
         return None

@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import anyio
@@ -22,8 +22,7 @@ from anyio import from_thread
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, redact_url
 from asyncfetch.fetch.buffers import ChainedBuffer
 from asyncfetch.fetch.listing import check_length
-from asyncfetch.fetch.objects import difference
-from asyncfetch.fetch.responses import AcceptedBody
+from asyncfetch.fetch.responses import AcceptedBody, check_version
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.fetch.urls import check_characters
 from asyncfetch.ranges import ObjectInfo
@@ -42,12 +41,13 @@ READ_STEP_BYTES = 1024 * 1024
 """Bytes read at once: between two of these a read can be cancelled; about 1 ms on a local disk, and 10 ms on a slow
 one."""
 
+_CHANGED = "the file was changed"
 _LEADS_NOWHERE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES})
 """Errors of a link to itself, through a file, too long, or to where this user may not look."""
 
 T = TypeVar("T")
 
-_NextStep = "Callable[[], None]"
+NextStep: TypeAlias = "Callable[[], None]"
 """Called in a thread before each step of work; it raises where the work was cancelled."""
 
 
@@ -86,7 +86,7 @@ class FileTransport:
             permit.body_seconds = host.now() - since
             permit.landed(download.landed_bytes)
 
-    async def _run(self, work: Callable[[_NextStep], T]) -> T:
+    async def _run(self, work: Callable[[NextStep], T]) -> T:
         """``work(next_step)`` in a thread; a caller that is cancelled, in whichever way, waits for the step's end."""
         is_stopped = threading.Event()
 
@@ -195,13 +195,13 @@ def opened(path: str | os.PathLike[str]) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _read(download: Download, known: ObjectInfo | None, next_step: _NextStep) -> None:
+def _read(download: Download, known: ObjectInfo | None, next_step: NextStep) -> None:
     """Fill ``download``, of which an earlier answer said ``known``."""
     url = download.url
     try:
         with opened(local_path(url)) as descriptor:
             info = _info(url, os.fstat(descriptor))
-            _check_version(known, info)
+            check_version(known, info, what=_CHANGED)
             start, stop = download.wanted.span_in(info.size)
             view = download.accept(AcceptedBody(info, start, stop))
             while (landed := download.landed_bytes) < len(view):
@@ -212,12 +212,12 @@ def _read(download: Download, known: ObjectInfo | None, next_step: _NextStep) ->
                     message = "the file was truncated while it was being read"
                     raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL)
                 download.landed_bytes += count
-            _check_version(info, _info(url, os.fstat(descriptor)))
+            check_version(info, _info(url, os.fstat(descriptor)), what=_CHANGED)
     except OSError as error:
         raise _as_failure(error) from error
 
 
-def _list(url: str, max_entries: int, next_step: _NextStep) -> list[ObjectInfo]:
+def _list(url: str, max_entries: int, next_step: NextStep) -> list[ObjectInfo]:
     """The entries of a directory; without those that are neither file nor directory, or gone meanwhile."""
     base = url if url.endswith("/") else f"{url}/"
     entries: list[os.DirEntry[str]] = []
@@ -243,13 +243,6 @@ def _list(url: str, max_entries: int, next_step: _NextStep) -> list[ObjectInfo]:
     except OSError as error:
         raise _as_failure(error) from error
     return infos
-
-
-def _check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
-    changed = difference(known, seen) if known is not None else None
-    if changed is not None:
-        message = f"the file was changed since it was first read, {changed}: read it again from its start"
-        raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL)
 
 
 def _info(url: str, status: os.stat_result) -> ObjectInfo:
