@@ -84,10 +84,9 @@ class Allowance:
         """Paid for, and not come yet. Where it is 0, nothing may be read."""
 
     def begin(self, body_bytes: int) -> float:
-        """Pays for what may come unasked; returns the seconds to wait before the request.
+        """Pays for what may come unasked of so long a body, 0 for one of unknown length.
 
-        Args:
-            body_bytes: Expected length of the body; 0 where that isn't known.
+        Returns the seconds to wait before the request.
         """
         return self._pay(min(body_bytes or HEAD_BYTES, HEAD_BYTES))
 

@@ -79,9 +79,7 @@ HAPPY_EYEBALLS_SECONDS = 0.25
 class Connector:
     """Makes connections on one loop, and closes them all. ``resolver`` and ``sockets`` are aiohttp's session's, too.
 
-    Args:
-        config: Timeouts, keep-alive, whom to trust.
-        own_context: For TLS; None for the system's.
+    ``own_context`` is for TLS; None for the system's.
     """
 
     def __init__(self, config: FetchConfig, own_context: ssl.SSLContext | None) -> None:

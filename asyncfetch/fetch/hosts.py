@@ -166,10 +166,9 @@ class Host:
         return max(0.0, self._paused_until - self._clock.monotonic())
 
     def enter_nowait(self) -> bool | None:
-        """Take a place for the current caller where that needs no wait.
+        """Take a place for the current caller where that needs no wait, else return None.
 
-        Returns:
-            Whether it counts as urgent, for ``leave``; None where it would have to wait.
+        Returns whether it counts as urgent, for ``leave``.
         """
         if self._outage.is_away or self._clock.monotonic() < self._paused_until:
             return None
@@ -230,13 +229,8 @@ class Host:
         """Wait until the host is there, or until it is time to see whether it is.
 
         Whose turn it is at ``_probes`` is the probe, or the next one; who waits behind it waits for no timer, and has
-        its turn when the host is there, is asked again, or is given up.
-
-        Returns:
-            What ``_probes`` is left with, by the probe; None where the host is there.
-
-        Raises:
-            AttemptFailed: It was given up since ``asked_at``.
+        its turn when the host is there, is asked again, or is given up (AttemptFailed, where that was since
+        ``asked_at``). Returns what ``_probes`` is left with, by the probe; None where the host is there.
         """
         urgent, is_probe = await self._probes.enter(), False
         try:

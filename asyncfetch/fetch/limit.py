@@ -92,13 +92,7 @@ class _Trial:
 
 
 class LearnedLimit:
-    """The limit of one host. Times are those of any one clock that doesn't go backwards, in seconds.
-
-    Args:
-        lowest: It never goes below.
-        initial: It begins with.
-        highest: It never goes above.
-    """
+    """The limit of one host. Times are those of any one clock that doesn't go backwards, in seconds."""
 
     def __init__(self, *, lowest: int, initial: int, highest: int) -> None:
         assert 1 <= lowest <= initial <= highest

@@ -32,13 +32,10 @@ EVERY = 8
 
 
 class Caller:
-    """A party for whom calls wait at limiters.
+    """A party for whom calls wait at limiters. It is ``urgent`` where a consumer waits for it, unlike read-ahead.
 
-    Not thread-safe: used on the loop of the limiters that it waits at.
-
-    Args:
-        urgent: Whether a consumer waits for it. False for read-ahead.
-        behind: Another caller whose queue it stands in until its priority is raised. None gives it a queue of its own.
+    Until its priority is raised it stands in the queue of the caller ``behind``; None gives it one of its own. Not
+    thread-safe: used on the loop of the limiters that it waits at.
     """
 
     __slots__ = ("__weakref__", "_carriers", "_queue", "_waiting", "urgent")
@@ -138,13 +135,9 @@ class _Queues:
 
 
 class Limiter:
-    """Lets ``limit`` in at a time. Belongs to one loop.
+    """Lets ``limit`` in at a time, one of EVERY only where it is urgent if it ``reserves`` that. Belongs to one loop.
 
     ``waiting`` and ``in_use`` may be read in any thread.
-
-    Args:
-        limit: How many may be in.
-        reserves: Whether one permit of EVERY is for what is urgent alone.
     """
 
     def __init__(self, limit: int, *, reserves: bool = False) -> None:
@@ -180,10 +173,8 @@ class Limiter:
     async def enter(self) -> bool:
         """Waits for the current caller's turn; at once, without a checkpoint, where there is room.
 
-        Cancelled at any moment, it gives up its turn, and no other turn changes.
-
-        Returns:
-            Whether it counts as urgent, for ``leave``: once for each ``enter`` that returned.
+        Returns whether it counts as urgent, for ``leave``: once for each ``enter`` that returned. Cancelled at any
+        moment, it gives up its turn, and no other turn changes.
         """
         caller = _current.get(None)
         urgent = caller is None or caller.urgent
@@ -268,11 +259,7 @@ class Limiter:
 
 
 class SharedCalls(SingleFlight["Hashable", Any]):
-    """A SingleFlight whose calls wait at limiters in the line of the first caller, and are urgent once one of them is.
-
-    Args:
-        task_group: The owner of all flights, entered.
-    """
+    """A SingleFlight; calls wait at limiters in the line of the first caller, and are urgent once one of them is."""
 
     def __init__(self, task_group: TaskGroup) -> None:
         super().__init__(task_group)

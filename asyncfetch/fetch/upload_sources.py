@@ -56,10 +56,7 @@ class UploadSource(ABC):
 def open_source(content: Content, memory: MemoryPool, limiter: anyio.CapacityLimiter) -> UploadSource:
     """The source that ``content`` is, to be entered; ConfigError for what is none.
 
-    Args:
-        content: What ``put`` was given.
-        memory: Where what isn't in memory already is read to.
-        limiter: Of the threads that read files.
+    What isn't in memory already is read to ``memory``, files in threads within ``limiter``.
     """
     if isinstance(content, str | os.PathLike):
         return _FileSource(os.fsdecode(content), memory, limiter)

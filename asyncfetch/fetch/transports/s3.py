@@ -100,12 +100,9 @@ class S3Signer:
         await in_thread(self._thread.close)
 
     async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> SignedAddress:
-        """A url for ``operation``, to be requested by its HTTP method.
+        """A url for ``operation`` with ``parameters``, named as in boto3, to be requested by its HTTP method.
 
-        Args:
-            operation: As boto3 names it: "get_object", "list_objects_v2", "upload_part".
-            parameters: As boto3 names them.
-            region: The bucket's; None means the configured one.
+        ``region`` is the bucket's; None means the configured one.
 
         Raises:
             AttemptFailed: No credentials, or their service didn't answer.

@@ -326,11 +326,7 @@ class Exchange:
         return chunk
 
     async def drain(self) -> bytes:
-        """Read a body that wasn't asked for where that is cheap, so that its connection can be used again.
-
-        Returns:
-            What came of it, for the words that a server explains a refusal in.
-        """
+        """Read a body that wasn't asked for where that is cheap; see ``Connection.drain``."""
         assert self._response is not None
         body = b""
         if (self._response.content_length or 0) > connection.DRAIN_LIMIT_BYTES:
