@@ -39,7 +39,7 @@ MAY_BLOCK = {
     "tests/local_reader.py": {"stat", "fetch", "_path"},
     "asyncfetch/testing/datasets.py": {"write_dataset"},
     "asyncfetch/runtime/fork.py": {"_stop_loops", "_stand"},
-    "asyncfetch/fetch/transports/s3.py": {"sign", "endpoint", "hold"},
+    "asyncfetch/fetch/transports/s3.py": {"_presign", "_endpoint_url", "_hold"},
 }
 """Functions, by file, that may block: they stand in for something that wouldn't, build what a test reads, or run on a
 loop that is there to be blocked."""

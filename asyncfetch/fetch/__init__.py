@@ -6,7 +6,7 @@ batch         many ranges: bounded workers, ranges as they arrive, also those of
 buffers       one answer into the memory of several ranges
 download      one range over its attempts: what has landed, in which version
 retry         the one retry loop: which failure is tried again, when, and how many of a host's
-request       a ranged GET: what it carries, and what its answer is. Pure
+request       a user's url as a ranged GET: where to, what it carries, and what its answer is. Pure
 responses     whether an answer holds exactly what was asked. Pure
 refusals      what a refusal, or an error in place of an answer, means, in words
 hosts         a limit, budgets and idle connections per host; a request's permit, and its times
@@ -21,7 +21,6 @@ connection    a connection of ours, its waits and their limits: one request at a
 connector     new connections: names (resolver), addresses, TCP, TLS
 environment   proxies and logins that the user's environment names
 urls          where a request goes and which secrets go with it; an object's name, however its url is signed. Pure
-url_resolution   what a user's url means on the wire, and for how long
 objects       the versions seen first
 listing       a directory's entries, from pages of them. Pure
 upload_sources   what is put somewhere

@@ -149,14 +149,11 @@ def no_place() -> None:
 
 
 class Answer:
-    """One answer. Bytes are to be written to ``room``, and then told by ``came``.
+    """One answer. Bytes are to be written to ``room``, and then noted by ``came``.
 
-    Args:
-        scratch: What it begins in. Others may write to it between ``came`` and ``room``.
-        expected: The answer whose body may land in ``place`` at once; None where its head is told first.
-        place: Gives the writable memory for the expected body, of just its length, once its head is there: an answer
-            that is waited for takes none. None where there is none, and then the head is told first.
-        pattern: That of the last expected answer on its connection; None where there was none.
+    It begins in ``scratch``, which others may write to between ``came`` and ``room``. The body of the ``expected``
+    answer lands at once in what ``place`` gives once its head is there: writable memory of just its length, or None.
+    Else the head is looked at first. ``pattern`` is that of the last expected answer on its connection.
     """
 
     __slots__ = (

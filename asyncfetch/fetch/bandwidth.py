@@ -10,7 +10,7 @@ reservation moves the time up to which the cap is spent, and tells by how much t
 
 from __future__ import annotations
 
-import asyncio
+import math
 import os
 import threading
 import time
@@ -32,30 +32,10 @@ HEAD_BYTES = 256 * 1024
 """Most that comes with an answer's head, unasked: asyncio reads that much at once."""
 
 
-class TokenBucket:
-    """A cap on bytes a second: it says how long to wait for so many. Pure: the clock is passed in.
+class Bandwidth:
+    """One cap for the whole process: it says how long to wait for so many bytes. Safe to use from any thread.
 
     Over any time, no more is granted than the rate allows in it and in BURST_SECONDS.
-    """
-
-    __slots__ = ("_bytes_per_second", "_spent_until")
-
-    def __init__(self, bytes_per_second: float) -> None:
-        self._bytes_per_second = bytes_per_second
-        self._spent_until = float("-inf")
-
-    def reserve(self, nbytes: int, now: float) -> float:
-        """Seconds until ``nbytes`` may come: after all that was reserved before. ``now`` is in seconds, any start."""
-        self._spent_until = max(self._spent_until, now - BURST_SECONDS) + nbytes / self._bytes_per_second
-        return max(0.0, self._spent_until - now)
-
-    def give_back(self, nbytes: int) -> None:
-        """``nbytes`` that were reserved won't come. Who waits already goes on waiting, who comes next gains."""
-        self._spent_until -= nbytes / self._bytes_per_second
-
-
-class Bandwidth:
-    """One cap for the whole process. Safe to use from any thread.
 
     ``of`` gives the same one to everybody who asks for the same rate, as long as one of them keeps it: so the fetchers
     and loops of a process share it, while different rates are caps of their own. A forked child has its own.
@@ -64,7 +44,8 @@ class Bandwidth:
     def __init__(self, bytes_per_second: int, now: Callable[[], float] = time.monotonic) -> None:
         """Use ``of``, but in tests; ``now`` gives seconds since some point, never backwards."""
         self.step_bytes = max(MIN_STEP_BYTES, min(int(bytes_per_second * STEP_SECONDS), MAX_STEP_BYTES))
-        self._bucket = TokenBucket(bytes_per_second)
+        self._bytes_per_second = bytes_per_second
+        self._spent_until = -math.inf
         self._lock = threading.Lock()
         self._now = now
 
@@ -80,14 +61,16 @@ class Bandwidth:
             return bandwidth
 
     def reserve(self, nbytes: int) -> float:
-        """Do as the bucket's ``reserve``."""
+        """Seconds until ``nbytes`` may come: after all that was reserved before."""
         with self._lock:
-            return self._bucket.reserve(nbytes, self._now())
+            now = self._now()
+            self._spent_until = max(self._spent_until, now - BURST_SECONDS) + nbytes / self._bytes_per_second
+            return max(0.0, self._spent_until - now)
 
     def give_back(self, nbytes: int) -> None:
-        """Do as the bucket's ``give_back``."""
+        """``nbytes`` that were reserved won't come. Who waits already goes on waiting, who comes next gains."""
         with self._lock:
-            self._bucket.give_back(nbytes)
+            self._spent_until -= nbytes / self._bytes_per_second
 
 
 class Allowance:
@@ -101,10 +84,9 @@ class Allowance:
         """Paid for, and not come yet. Where it is 0, nothing may be read."""
 
     def begin(self, body_bytes: int) -> float:
-        """Pays for what may come unasked; returns the seconds to wait before the request.
+        """Pays for what may come unasked of so long a body, 0 for one of unknown length.
 
-        Args:
-            body_bytes: Expected length of the body; 0 where that isn't known.
+        Returns the seconds to wait before the request.
         """
         return self._pay(min(body_bytes or HEAD_BYTES, HEAD_BYTES))
 
@@ -127,62 +109,6 @@ class Allowance:
     def _pay(self, nbytes: int) -> float:
         self.left_bytes += nbytes
         return self._bandwidth.reserve(nbytes)
-
-
-class RateLimit:
-    """Lets a connection read what an allowance has left, and pauses its transport until there is more."""
-
-    def __init__(self, allowance: Allowance, paused: Callable[[float], None]) -> None:
-        """``paused`` is told for how many seconds nothing is read from now on."""
-        self._allowance = allowance
-        self._paused = paused
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.Handle | None = None
-        self._is_paused = False
-
-    def begin(self, transport: asyncio.Transport) -> None:
-        """Read no more than is left by what came with the head."""
-        self._transport = transport
-        self._pay()
-
-    def room(self, buffer: memoryview) -> memoryview:
-        """Return as much of ``buffer`` as is paid for; all of it for what has left the socket already."""
-        left_bytes = self._allowance.left_bytes
-        return buffer[:left_bytes] if left_bytes else buffer
-
-    def came(self, nbytes: int) -> None:
-        """Note that ``nbytes`` of the body came, and pay for what comes next."""
-        self._allowance.came(nbytes)
-        if self._transport is not None and not self._allowance.left_bytes and self._timer is None:
-            # Not at once: what a TLS transport has read by now it would keep.
-            self._timer = self._loop.call_soon(self._pay)
-
-    def end(self) -> None:
-        """Pause nothing any more. May be called again."""
-        transport, self._transport = self._transport, None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._is_paused and transport is not None and not transport.is_closing():
-            transport.resume_reading()
-
-    def _pay(self) -> None:
-        self._timer = None
-        if self._allowance.left_bytes > 0 or self._transport is None:
-            return
-        seconds = self._allowance.more()
-        if seconds:
-            self._paused(seconds)
-            self._transport.pause_reading()
-            self._is_paused = True
-            self._timer = self._loop.call_later(seconds, self._resume)
-
-    def _resume(self) -> None:
-        self._timer = None
-        self._is_paused = False
-        if self._transport is not None:
-            self._transport.resume_reading()
 
 
 _caps: weakref.WeakValueDictionary[int, Bandwidth] = weakref.WeakValueDictionary()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import TimeoutConfig
     from asyncfetch.fetch.answer import ExpectedAnswer, Head
-    from asyncfetch.fetch.bandwidth import RateLimit
+    from asyncfetch.fetch.bandwidth import Allowance
     from asyncfetch.fetch.buffers import Views
     from asyncfetch.runtime.cancellation import Deadlines
 
@@ -67,21 +67,14 @@ class Connection(asyncio.BufferedProtocol):
     (``is_late``). Each wait has a limit; beyond it the future raises AttemptFailed. A request that is given up leaves
     the connection unusable: ``abort`` it.
 
-    Belongs to one loop; not thread-safe.
-
-    Args:
-        host: ``host:port``, for errors.
-        idle: The idle connections of its host, which it joins by ``release`` and leaves with its end.
-        timeouts: Limits of the phases of a request.
-        keepalive_seconds: An idle connection is closed after this.
-        deadlines: Those of the running loop.
-        scratch: What answers begin in, shared by all connections of the loop: nothing stays there.
+    Belongs to one loop; not thread-safe. ``host`` is ``host:port``. ``idle`` are the idle connections of that, which
+    it joins by ``release`` and leaves with its end. In ``scratch`` all answers of the loop begin; nothing stays there.
     """
 
     __slots__ = (
-        "_deadlines", "_has_ended", "_host", "_idle", "_is_logged", "_keepalive_seconds", "_loop", "_patience_seconds",
-        "_poll", "_rate_limit", "_scratch", "_since", "_step_bytes", "_stepped_at", "_timeouts", "_waiter", "answer",
-        "due", "first_byte_at", "is_late", "is_reused", "peer", "sent_at", "transport",
+        "_allowance", "_deadlines", "_has_ended", "_host", "_idle", "_is_logged", "_keepalive_seconds", "_loop",
+        "_patience_seconds", "_poll", "_scratch", "_since", "_step_bytes", "_stepped_at", "_timeouts", "_waiter",
+        "answer", "due", "first_byte_at", "is_late", "is_reused", "peer", "sent_at", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -107,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch = scratch
         self._poll: select.poll | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._rate_limit: RateLimit | None = None
+        self._allowance: Allowance | None = None
         self._patience_seconds = inf
         self._stepped_at = 0  # bytes of the body that had come when it last moved by a step
         self._has_ended = False
@@ -144,13 +137,9 @@ class Connection(asyncio.BufferedProtocol):
         *,
         patience_seconds: float = inf,
     ) -> asyncio.Future[None]:
-        """Send a request; the future is done when there is something to look at.
+        """Send the head of a request; the future is done when there is something to look at.
 
-        Args:
-            request: Its head.
-            expected: The answer whose body may land in ``place`` at once; None where its head is told first.
-            place: Gives the memory for the expected body, as Answer wants it.
-            patience_seconds: After which the answer is late.
+        ``expected`` and ``place`` are Answer's. After ``patience_seconds`` the answer is late.
         """
         self.answer = Answer(self._scratch, expected, place, self.answer.pattern)
         self._patience_seconds, self.is_late, self._stepped_at = patience_seconds, False, 0
@@ -175,42 +164,41 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(self._lost(None))
         return waiter
 
-    async def receive(self, view: Views, rate_limit: RateLimit | None = None) -> None:
+    async def receive(self, view: Views, allowance: Allowance | None = None) -> None:
         """Fill ``view`` with the first bytes of the body, in order; ``answer.is_whole`` says whether those were all.
 
-        After a failure or a cancellation nothing writes to ``view``, and the connection is of no use.
-
-        Args:
-            view: Writable, at most as long as the body.
-            rate_limit: How fast it may come; None where that has no bound.
-
-        Raises:
-            AttemptFailed: The body broke, or took too long.
+        After a failure (AttemptFailed where the body broke, or took too long) or a cancellation nothing writes to
+        ``view``, and the connection is of no use. Where ``allowance`` is spent, nothing is read until there is more.
         """
         answer = self.answer
         answer.take(view)
-        if rate_limit is not None:
-            rate_limit.came(answer.received_bytes)
+        if allowance is not None:
+            allowance.came(answer.received_bytes)
         if answer.phase is _ENDED:
             return
         self._begin_body()
-        waiter = self._waiter = self._loop.create_future()
-        if self._has_ended:
-            self._fail(self._lost(None))
-        elif rate_limit is not None:
-            self._rate_limit = rate_limit
-            rate_limit.begin(self.transport)
+        self._allowance = allowance
         try:
-            await waiter
+            while answer.phase is not _ENDED:
+                waiter = self._waiter = self._loop.create_future()
+                if self._has_ended:
+                    self._fail(self._lost(None))
+                elif allowance is not None and not allowance.left_bytes and (seconds := allowance.more()):
+                    # Not in ``buffer_updated``: what a TLS transport has read by then it would keep.
+                    self.transport.pause_reading()
+                    self._since = self._deadlines.time() + seconds  # it isn't the server that stalls
+                    await asyncio.wait((waiter,), timeout=seconds)
+                    if not self.transport.is_closing():
+                        self.transport.resume_reading()
+                await waiter
         finally:
-            if answer.phase is not _ENDED:
-                self._stop()
+            self._allowance = None
+            answer.stop()
 
     async def drain(self) -> bytes:
         """Read a body that wasn't asked for where that is cheap, so that the connection can be used again.
 
-        Returns:
-            What came of it, for the words that a server explains a refusal in; empty where it is long, or read already.
+        What came of it has the words that a server explains a refusal in. Empty where it is long, or read already.
         """
         assert self.head is not None
         length_bytes = self.head.length_bytes
@@ -254,7 +242,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close it at once; closing a TLS connection gracefully would wait for a server that may never answer."""
         if self._is_logged and not self.transport.is_closing():
             _log.debug("%r is closed here", self)
-        self._stop()
+        self.answer.stop()
         self._deadlines.leave(self)
         abort(self.transport)
         self._wake()
@@ -278,7 +266,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.answer.phase is _AWAITING_HEAD:
             return memoryview(self._scratch)
         room = self.answer.room()
-        return room if self._rate_limit is None else self._rate_limit.room(room)
+        # Of what has left the socket already all is taken, paid for or not.
+        return room if self._allowance is None else room[: self._allowance.left_bytes or None]
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio."""
@@ -296,11 +285,10 @@ class Connection(asyncio.BufferedProtocol):
             if answer.received_bytes - self._stepped_at >= self._step_bytes:
                 self._stepped_at = answer.received_bytes
                 self._since = self._deadlines.time()
-            if self._rate_limit is not None:
-                self._rate_limit.came(answer.received_bytes - before)
+            if self._allowance is not None:
+                self._allowance.came(answer.received_bytes - before)
+                is_news = is_news or not self._allowance.left_bytes
         if is_news:
-            if self._rate_limit is not None:
-                self._end_rate_limit()
             waiter, self._waiter = self._waiter, None
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
@@ -353,10 +341,6 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.due = now + self._keepalive_seconds
 
-    def paused(self, seconds: float) -> None:
-        """Count no silence for so long: it isn't the server that stalls."""
-        self._since = self._deadlines.time() + seconds
-
     def _begin_body(self) -> None:
         self._since = self._deadlines.time()
         due = self._since + self._timeouts.stall_seconds
@@ -365,16 +349,6 @@ class Connection(asyncio.BufferedProtocol):
             self._deadlines.watch(self)
 
     # --- its end, and that of a wait
-
-    def _stop(self) -> None:
-        """No more of the answer is wanted."""
-        self.answer.stop()
-        self._end_rate_limit()
-
-    def _end_rate_limit(self) -> None:
-        rate_limit, self._rate_limit = self._rate_limit, None
-        if rate_limit is not None:
-            rate_limit.end()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

@@ -40,25 +40,8 @@ if TYPE_CHECKING:
 PemFile = str | os.PathLike[str]
 
 
-async def tls_context(
-    ca_file: PemFile | None, cert_file: PemFile | None = None, key_file: PemFile | None = None
-) -> ssl.SSLContext:
-    """Return a client's context.
-
-    Args:
-        ca_file: A PEM file of the authorities to trust; None for the system's.
-        cert_file: A PEM file of the certificate to show to servers that ask for one; None for none.
-        key_file: A PEM file of its key; None where that is in ``cert_file``.
-
-    Raises:
-        ConfigError: A file can't be read.
-    """
-    if ca_file is None and cert_file is None:
-        return await run_sync(_system_context)
-    return await run_sync(_context, ca_file, cert_file, key_file)
-
-
 def _context(ca_file: PemFile | None, cert_file: PemFile | None, key_file: PemFile | None) -> ssl.SSLContext:
+    """A client's context: see FetchConfig, whose names these are. ConfigError where a file can't be read."""
     with forks_wait():
         try:
             context = ssl.create_default_context(cafile=ca_file)
@@ -96,9 +79,7 @@ HAPPY_EYEBALLS_SECONDS = 0.25
 class Connector:
     """Makes connections on one loop, and closes them all. ``resolver`` and ``sockets`` are aiohttp's session's, too.
 
-    Args:
-        config: Timeouts, keep-alive, whom to trust.
-        own_context: For TLS; None for the system's.
+    ``own_context`` is for TLS; None for the system's.
     """
 
     def __init__(self, config: FetchConfig, own_context: ssl.SSLContext | None) -> None:
@@ -117,12 +98,12 @@ class Connector:
     async def open(cls, config: FetchConfig) -> Self:
         """Return a connector for the running loop; ConfigError where a file of certificates can't be read."""
         files = config.ca_file, config.client_cert_file, config.client_key_file
-        return cls(config, await tls_context(*files) if any(files) else None)
+        return cls(config, await run_sync(_context, *files) if any(files) else None)
 
     async def context(self) -> ssl.SSLContext:
         """Return what TLS is spoken by."""
         if self._context is None:
-            self._context = await tls_context(None)
+            self._context = await run_sync(_system_context)
         return self._context
 
     async def connect(self, host: Host, url: URL, *, is_retry: bool) -> Connection:
@@ -197,7 +178,8 @@ class Connector:
             addresses = [(name, url.port)]
         else:
             try:
-                addresses = await self.resolver.addresses(name, url.port, newer_than=newer_than)
+                found = await self.resolver.resolve(name, url.port, newer_than=newer_than)
+                addresses = [(one["host"], one["port"]) for one in found]
             except OSError as error:
                 raise connect_failure(error, host.name, is_name=True) from error
         protocol = partial(

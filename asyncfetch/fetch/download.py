@@ -41,24 +41,9 @@ class Download:
     """
 
     __slots__ = (
-        "_buffer",
-        "_expected",
-        "_is_part",
-        "_memory",
-        "_objects",
-        "_remembered",
-        "_span",
-        "asked",
-        "attempts",
-        "host",
-        "info",
-        "is_first",
-        "landed_bytes",
-        "lost_suffix",
-        "needs_size",
-        "url",
-        "wanted",
-    )
+        "_buffer", "_expected", "_is_part", "_memory", "_objects", "_remembered", "_span", "asked", "attempts", "host",
+        "info", "is_first", "landed_bytes", "lost_suffix", "needs_size", "url", "wanted",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -76,9 +61,9 @@ class Download:
         Args:
             url: The object.
             wanted: The range to ask for.
-            objects: What is known of objects, and is to be told of this one.
-            memory: Where the bytes land where there is no ``buffer``.
-            buffer: Where they are to land, of just the range's length.
+            objects: The versions seen first, also of this object once it is seen.
+            memory: Gives a buffer where there is none.
+            buffer: Memory for the bytes, of just the range's length.
             asked: The caller's range, which errors name; None where that is ``wanted``.
             part_of: The only version of the object, with a strong ETag, whose bytes may go beside those of the other
                 parts; None where ``wanted`` isn't a part of a range.
@@ -135,12 +120,9 @@ class Download:
     def ask(self, etag: str | None) -> tuple[str | None, str | None, ExpectedAnswer | None]:
         """Return what the next attempt's request says of the bytes, and the answer that may be expected to it.
 
-        Args:
-            etag: The object's version where the answers' own tags don't count; None where they do.
-
-        Returns:
-            The value of Range, None for none; that of If-Match, None where no version is insisted on; and the only
-            answer whose body may land in ``room`` before it is accepted, None where too little is known.
+        Returns the value of Range, None for none; that of If-Match, None where no version is insisted on; and the only
+        answer whose body may land in ``room`` before it is accepted, None where too little is known. ``etag`` is the
+        object's version where the answers' own tags don't count.
         """
         info = self.info
         if info is None:  # as ObjectMemory.get, for each range

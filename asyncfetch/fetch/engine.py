@@ -474,7 +474,10 @@ class Fetcher(AsyncOnly):
             try:
                 await attempt(None)
             except AttemptFailed as failure:
-                rest = retried(self.config.retry, self._clock, url, attempt, download, first=(began, failure))
+                rest = retried(
+                    self.config.retry, self._clock, url, attempt, download.keep_landed,
+                    span=(download.asked.start, download.asked.stop), first=(began, failure),
+                )  # fmt: skip
             if rest is not None:  # not in the handler, whose failure would be the context of what is raised
                 await rest
         except asyncio.CancelledError:

@@ -44,10 +44,6 @@ MEMORY = 8
 class Hedging:
     """All that is learned of one host's first bytes, and its budget of second requests. For one loop."""
 
-    __slots__ = (
-        "_budget", "_config", "_count", "_recent", "_success", "_usual_seconds", "may_hedge", "patience_seconds",
-    )  # fmt: skip
-
     def __init__(self, config: HedgeConfig | None) -> None:
         """``config`` None: no answer is ever late."""
         self.patience_seconds: float | None = None

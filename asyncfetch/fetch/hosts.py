@@ -55,8 +55,6 @@ PAUSE_SPREAD = 0.1
 class StreamRate:
     """The rate at which the latest bodies came, each in a stream of its own."""
 
-    __slots__ = ("_rates",)
-
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=REMEMBERED_BODIES)
 
@@ -76,40 +74,6 @@ class Host:
 
     ``now`` gives seconds since some point; all of the host's times are taken with it.
     """
-
-    __slots__ = (
-        "_clock",
-        "_config",
-        "_ended",
-        "_failures",
-        "_has_answered",
-        "_last_failure",
-        "_learned",
-        "_limiter",
-        "_outage",
-        "_pause_cause",
-        "_paused_until",
-        "_pausing",
-        "_probe_sleep",
-        "_probes",
-        "_settlements",
-        "_waits",
-        "answers_plainly",
-        "body_cause",
-        "budget",
-        "counts",
-        "entered",
-        "hedging",
-        "idle_connections",
-        "in_flight",
-        "lacks_suffixes",
-        "name",
-        "now",
-        "origin",
-        "peak_in_flight",
-        "rate",
-        "route",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -146,8 +110,11 @@ class Host:
         self._config = config
         self._clock = clock
         self._failures = FailureWatch()
-        self._learned = _learned_limit(config) if learns else None
-        limit = self._learned.limit if self._learned else config.max_requests_per_host
+        limit = highest = config.max_requests_per_host
+        self._learned: LearnedLimit | None = None
+        if learns:
+            limit, lowest = min(FIRST_REQUESTS, highest), max(1, min(LEAST_REQUESTS, highest // LEAST_SHARE))
+            self._learned = LearnedLimit(lowest=lowest, initial=limit, highest=highest)
         self._limiter = Limiter(limit, reserves=True)
         self._paused_until = -inf
         self._pause_cause = Cause.LIMIT
@@ -160,7 +127,7 @@ class Host:
         self.body_cause = Cause.DISK if origin.startswith("file:") else Cause.BODIES
 
     def permit(self) -> Permit:
-        """Return a permit for one request, to be entered once."""
+        """Return a permit for one request, to be entered once; a block of it that raises AttemptFailed has failed."""
         return Permit(self)
 
     def take_idle_connection(self) -> Connection | None:
@@ -199,10 +166,9 @@ class Host:
         return max(0.0, self._paused_until - self._clock.monotonic())
 
     def enter_nowait(self) -> bool | None:
-        """Take a place for the current caller where that needs no wait.
+        """Take a place for the current caller where that needs no wait, else return None.
 
-        Returns:
-            Whether it counts as urgent, for ``leave``; None where it would have to wait.
+        Returns whether it counts as urgent, for ``leave``.
         """
         if self._outage.is_away or self._clock.monotonic() < self._paused_until:
             return None
@@ -236,14 +202,18 @@ class Host:
         """Wait for a place. Whether it counts as urgent, for ``leave``; and, of a probe alone, for ``_probes``."""
         self.settle()  # the limit may have risen
         urgent, probe = await self._limiter.enter(), None
+        # With a place in the limiter: no other may ask either, and the limiter needs no timer of its own.
+        self._pausing += 1
         try:
-            if self.pause_left_seconds:
-                await self._wait_out_pause()
+            while left := self.pause_left_seconds:
+                await self._clock.sleep(left * (1 + PAUSE_SPREAD * self._clock.uniform()))
             if self._outage.is_away or asked_at <= self._outage.gave_up_at:
                 probe = await self._wait_out_outage(asked_at)
         except BaseException:
             self._limiter.leave(urgent=urgent)
             raise
+        finally:
+            self._pausing -= 1
         self.entered += 1
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
@@ -255,44 +225,26 @@ class Host:
             return Cause.OUTAGE
         return self._pause_cause if self._paused_until > since else Cause.LIMIT
 
-    async def _wait_out_pause(self) -> None:
-        # With a place in the limiter: no other may ask either, and the limiter needs no timer of its own.
-        self._pausing += 1
-        try:
-            while left := self.pause_left_seconds:
-                await self._clock.sleep(left * (1 + PAUSE_SPREAD * self._clock.uniform()))
-        finally:
-            self._pausing -= 1
-
     async def _wait_out_outage(self, asked_at: float) -> bool | None:
         """Wait until the host is there, or until it is time to see whether it is.
 
         Whose turn it is at ``_probes`` is the probe, or the next one; who waits behind it waits for no timer, and has
-        its turn when the host is there, is asked again, or is given up.
-
-        Returns:
-            What ``_probes`` is left with, by the probe; None where the host is there.
-
-        Raises:
-            AttemptFailed: It was given up since ``asked_at``.
+        its turn when the host is there, is asked again, or is given up (AttemptFailed, where that was since
+        ``asked_at``). Returns what ``_probes`` is left with, by the probe; None where the host is there.
         """
-        self._pausing += 1
+        urgent, is_probe = await self._probes.enter(), False
         try:
-            urgent, is_probe = await self._probes.enter(), False
-            try:
-                while self._outage.is_away and (seconds := self._outage.wait_seconds(self._clock.monotonic())):
-                    with anyio.CancelScope() as self._probe_sleep:
-                        await self._clock.sleep(seconds)
-                    self._warn_of_outage()
-                if asked_at <= self._outage.gave_up_at and self._last_failure is not None:
-                    raise replace(self._last_failure, is_given_up=True)
-                is_probe = self._outage.is_away
-            finally:
-                self._probe_sleep = None
-                if not is_probe:
-                    self._probes.leave(urgent=urgent)
+            while self._outage.is_away and (seconds := self._outage.wait_seconds(self._clock.monotonic())):
+                with anyio.CancelScope() as self._probe_sleep:
+                    await self._clock.sleep(seconds)
+                self._warn_of_outage()
+            if asked_at <= self._outage.gave_up_at and self._last_failure is not None:
+                raise replace(self._last_failure, is_given_up=True)
+            is_probe = self._outage.is_away
         finally:
-            self._pausing -= 1
+            self._probe_sleep = None
+            if not is_probe:
+                self._probes.leave(urgent=urgent)
         return urgent if is_probe else None
 
     def _warn_of_outage(self) -> None:
@@ -324,7 +276,8 @@ class Host:
         outage, now = self._outage, self._clock.monotonic()
         if outage.answered(now):
             self._last_failure = None
-            (log.warning if outage.is_told else log.debug)("%s is back, after %.0f s", self.origin, now - outage.since)
+            level = logging.WARNING if outage.is_warned else logging.DEBUG
+            log.log(level, "%s is back, after %.0f s", self.origin, now - outage.since)
             if self._probe_sleep is not None:
                 self._probe_sleep.cancel()
 
@@ -463,7 +416,9 @@ class Permit:
             await self.enter()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+    async def __aexit__(self, kind: object, error: object, _: object) -> None:
+        if isinstance(error, AttemptFailed):
+            self.failed(error)
         self.leave(succeeded=kind is None)
 
     def enter_nowait(self) -> bool:
@@ -515,7 +470,7 @@ class Permit:
 
     def failed(self, failure: AttemptFailed) -> None:
         """Note that the attempt is over, and didn't bring what was asked."""
-        self.status = failure.status
+        self.status, failure.host = failure.status, self.host.name
         failure.is_probe, failure.waited_seconds = self._probe is not None, self.waited_seconds
         self.host._failed(failure, seconds=self.host.now() - self._entered_at)
         if self.watch is not None:
@@ -554,8 +509,6 @@ class Permit:
 class Hosts:
     """Every host in use, and the idle ones used last. ``statistics`` may be called in any thread."""
 
-    __slots__ = ("_clock", "_config", "_forgotten", "_hosts", "_now")
-
     def __init__(
         self, config: FetchConfig, clock: Clock | None = None, now: Callable[[], float] = time.perf_counter
     ) -> None:
@@ -569,10 +522,8 @@ class Hosts:
     def get(self, origin: str, route: Callable[[], Route] | None = None) -> Host:
         """The host of ``origin``. Take a permit of it before you await anything else.
 
-        Args:
-            origin: Scheme, host and port.
-            route: Of a web server, called when it is new. What has none, a disk or a back end with threads of its own,
-                doesn't learn its limit.
+        ``route`` is a web server's, called when it is new. What has none, a disk or a back end with threads of its own,
+        doesn't learn its limit.
         """
         host = self._hosts.get(origin)
         if host is None:
@@ -580,18 +531,16 @@ class Hosts:
             where = Route() if route is None else route()
             host = Host(origin, where, self._config, clock=self._clock, now=self._now, learns=learns)
             self._hosts[origin] = host
-            self._forget_idle(keep=host)
+            if len(self._hosts) > MAX_IDLE_HOSTS:
+                self._forget_idle(keep=host)
         else:
             self._hosts.move_to_end(origin)
         return host
 
     def _forget_idle(self, keep: Host) -> None:
         # One that asked for a pause goes last: its next request would come too early, at a limit it has just refused.
-        surplus = len(self._hosts) - MAX_IDLE_HOSTS
-        if surplus <= 0:
-            return
         idle = [host for host in self._hosts.values() if host.is_idle and host is not keep]
-        for host in sorted(idle, key=lambda host: host.pause_left_seconds)[:surplus]:
+        for host in sorted(idle, key=lambda host: host.pause_left_seconds)[: len(self._hosts) - MAX_IDLE_HOSTS]:
             host.settle()
             self._forgotten.add(host.counts)
             del self._hosts[host.origin]
@@ -615,9 +564,3 @@ class Hosts:
             hosts={host.origin: host.statistics() for host in hosts},
             **total.figures(),
         )
-
-
-def _learned_limit(config: FetchConfig) -> LearnedLimit:
-    highest = config.max_requests_per_host
-    lowest = max(1, min(LEAST_REQUESTS, highest // LEAST_SHARE))
-    return LearnedLimit(lowest=lowest, initial=min(FIRST_REQUESTS, highest), highest=highest)

@@ -92,18 +92,7 @@ class _Trial:
 
 
 class LearnedLimit:
-    """The limit of one host. Times are those of any one clock that doesn't go backwards, in seconds.
-
-    Args:
-        lowest: It never goes below.
-        initial: It begins with.
-        highest: It never goes above.
-    """
-
-    __slots__ = (
-        "_backed_off_at", "_grew", "_highest", "_limit", "_lowest", "_next_trial_at", "_patience", "_refused_limit",
-        "_refused_share", "_round", "_shortest", "_step", "_trial", "_truce", "_truce_until",
-    )  # fmt: skip
+    """The limit of one host. Times are those of any one clock that doesn't go backwards, in seconds."""
 
     def __init__(self, *, lowest: int, initial: int, highest: int) -> None:
         assert 1 <= lowest <= initial <= highest
@@ -139,13 +128,8 @@ class LearnedLimit:
     ) -> bool:
         """A request was answered, whole and well. Whether the limit is another one now.
 
-        Args:
-            now: When its last byte came.
-            seconds: Since it had its connection.
-            first_byte_seconds: The part of that before its first byte.
-            size_bytes: Of its body.
-            in_flight: Requests in flight until now, itself included.
-            others_waited: Whether requests waited for their turn, so that it was the limit that held them.
+        Its last byte came at ``now``, ``seconds`` after it had its connection. ``in_flight`` includes it.
+        ``others_waited`` says whether requests waited for their turn, so that it was the limit that held them.
         """
         limit = int(self._limit)
         self._refused_share -= self._refused_share / max(SHARE_OF_REQUESTS, limit)
@@ -165,12 +149,9 @@ class LearnedLimit:
         return limit != int(self._limit)
 
     def refused(self, now: float, *, seconds: float, pause_seconds: float = 0.0) -> None:
-        """A request was answered 429 or 503.
+        """A request that began so many ``seconds`` ago was answered 429 or 503.
 
-        Args:
-            now: When.
-            seconds: Since it began.
-            pause_seconds: What the server asked to wait; 0 where it didn't. No trial begins within twice that.
+        No trial begins within twice the ``pause_seconds`` that the server asked for, which are 0 where it didn't.
         """
         self._refused_share += (1 - self._refused_share) / max(SHARE_OF_REQUESTS, self.limit)
         if not pause_seconds and self._refused_share < TOLERATED_SHARE:
@@ -231,8 +212,6 @@ class LearnedLimit:
 
 class _RecentMinimum:
     """The least of the values of the last one to two times MEMORY_SECONDS."""
-
-    __slots__ = ("_earlier", "_latest", "_since")
 
     def __init__(self) -> None:
         self._earlier = self._latest = inf

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,7 @@ from weakref import WeakSet, WeakValueDictionary
 from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 
     from anyio.abc import TaskGroup
 
@@ -32,13 +32,10 @@ EVERY = 8
 
 
 class Caller:
-    """A party for whom calls wait at limiters.
+    """A party for whom calls wait at limiters. It is ``urgent`` where a consumer waits for it, unlike read-ahead.
 
-    Not thread-safe: used on the loop of the limiters that it waits at.
-
-    Args:
-        urgent: Whether a consumer waits for it. False for read-ahead.
-        behind: Another caller whose queue it stands in until its priority is raised. None gives it a queue of its own.
+    Until its priority is raised it stands in the queue of the caller ``behind``; None gives it one of its own. Not
+    thread-safe: used on the loop of the limiters that it waits at.
     """
 
     __slots__ = ("__weakref__", "_carriers", "_queue", "_waiting", "urgent")
@@ -110,8 +107,6 @@ class _Waiter:
 class _Queues:
     """The waiters, in queues that take turns. Each call takes constant time, however many they are."""
 
-    __slots__ = ("_queues", "count")
-
     def __init__(self) -> None:
         self._queues: OrderedDict[object, OrderedDict[_Waiter, None]] = OrderedDict()
         self.count = 0
@@ -139,32 +134,11 @@ class _Queues:
         return waiter
 
 
-class LimiterPermit:
-    """One permit of a limiter, from its turn on; see ``Limiter.permit``."""
-
-    __slots__ = ("_limiter", "_urgent")
-
-    def __init__(self, limiter: Limiter) -> None:
-        self._limiter = limiter
-
-    async def __aenter__(self) -> None:
-        self._urgent = await self._limiter.enter()
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._limiter.leave(urgent=self._urgent)
-
-
 class Limiter:
-    """Lets ``limit`` in at a time. Belongs to one loop.
+    """Lets ``limit`` in at a time, one of EVERY only where it is urgent if it ``reserves`` that. Belongs to one loop.
 
     ``waiting`` and ``in_use`` may be read in any thread.
-
-    Args:
-        limit: How many may be in.
-        reserves: Whether one permit of EVERY is for what is urgent alone.
     """
-
-    __slots__ = ("_ahead", "_ahead_in_use", "_limit", "_reserves", "_urgent", "_urgent_turns", "in_use", "waiting")
 
     def __init__(self, limit: int, *, reserves: bool = False) -> None:
         self._limit = limit
@@ -199,10 +173,8 @@ class Limiter:
     async def enter(self) -> bool:
         """Waits for the current caller's turn; at once, without a checkpoint, where there is room.
 
-        Cancelled at any moment, it gives up its turn, and no other turn changes.
-
-        Returns:
-            Whether it counts as urgent, for ``leave``: once for each ``enter`` that returned.
+        Returns whether it counts as urgent, for ``leave``: once for each ``enter`` that returned. Cancelled at any
+        moment, it gives up its turn, and no other turn changes.
         """
         caller = _current.get(None)
         urgent = caller is None or caller.urgent
@@ -242,9 +214,14 @@ class Limiter:
         if self.waiting:
             self._grant()
 
-    def permit(self) -> LimiterPermit:
+    @asynccontextmanager
+    async def permit(self) -> AsyncIterator[None]:
         """A turn for a block: ``async with limiter.permit():``."""
-        return LimiterPermit(self)
+        urgent = await self.enter()
+        try:
+            yield
+        finally:
+            self.leave(urgent=urgent)
 
     def _room(self, *, urgent: bool) -> int:
         """Permits for one as urgent; none, or less than none where the limit was lowered."""
@@ -282,11 +259,7 @@ class Limiter:
 
 
 class SharedCalls(SingleFlight["Hashable", Any]):
-    """A SingleFlight whose calls wait at limiters in the line of the first caller, and are urgent once one of them is.
-
-    Args:
-        task_group: The owner of all flights, entered.
-    """
+    """A SingleFlight; calls wait at limiters in the line of the first caller, and are urgent once one of them is."""
 
     def __init__(self, task_group: TaskGroup) -> None:
         super().__init__(task_group)

@@ -32,12 +32,9 @@ class Listing(Generic[C]):
         self._asked: set[C] = set()
 
     def add(self, infos: list[ObjectInfo], *, asked: C, following: C | None) -> None:
-        """Takes a page; AttemptFailed where it is one too many, or leads to none that is new.
+        """Takes a page, asked for by ``asked``, and by ``following`` the next one, which is None after the last.
 
-        Args:
-            infos: Its entries.
-            asked: What it was asked for by.
-            following: What the next one is asked for by; None after the last one.
+        AttemptFailed where it is one too many, or leads to none that is new.
         """
         self._asked.add(asked)
         if following in self._asked:

@@ -48,8 +48,6 @@ def difference(known: ObjectInfo, seen: ObjectInfo) -> str | None:
 class ObjectMemory:
     """The first thing seen of each object, by url. Bounded: the least recently used is forgotten. For one loop."""
 
-    __slots__ = ("_maximum", "_whole", "infos")
-
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
         self._whole: set[str] = set()

@@ -28,17 +28,13 @@ LONGEST_PROBE_SECONDS = 5.0
 class Outage:
     """The outages of one host. Times are those of any one clock that doesn't go backwards, in seconds."""
 
-    __slots__ = (
-        "_config", "_failures", "_is_warned", "_probe_at", "_probes", "ended_at", "gave_up_at", "is_away",
-        "is_suspected", "since",
-    )  # fmt: skip
-
     def __init__(self, config: RetryConfig) -> None:
         self._config = config
         self._failures = 0  # since the last answer
         self._probes = 0  # that failed
         self._probe_at = -inf
-        self._is_warned = False
+        self.is_warned = False
+        """True if it was warned of."""
         self.is_away = False
         self.is_suspected = False
         """True if ``answered`` would change something: after a failure, until an answer."""
@@ -49,19 +45,11 @@ class Outage:
         self.gave_up_at = -inf
         """The time at which it was given up; -inf where an answer has come since."""
 
-    @property
-    def is_told(self) -> bool:
-        """True if it was warned of."""
-        return self._is_warned
-
     def failed(self, now: float, *, luck: float, is_probe: bool, pause_seconds: float = 0.0) -> bool:
         """A request came to nothing, as those to a host that is away do. Whether this outage is given up now.
 
-        Args:
-            now: When.
-            luck: A number in [0, 1) for the time of the next probe.
-            is_probe: Whether it was the probe. Others were under way when the outage began, and say nothing new.
-            pause_seconds: What the answer asked to wait; 0 where it didn't, or there was none.
+        ``luck``, in [0, 1), is for the time of the next probe; ``pause_seconds`` is what the answer asked to wait. What
+        was no probe was under way when the outage began, and says nothing new.
         """
         self._failures += 1
         self.is_suspected = True
@@ -70,7 +58,7 @@ class Outage:
                 return False
             if now > self.ended_at + self._config.maximum_seconds:  # else it is the one before, which had not ended
                 self._probes = 0
-            self.is_away, self.since, self._is_warned = True, now, False
+            self.is_away, self.since, self.is_warned = True, now, False
         elif not is_probe:
             return False
         self._probes += 1
@@ -92,14 +80,14 @@ class Outage:
 
     def wait_seconds(self, now: float) -> float:
         """Seconds until there is something to do: the next probe, or the warning; 0 where the probe is due."""
-        until = self._probe_at if self._is_warned else min(self._probe_at, self.since + WARNING_SECONDS)
+        until = self._probe_at if self.is_warned else min(self._probe_at, self.since + WARNING_SECONDS)
         return max(0.0, until - now) if self._probe_at > now else 0.0
 
     def warning_seconds(self, now: float) -> float | None:
         """Return the seconds that it is waited for still where it is time to warn of that, once; None where not."""
-        if self._is_warned or now < self.since + WARNING_SECONDS:
+        if self.is_warned or now < self.since + WARNING_SECONDS:
             return None
-        self._is_warned = True
+        self.is_warned = True
         return max(0.0, self.since + self._config.outage_seconds - now)
 
     def _end(self, now: float) -> None:

@@ -78,8 +78,6 @@ class PartSizes:
     Bounded: the server used least recently is forgotten.
     """
 
-    __slots__ = ("_config", "_hosts")
-
     def __init__(self, config: FetchConfig) -> None:
         self._config = config
         self._hosts: OrderedDict[str, Host] = OrderedDict()
@@ -171,9 +169,8 @@ class RangeRequest:
 class Coalescer:
     """Brings together what is asked for in one turn of the loop.
 
-    Args:
-        plan: Gives the requests that bring all of some ranges, none where each range is best by itself.
-        read: Reads what a request serves; also told which requests are about to be made, as ``group``.
+    ``plan`` gives the requests that bring all of some ranges, none where each range is best by itself. ``read`` reads
+    what a request serves, given the group of those that are about to be made.
     """
 
     def __init__(self, plan: Callable[[Sequence[ByteRange]], list[Request]], read: ReadShared) -> None:

@@ -120,12 +120,8 @@ def circumstances(
 ) -> str:
     """Return what is to be added to the message of a failed request; empty where nothing is known.
 
-    Args:
-        failure: With the headers of the answer, where there was one.
-        url: As it was sent.
-        sent: The request's headers.
-        proxy: ``host:port`` of the one that was asked; None where none was.
-        withheld: Whether a token is configured for the host that may not go there.
+    ``sent`` are the request's headers, ``proxy`` is the ``host:port`` of the one that was asked, and ``withheld`` says
+    whether a token is configured for the host that may not go there.
     """
     status, headers = failure.status, failure.headers
     if status is None:
@@ -217,7 +213,8 @@ _ALERT = r"b'\x15\x03"
 """Begins what a server of TLS sends to who doesn't speak it, as aiohttp quotes that."""
 _TOO_LONG = ("Got more than", "Too many headers")
 """Begins what aiohttp says of a head with a field beyond MAX_VALUE_BYTES, which it quotes, or with too many."""
-_UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+"""Numbers of errors that say that there is no such name."""
 
 
 class LengthUnread(AttemptFailed):
@@ -227,13 +224,10 @@ class LengthUnread(AttemptFailed):
 def connect_failure(
     error: OSError | None, host: str, *, proxy: str | None = None, is_name: bool = False
 ) -> AttemptFailed:
-    """Return the failed attempt that an error in place of a connection stands for.
+    """Return the failed attempt that an error of the system in place of a connection stands for.
 
-    Args:
-        error: The system's; None where it says nothing.
-        host: ``host:port`` of the url asked for.
-        proxy: The same of the proxy that was to be connected to; None where there is none.
-        is_name: Whether the name's look-up failed.
+    ``host`` and ``proxy`` are ``host:port``, of the url asked for and of the proxy that was to be connected to.
+    ``is_name`` says whether the name's look-up failed.
     """
     match error:
         case ssl.SSLCertVerificationError():
@@ -256,7 +250,7 @@ def connect_failure(
             message += " raise that limit (ulimit -n), or hold fewer connections (max_requests_per_host) and files"
             return AttemptFailed(FetchError, message)
     if is_name:
-        unknown = getattr(error, "errno", None) in _UNKNOWN_NAME
+        unknown = getattr(error, "errno", None) in UNKNOWN_NAME
         # A proxy resolves the names of the hosts behind it.
         message = f"the name of {proxy or host} can't be resolved ({error}): check the url and the network"
         return AttemptFailed(ConnectionFailed, message, RetryVerdict.ONCE if unknown else RetryVerdict.AGAIN)
@@ -271,15 +265,9 @@ def connect_failure(
 
 
 def session_failure(error: Exception, host: str, proxy: str | None = None) -> AttemptFailed:
-    """Return the failed attempt that an error of aiohttp's session stands for.
+    """Return the failed attempt that one of SESSION_ERRORS stands for; see ``connect_failure``.
 
-    Args:
-        error: One of SESSION_ERRORS.
-        host: ``host:port`` of the url asked for.
-        proxy: The same of the proxy in between; None where there is none.
-
-    Raises:
-        ConfigError: The request itself can't be made.
+    ConfigError where the request itself can't be made.
     """
     match error:
         case aiohttp.ClientConnectorCertificateError(certificate_error=ssl.SSLError() as cause):

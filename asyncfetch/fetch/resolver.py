@@ -57,11 +57,8 @@ class _Answer:
 class Resolver(AbstractResolver):
     """aiohttp's resolver behind a cache of names, giving addresses in the order in which they are to be tried.
 
-    For one loop. Names are looked up once for all who ask at the same time.
-
-    Args:
-        resolver: Looks names up; None for the system's way. Closed with this one.
-        now: Monotonic seconds.
+    For one loop. Names are looked up once for all who ask at the same time, by ``resolver``, which is closed with this
+    one; None for the system's way. ``now`` gives monotonic seconds.
     """
 
     def __init__(self, resolver: AbstractResolver | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -71,16 +68,12 @@ class Resolver(AbstractResolver):
         self._aside: dict[Peer, float] = {}
 
     async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+        self, host: str, port: int = 0, family: int = socket.AF_UNSPEC, *, newer_than: float | None = None
     ) -> list[ResolveResult]:
-        """Return all addresses of a name, the one to try first in front; OSError where it has none."""
-        return await self._in_order(host, port, family, None)
+        """Return all addresses of a name, the one to try first in front; OSError where it has none.
 
-    async def addresses(self, host: str, port: int, *, newer_than: float | None = None) -> list[Peer]:
-        """Return the addresses of a name as ``resolve`` does, by an answer not older than that, by ``now``."""
-        return [(one["host"], one["port"]) for one in await self._in_order(host, port, socket.AF_UNSPEC, newer_than)]
-
-    async def _in_order(self, host: str, port: int, family: int, newer_than: float | None) -> list[ResolveResult]:
+        The answer isn't older than ``newer_than``, by ``now``.
+        """
         key = host, port, int(family)
 
         async def find() -> CachedValue[_Answer]:
@@ -94,11 +87,8 @@ class Resolver(AbstractResolver):
             raise copied(answer.error)
         answer.turn += 1
         now = self.now()
-        usable: list[ResolveResult] = []
-        aside: list[ResolveResult] = []
-        for one in answer.addresses:
-            is_aside = self._aside.get((one["host"], one["port"]), now) > now
-            (aside if is_aside else usable).append(one)
+        aside = [one for one in answer.addresses if self._aside.get((one["host"], one["port"]), now) > now]
+        usable = [one for one in answer.addresses if one not in aside]
         return _in_turn(usable, answer.turn) + _in_turn(aside, answer.turn)
 
     def connected(self, tried: list[Peer], peer: Peer | None) -> None:

@@ -145,12 +145,8 @@ def check_response(
 ) -> AcceptedBody:
     """The delivery that an answer to ``wanted`` makes, or AttemptFailed.
 
-    Args:
-        wanted: What was asked.
-        status: Status of the answer.
-        headers: Headers of the answer, found by names of any case.
-        url: The object as the caller wrote it.
-        known: What an earlier answer said of the object; None where this is the first.
+    Names of ``headers`` have any case. ``url`` is the object as the caller wrote it, ``known`` what an earlier answer
+    said of it.
     """
     if status == 206:
         return _partial(wanted, headers, url, known)
@@ -193,7 +189,7 @@ def _partial(wanted: WantedRange, headers: Mapping[str, str], url: str, known: O
     if first is None or last is None:
         raise _lie(206, f"Content-Range {headers['Content-Range']!r} names no range")
     info = _info(url, size, headers)
-    _check_version(known, info, 206)
+    check_version(known, info, 206)
     start, stop = wanted.span_in(size)
     if (first, last + 1) != (start, stop):
         raise _lie(206, f"asked for {wanted.header()}, got Content-Range {headers['Content-Range']!r}")
@@ -211,7 +207,7 @@ def _whole(wanted: WantedRange, headers: Mapping[str, str], url: str, known: Obj
         _check_countable(wanted, headers)
         return AcceptedBody(_info(url, 0, headers), 0, 0, is_counted=True)
     info = _info(url, size, headers)
-    _check_version(known, info, 200)
+    check_version(known, info, 200)
     start, stop = wanted.span_in(size)
     _check_refusal_was_right(wanted, start, stop)
     if (start, stop) != (0, size) and start < stop and stop > SLICE_LIMIT_BYTES:
@@ -236,7 +232,7 @@ def _unsatisfiable(wanted: WantedRange, headers: Mapping[str, str], url: str, kn
     _, _, size = _content_range(416, headers)
     # The tag of an error answer may be the error's own, so only the size counts.
     info = ObjectInfo(url, size)
-    _check_version(known, info, 416)
+    check_version(known, info, 416)
     start, stop = wanted.span_in(size)
     if start < stop:
         message = f"the server refuses {wanted.header()}, which is within the {size} bytes that it says there are"
@@ -257,7 +253,7 @@ def counted(
     if "Content-Length" not in headers:
         _check_countable(wanted, headers)
     info = _info(url, len(body), headers)
-    _check_version(known, info, 200)
+    check_version(known, info, 200)
     start, stop = wanted.span_in(len(body))
     _check_refusal_was_right(wanted, start, stop)
     return AcceptedBody(info, start, stop)
@@ -331,10 +327,13 @@ def _check_encoding(status: int, headers: Mapping[str, str]) -> None:
         )
 
 
-def _check_version(known: ObjectInfo | None, seen: ObjectInfo, status: int) -> None:
+def check_version(
+    known: ObjectInfo | None, seen: ObjectInfo, status: int | None = None, what: str = "the object was replaced"
+) -> None:
+    """AttemptFailed, in words that begin with ``what``, where an object isn't what it was known as."""
     changed = difference(known, seen) if known is not None else None
     if changed is not None:
-        message = f"the object was replaced since it was first read, {changed}: read it again from its start"
+        message = f"{what} since it was first read, {changed}: read it again from its start"
         raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL, status)
 
 

@@ -13,7 +13,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -28,18 +28,15 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
 
     _Cause = tuple[type[FetchError], int | None]
-    from collections.abc import Iterator
 
 MAX_FIELD_CHARACTERS = 4096
 """Longest header that is read: a longer one is no quota."""
 
 # Structured fields (RFC 9651), with blanks around every sign. What matches possessively (*+, ?+) is never tried anew,
 # so that no field takes more than linear time.
-_STRING = r'"(?:[^"\\]|\\["\\])*+"'
-_VALUE = rf'(?:{_STRING}|[^\s",;=]++)'
+_VALUE = r'(?:"(?:[^"\\]|\\["\\])*+"|[^\s",;=]++)'
 _PARAMETER = re.compile(rf"\s*+;\s*+([a-z*][a-z0-9_.*-]*+)(?:\s*+=\s*+({_VALUE}))?+")
-_NAME = re.compile(rf"\s*+({_STRING}|[^\s\",;=]++)")
-_COMMA = re.compile(r"\s*+(,|\Z)")
+_MEMBER = re.compile(rf"\s*+{_VALUE}((?:{_PARAMETER.pattern})*+)\s*+(?:,(?!\s*\Z)|\Z)")
 _COUNT = re.compile(r"[0-9]{1,15}")
 
 
@@ -69,38 +66,16 @@ def quotas(field: str) -> list[tuple[int, float]]:
 
     Empty where the field is malformed: then it says nothing.
     """
-    try:
-        members = list(_members(field))
-    except ValueError:
-        return []
-    return [
-        (int(parameters["r"]), float(parameters["t"]))
-        for parameters in members
-        if all(_COUNT.fullmatch(parameters.get(key, "")) for key in "rt")
-    ]
-
-
-def _members(field: str) -> Iterator[dict[str, str]]:
-    """The parameters of each member of a list; ValueError where it is none. Of two of one name the last one counts."""
-    if len(field) > MAX_FIELD_CHARACTERS:
-        raise ValueError("too long")
-    at = 0
-    while True:
-        name = _NAME.match(field, at)
-        if name is None:
-            raise ValueError(f"no name at {at}")
-        at = name.end()
-        parameters: dict[str, str] = {}
-        while (parameter := _PARAMETER.match(field, at)) is not None:
-            parameters[parameter[1]] = parameter[2] or ""
-            at = parameter.end()
-        comma = _COMMA.match(field, at)
-        if comma is None:
-            raise ValueError(f"neither a comma nor the end at {at}")
-        yield parameters
-        if not comma[1]:
-            return
-        at = comma.end()
+    found, at = [], 0
+    while at < len(field) <= MAX_FIELD_CHARACTERS:
+        member = _MEMBER.match(field, at)
+        if member is None:
+            return []
+        parameters = dict(_PARAMETER.findall(member[1]))  # of two of one name the last one counts
+        if all(_COUNT.fullmatch(parameters.get(key, "")) for key in "rt"):
+            found.append((int(parameters["r"]), float(parameters["t"])))
+        at = member.end()
+    return found
 
 
 log = logging.getLogger("asyncfetch")
@@ -237,8 +212,6 @@ class RetryBudget:
     A repeat at the time that the server named (Retry-After, RateLimit) takes none: it is what was asked for.
     """
 
-    __slots__ = ("_size", "is_drawn", "left")
-
     def __init__(self, size: int) -> None:
         self._size = size
         self.left = size
@@ -262,8 +235,6 @@ class RetryBudget:
 class RetryToken:
     """The token for one failed attempt, taken once from its host's budget, however many tasks share the failure."""
 
-    __slots__ = ("_budget", "_was_there")
-
     def __init__(self, budget: RetryBudget) -> None:
         self._budget = budget
         self._was_there: bool | None = None
@@ -281,8 +252,6 @@ class FailureWatch:
     A refusal for good, like that of an object that isn't there, is an answer: its caller gets it at once.
     """
 
-    __slots__ = ("_failures", "_warned_at")
-
     def __init__(self) -> None:
         self._failures: deque[tuple[float, int, _Cause, str]] = deque(maxlen=MOST_FAILURES)
         self._warned_at = -inf
@@ -290,10 +259,7 @@ class FailureWatch:
     def failed(self, failure: AttemptFailed, *, now: float, ended: int) -> str | None:
         """Return what to warn of, after the host's name; None where it isn't time for that.
 
-        Args:
-            failure: The attempt that has just failed.
-            now: Seconds since some point.
-            ended: Attempts at this host that were over before, well or not.
+        ``ended`` are the attempts at this host that were over before, well or not.
         """
         if failure.verdict is RetryVerdict.FATAL:
             return None
@@ -338,11 +304,6 @@ class Retries:
 
     Not shared between ranges, but for the budget of each host. ``delay_after`` is the only decision; it never sleeps.
     """
-
-    __slots__ = (
-        "_away_since", "_config", "_failures", "_lies", "_outages", "_spent_seconds", "_started", "_uniform",
-        "_waited_seconds",
-    )  # fmt: skip
 
     def __init__(self, config: RetryConfig, *, now: float, uniform: Callable[[], float]) -> None:
         self._config = config
@@ -434,11 +395,9 @@ def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
 
 
 def retry_after_seconds(value: str | None, *, wall_now: float) -> float | None:
-    """Seconds that a Retry-After header asks for, in both of its forms; None where it is absent or unreadable.
+    """Seconds that a Retry-After header asks for, digits or a date; None where it is absent or unreadable.
 
-    Args:
-        value: The header: digits, or an HTTP date.
-        wall_now: Seconds since the epoch. A date in the past gives 0.
+    ``wall_now`` is in seconds since the epoch. A date in the past gives 0.
     """
     if value is None:
         return None
@@ -460,40 +419,14 @@ def pause_seconds(headers: Mapping[str, str], *, wall_now: float) -> float | Non
     return spent_quota_seconds(headers) if asked is None else asked
 
 
-class Resumable(Protocol):
-    """Memory that several attempts fill, each going on from where the one before it ended, or starting over."""
-
-    @property
-    def asked(self) -> BodySpan:
-        """The caller's range, which errors name."""
-        ...
-
-    def keep_landed(self, failure: AttemptFailed, /) -> int:
-        """Return how many bytes are kept after an attempt that failed."""
-        ...
-
-
-class BodySpan(Protocol):
-    """A range of bytes as its caller asked for it."""
-
-    @property
-    def start(self) -> int:
-        """First byte; negative for the last ``-start`` bytes."""
-        ...
-
-    @property
-    def stop(self) -> int | None:
-        """One past the last byte; None means to the end."""
-        ...
-
-
 async def retried(
     config: RetryConfig,
     clock: Clock,
     url: str,
     attempt: Callable[[AttemptFailed | None], Awaitable[T]],
-    download: Resumable | None = None,
+    keep_landed: Callable[[AttemptFailed], int] = lambda _: 0,
     *,
+    span: tuple[int | None, int | None] = (None, None),
     first: tuple[float, AttemptFailed] | None = None,
 ) -> T:
     """Return what ``attempt`` returns, over as many attempts as the policy allows. This is the one retry loop.
@@ -503,7 +436,8 @@ async def retried(
         clock: Time and dice.
         url: The object as the caller wrote it, for errors and logs.
         attempt: Given the failure of the attempt before it; None for the first one.
-        download: What the attempts fill; None where no bytes of an object are asked for.
+        keep_landed: Gives the bytes that need not be fetched again after an attempt that failed.
+        span: First byte of the caller's range and one past its last, for errors and logs.
         first: When the caller began the first attempt itself, by ``clock``, and how that failed; None where it didn't.
 
     Raises:
@@ -514,7 +448,7 @@ async def retried(
     del first  # else failure -> traceback -> this frame -> first is a cycle
     count, landed_bytes = 0, 0
     retries: Retries | None = None
-    start, stop = (None, None) if download is None else (download.asked.start, download.asked.stop)
+    start, stop = span
     while True:
         if failure is None or count:
             try:
@@ -522,12 +456,9 @@ async def retried(
             except AttemptFailed as error:
                 failure = error
         count += 1
-        progressed = False
-        if download is not None:
-            before, landed_bytes = landed_bytes, download.keep_landed(failure)
-            progressed = landed_bytes > before
+        before, landed_bytes = landed_bytes, keep_landed(failure)
         retries = retries or Retries(config, now=started, uniform=clock.uniform)
-        delay = retries.delay_after(failure, progressed=progressed, now=clock.monotonic())
+        delay = retries.delay_after(failure, progressed=landed_bytes > before, now=clock.monotonic())
         if delay is None:
             final = giving_up(failure, config).error(url=url, start=start, stop=stop, attempts=count)
             cause = failure.__cause__
@@ -537,35 +468,20 @@ async def retried(
             finally:
                 del final, cause  # likewise
         failure = failure.with_traceback(None)
-        _tell(config, url, start, stop, failure, count, delay)
+        if config.on_retry is not None or log.isEnabledFor(logging.DEBUG):
+            details = RetryDetails(
+                url=redact_url(url), start=start, stop=stop, host=failure.host, status=failure.status,
+                cause=f"{failure.kind.__name__}: {failure.message}", attempt=count, wait_seconds=delay,
+            )  # fmt: skip
+            log.debug(
+                "attempt %d at %s failed (host %s, status %s): %s; again in %.3g s",
+                count, details.url, failure.host, failure.status, details.cause, delay,
+            )  # fmt: skip
+            if config.on_retry is not None:
+                config.on_retry(details)
         meter = running_meter()
         if meter is not None:
             meter.begin(failure.cause, clock.monotonic())
         await clock.sleep(delay)
         if meter is not None:
             meter.add(failure.cause, delay)
-
-
-def _tell(
-    config: RetryConfig,
-    url: str,
-    start: int | None,
-    stop: int | None,
-    failure: AttemptFailed,
-    attempt: int,
-    delay: float,
-) -> None:
-    """Tells the log and the hook that an attempt failed and is made again."""
-    if config.on_retry is None and not log.isEnabledFor(logging.DEBUG):
-        return
-    url = redact_url(url)
-    details = RetryDetails(
-        url=url, start=start, stop=stop, host=failure.host, status=failure.status,
-        cause=f"{failure.kind.__name__}: {failure.message}", attempt=attempt, wait_seconds=delay,
-    )  # fmt: skip
-    log.debug(
-        "attempt %d at %s failed (host %s, status %s): %s; again in %.3g s",
-        attempt, url, failure.host, failure.status, details.cause, delay,
-    )  # fmt: skip
-    if config.on_retry is not None:
-        config.on_retry(details)

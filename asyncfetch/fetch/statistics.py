@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncfetch.observe import Figures, Histogram
 
@@ -46,56 +46,10 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class HostStatistics(Figures):
-    """One host at one moment."""
+class _RequestStatistics(Figures):
+    """All that a host's statistics and a fetcher's have in common."""
 
-    _telling = ("limit", "in_flight", "waiting", "requests", "bytes", "retries", "throttled", "outages", "first_byte")
-    _of_moment = ("limit", "in_flight", "peak_in_flight", "waiting", "retry_budget")
-
-    limit: int
-    """Requests that may be in flight now."""
-    in_flight: int
-    """Requests between their start and the end of their body."""
-    peak_in_flight: int
-    """Most that ever were."""
-    waiting: int
-    """Requests that wait for one of those to end, or for the end of a pause or of an outage."""
-    requests: int
-    """Requests sent, repeats and redirects included."""
-    bytes: int
-    """Bytes of bodies, as received."""
-    retries: int
-    """Attempts after the first that began here."""
-    redirects: int
-    """Answers that named another url."""
-    errors: int
-    """Attempts that failed, repeated or not."""
-    throttled: int
-    """Number of those that were answered 429 or 503."""
-    outages: int
-    """Times that the host was away, so that all requests but one at a time waited; see RetryConfig.outage_seconds."""
-    retry_budget: int
-    """Repeats that may be made before the next answer comes; see RetryConfig.budget."""
-    hedges: int
-    """Second requests for what a late answer was to bring."""
-    hedge_wins: int
-    """Number of those whose answer came first."""
-    wait: Quantiles
-    """Seconds that requests waited for a permit within the limit."""
-    first_byte: Quantiles
-    """Seconds from having a connection to the answer's head, whatever it says. Web servers only."""
-    body: Quantiles
-    """Seconds from there to the last byte of an object's range that came whole. Other than web servers: the whole
-    read."""
-
-
-# What it has in common with HostStatistics is said again: a base's fields would come first, in tables too.
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class FetchStatistics(Figures):
-    """A fetcher at one moment. Sums and quantiles cover hosts that ``hosts`` has forgotten, too."""
-
-    _telling = ("requests", "bytes", "retries", "throttled", "outages", "in_flight", "waiting", "hosts")
-    _of_moment = ("in_flight", "waiting", "idle_buffer_bytes")
+    _telling: ClassVar[tuple[str, ...]] = ("requests", "bytes", "retries", "throttled", "outages")
 
     requests: int
     """Requests sent, repeats and redirects included."""
@@ -116,13 +70,9 @@ class FetchStatistics(Figures):
     hedge_wins: int
     """Number of those whose answer came first."""
     in_flight: int
-    """Requests between their start and the end of their body, over all hosts."""
+    """Requests between their start and the end of their body."""
     waiting: int
     """Requests that wait for their host's limit, or for the end of its pause or outage."""
-    reused_buffers: int
-    """Bodies that landed in memory of earlier ones."""
-    idle_buffer_bytes: int
-    """Memory kept for the next ones."""
     wait: Quantiles
     """Seconds that requests waited for a permit within their host's limit."""
     first_byte: Quantiles
@@ -130,5 +80,33 @@ class FetchStatistics(Figures):
     body: Quantiles
     """Seconds from there to the last byte of an object's range that came whole. Other than web servers: the whole
     read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class HostStatistics(_RequestStatistics):
+    """One host at one moment."""
+
+    _telling = ("limit", "in_flight", "waiting", "requests", "bytes", "retries", "throttled", "outages", "first_byte")
+    _of_moment = ("limit", "in_flight", "peak_in_flight", "waiting", "retry_budget")
+
+    limit: int
+    """Requests that may be in flight now."""
+    peak_in_flight: int
+    """Most requests that ever were in flight."""
+    retry_budget: int
+    """Repeats that may be made before the next answer comes; see RetryConfig.budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FetchStatistics(_RequestStatistics):
+    """A fetcher at one moment. Sums and quantiles cover hosts that ``hosts`` has forgotten, too."""
+
+    _telling = (*_RequestStatistics._telling, "in_flight", "waiting", "hosts")
+    _of_moment = ("in_flight", "waiting", "idle_buffer_bytes")
+
+    reused_buffers: int
+    """Bodies that landed in memory of earlier ones."""
+    idle_buffer_bytes: int
+    """Memory kept for the next ones."""
     hosts: Mapping[str, HostStatistics]
     """Statistics of each host by its origin, ``scheme://host:port``; local files are ``file://``."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged
 from asyncfetch.fetch.reader import has_objects
@@ -26,37 +27,36 @@ Content: TypeAlias = "BytesLike | str | os.PathLike[str] | AsyncIterable[BytesLi
 bytes, such as a NumPy array, goes, too."""
 
 
-class UploadSource(Protocol):
+class UploadSource(ABC):
     """Gives its bytes in order, once. Entered before and left after that."""
 
-    size: int | None
+    size: int | None = None
     """Bytes in all; None where that isn't known before the end."""
-    at_end: bool
+    at_end = False
     """True if all of it was read."""
 
     async def __aenter__(self) -> Self:
-        """Looks whether it can be read."""
-        ...
+        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Lets go of it."""
-        ...
+        self.close()
 
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it."""
+
+    @abstractmethod
     async def read(self, max_bytes: int) -> memoryview:
         """The next bytes: ``max_bytes`` of them, fewer only at the end. They stay what they are as long as needed.
 
         FetchError where there is no memory for them.
         """
-        ...
 
 
 def open_source(content: Content, memory: MemoryPool, limiter: anyio.CapacityLimiter) -> UploadSource:
     """The source that ``content`` is, to be entered; ConfigError for what is none.
 
-    Args:
-        content: What ``put`` was given.
-        memory: Where what isn't in memory already is read to.
-        limiter: Of the threads that read files.
+    What isn't in memory already is read to ``memory``, files in threads within ``limiter``.
     """
     if isinstance(content, str | os.PathLike):
         return _FileSource(os.fsdecode(content), memory, limiter)
@@ -87,28 +87,24 @@ def _bytes_of(content: Any, what: str) -> memoryview:  # noqa: ANN401 - what it 
     return view.cast("B").toreadonly() if view.nbytes else memoryview(b"")
 
 
-class _BytesSource:
+class _BytesSource(UploadSource):
     """Bytes of the caller, who leaves them as they are until the end."""
 
     def __init__(self, view: memoryview) -> None:
         self._rest = view
-        self.size: int | None = len(view)
+        self.size = len(view)
         self.at_end = not view
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
+    def close(self) -> None:
         self._rest = self._rest[:0]
 
     async def read(self, max_bytes: int) -> memoryview:
-        """See UploadSource."""
         some, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
         self.at_end = not self._rest
         return some
 
 
-class _FileSource:
+class _FileSource(UploadSource):
     """A local file, which must stay the same meanwhile. Read in threads."""
 
     def __init__(self, path: str, memory: MemoryPool, limiter: anyio.CapacityLimiter) -> None:
@@ -117,22 +113,21 @@ class _FileSource:
         self._limiter = limiter
         self._descriptor = -1
         self._position = 0
-        self.size: int | None = None
-        self.at_end = False
 
     async def __aenter__(self) -> Self:
         try:
             await run_to_its_end(self._open, self._limiter)
         except BaseException:
-            self._close()
+            self.close()
             raise
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._close()
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     async def read(self, max_bytes: int) -> memoryview:
-        """See UploadSource."""
         return await run_to_its_end(partial(self._read, max_bytes), self._limiter)
 
     def _open(self) -> None:
@@ -181,11 +176,6 @@ class _FileSource:
             message = "the source is longer than the system says, as files of /proc are: read it and put its bytes"
             raise FetchError(message, url=self._path)
 
-    def _close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
     def _changed(self) -> ObjectChanged:
         return ObjectChanged("the source was written to while it was being read: put it again", url=self._path)
 
@@ -199,25 +189,22 @@ class _FileSource:
                 return FetchError(f"reading the source failed: {error}", url=self._path)
 
 
-class _IteratedSource:
+class _IteratedSource(UploadSource):
     """All that an async iterator brings, put together. It is asked for more in the task that reads."""
 
     def __init__(self, items: AsyncIterable[BytesLike], memory: MemoryPool) -> None:
         self._items: AsyncIterator[BytesLike] = aiter(items)
         self._memory = memory
         self._item = memoryview(b"")
-        self.size: int | None = None
-        self.at_end = False
 
     async def __aenter__(self) -> Self:
         await self._advance()
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    def close(self) -> None:
         self._item = self._item[:0]
 
     async def read(self, max_bytes: int) -> memoryview:
-        """See UploadSource."""
         if self.at_end:
             return self._item
         view, filled = _memory_for(max_bytes, self._memory), 0
@@ -232,12 +219,8 @@ class _IteratedSource:
 
     async def _advance(self) -> None:
         """Go to the next item that isn't empty: then it is known whether there is one."""
-        while True:
-            try:
-                item = await anext(self._items)
-            except StopAsyncIteration:
-                self.at_end = True
-                return
+        async for item in self._items:
             self._item = _bytes_of(item, "what the source brings")
             if self._item:
                 return
+        self.at_end = True

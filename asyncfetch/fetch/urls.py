@@ -133,7 +133,7 @@ def parse_url(text: str) -> URL:
     """The http(s) url, requoted only where it can't be sent as it is; ConfigError where it is none or names no host."""
     check_characters(text)
     try:
-        url = _url(text)
+        url = read_url(text, encoded=_EXACT.fullmatch(text) is not None)
         if url.scheme in {"http", "https"} and url.host and url.port:
             return url
     except ValueError as error:
@@ -271,10 +271,6 @@ def read_url(text: str, *, encoded: bool = False) -> URL:
         return URL(text, encoded=encoded)
     except IndexError as error:  # of "//[]@"
         raise ValueError("Invalid URL") from error
-
-
-def _url(text: str) -> URL:
-    return read_url(text, encoded=_EXACT.fullmatch(text) is not None)
 
 
 def _bare_host(url: URL) -> str:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from asyncfetch.config import FetchConfig, StreamConfig, TimeoutConfig, config_share
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch import Fetcher
-from asyncfetch.fetch.bandwidth import BURST_SECONDS, HEAD_BYTES, Allowance, Bandwidth, TokenBucket
+from asyncfetch.fetch.bandwidth import BURST_SECONDS, HEAD_BYTES, Allowance, Bandwidth
 from asyncfetch.ranges import ByteRange
 from tests.conftest import all_others_wait
 from tests.fetch.conftest import PATIENT
@@ -44,11 +44,11 @@ CONTENT = random.Random(4).randbytes(2 * MIB)
     asked=st.lists(st.tuples(st.integers(0, 10**7), st.floats(0, 10)), max_size=50),
 )
 def test_no_window_has_more_than_its_share(rate: int, asked: list[tuple[int, float]]) -> None:
-    bucket = TokenBucket(rate)
     now, came = 100.0, []
+    bandwidth = Bandwidth(rate, now=lambda: now)
     for nbytes, pause in asked:
         now += pause
-        came.append((now + bucket.reserve(nbytes, now), nbytes))
+        came.append((now + bandwidth.reserve(nbytes), nbytes))
     for first in range(len(came)):
         for last in range(first, len(came)):
             # What comes at the window's start was waited for before it.
@@ -58,17 +58,19 @@ def test_no_window_has_more_than_its_share(rate: int, asked: list[tuple[int, flo
 
 
 def test_what_is_not_used_is_lost_but_for_the_burst() -> None:
-    bucket = TokenBucket(1000)
-    assert bucket.reserve(1000, now=0.0) == pytest.approx(1 - BURST_SECONDS)
-    assert bucket.reserve(1000, now=100.0) == pytest.approx(1 - BURST_SECONDS)
-    assert bucket.reserve(10, now=100.0) == pytest.approx(1.01 - BURST_SECONDS)
+    now = 0.0
+    bandwidth = Bandwidth(1000, now=lambda: now)
+    assert bandwidth.reserve(1000) == pytest.approx(1 - BURST_SECONDS)
+    now = 100.0
+    assert bandwidth.reserve(1000) == pytest.approx(1 - BURST_SECONDS)
+    assert bandwidth.reserve(10) == pytest.approx(1.01 - BURST_SECONDS)
 
 
 def test_what_is_given_back_is_had_by_the_next() -> None:
-    bucket = TokenBucket(1000)
-    bucket.reserve(1000, now=0.0)
-    bucket.give_back(900)
-    assert bucket.reserve(100, now=0.0) == pytest.approx(0.2 - BURST_SECONDS)
+    bandwidth = Bandwidth(1000, now=lambda: 0.0)
+    bandwidth.reserve(1000)
+    bandwidth.give_back(900)
+    assert bandwidth.reserve(100) == pytest.approx(0.2 - BURST_SECONDS)
 
 
 @pytest.mark.parametrize("lateness", [0.0, 0.002], ids=["punctual", "late"])

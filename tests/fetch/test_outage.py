@@ -213,9 +213,7 @@ class SimulatedHost:
             self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
             try:
                 if not self.is_there:
-                    failure = self.failure()
-                    permit.failed(failure)
-                    raise failure
+                    raise self.failure()
                 await self.time.sleep(self.seconds)
                 permit.status = 206
                 permit.answered(permit.status, self.time.now - self.seconds, self.time.now)

@@ -349,7 +349,7 @@ async def test_a_retry_asks_anew_and_only_once_for_all(names: Names) -> None:
     clock.now += 1.0
     began = clock.now
     for _ in range(5):
-        await resolver.addresses(NAME, 80, newer_than=began)
+        await resolver.resolve(NAME, 80, newer_than=began)
     assert names.asked == 2
 
 

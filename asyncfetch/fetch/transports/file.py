@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import secrets
 import stat
-from abc import ABC, abstractmethod
+import threading
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import anyio
@@ -21,8 +22,7 @@ from anyio import from_thread
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, redact_url
 from asyncfetch.fetch.buffers import ChainedBuffer
 from asyncfetch.fetch.listing import check_length
-from asyncfetch.fetch.objects import difference
-from asyncfetch.fetch.responses import AcceptedBody
+from asyncfetch.fetch.responses import AcceptedBody, check_version
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.fetch.urls import check_characters
 from asyncfetch.ranges import ObjectInfo
@@ -30,9 +30,8 @@ from asyncfetch.runtime.cancellation import outlast
 from asyncfetch.runtime.threads import run_to_its_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from asyncfetch.fetch.buffers import Views
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
     from asyncfetch.fetch.retry import Attempt
@@ -42,10 +41,14 @@ READ_STEP_BYTES = 1024 * 1024
 """Bytes read at once: between two of these a read can be cancelled; about 1 ms on a local disk, and 10 ms on a slow
 one."""
 
+_CHANGED = "the file was changed"
 _LEADS_NOWHERE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES})
 """Errors of a link to itself, through a file, too long, or to where this user may not look."""
 
 T = TypeVar("T")
+
+NextStep: TypeAlias = "Callable[[], None]"
+"""Called in a thread before each step of work; it raises where the work was cancelled."""
 
 
 class FileTransport:
@@ -72,7 +75,7 @@ class FileTransport:
             host.counts.requests += 1
             since = host.now()
             try:
-                await self._run(_FileRead(download, download.known))
+                await self._run(partial(_read, download, download.known))
             except AttemptFailed as failure:
                 host.counts.errors += 1
                 download.keep_landed(failure)
@@ -83,8 +86,16 @@ class FileTransport:
             permit.body_seconds = host.now() - since
             permit.landed(download.landed_bytes)
 
-    async def _run(self, work: _InThread[T]) -> T:
-        return await run_to_its_end(work.run, self.limiter, stop=work.stop)
+    async def _run(self, work: Callable[[NextStep], T]) -> T:
+        """``work(next_step)`` in a thread; a caller that is cancelled, in whichever way, waits for the step's end."""
+        is_stopped = threading.Event()
+
+        def next_step() -> None:
+            from_thread.check_cancelled()  # an anyio scope's; a task's sets the flag
+            if is_stopped.is_set():
+                raise CancelledError  # in the thread alone: the task has its own
+
+        return await run_to_its_end(partial(work, next_step), self.limiter, stop=is_stopped.set)
 
     async def put(self, url: str, source: UploadSource) -> ObjectInfo:
         """The file that the source is now; see write_file.
@@ -115,7 +126,7 @@ class FileTransport:
         FetchError where there are more than ``max_listed_entries``.
         """
         try:
-            return await self._run(_FileListing(url, self._max_entries))
+            return await self._run(partial(_list, url, self._max_entries))
         except AttemptFailed as failure:
             raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
 
@@ -134,16 +145,11 @@ def read_small_files(urls: Sequence[str], max_bytes: int) -> list[tuple[ObjectIn
     found = []
     for url in urls:
         try:
-            descriptor = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (ConfigError, OSError):
+            with opened(local_path(url)) as descriptor:
+                info = _info(url, os.fstat(descriptor))
+                data = os.pread(descriptor, max_bytes + 1, 0)
+        except (AttemptFailed, ConfigError, OSError):
             return None
-        try:
-            info = _info(url, os.fstat(descriptor))
-            data = os.pread(descriptor, max_bytes + 1, 0)
-        except (AttemptFailed, OSError):
-            return None
-        finally:
-            os.close(descriptor)
         if len(data) != info.size or len(data) > max_bytes:
             return None
         found.append((info, memoryview(data)))
@@ -178,109 +184,65 @@ def _path_in(url: str) -> bytes:
     return unquote_to_bytes(os.fsencode(parts.path))
 
 
-class _InThread(ABC, Generic[T]):
-    """Work in a thread that ends after its step when it is cancelled, whichever way."""
-
-    def __init__(self) -> None:
-        self._stopped = False
-
-    @abstractmethod
-    def run(self) -> T:
-        """Do the work, in the thread."""
-
-    def stop(self) -> None:
-        """Makes the thread give up at its next step. On the loop, once its result isn't wanted any more."""
-        self._stopped = True
-
-    def _next_step(self) -> None:
-        from_thread.check_cancelled()  # an anyio scope's; a task's sets the flag
-        if self._stopped:
-            raise CancelledError  # in the thread alone: the task has its own
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[int]:
+    """The descriptor of a file that is open for reading."""
+    # Without O_NONBLOCK, opening a named pipe would wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-class _FileRead(_InThread[None]):
-    """One range of a file: read in a thread, stopped from the loop."""
-
-    def __init__(self, download: Download, known: ObjectInfo | None) -> None:
-        super().__init__()
-        self._download = download
-        self._known = known
-
-    def run(self) -> None:
-        """Read the file, in the thread."""
-        url = self._download.url
-        try:
-            # Without O_NONBLOCK, opening a named pipe would wait for its writer.
-            descriptor = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise _as_failure(error) from error
-        try:
+def _read(download: Download, known: ObjectInfo | None, next_step: NextStep) -> None:
+    """Fill ``download``, of which an earlier answer said ``known``."""
+    url = download.url
+    try:
+        with opened(local_path(url)) as descriptor:
             info = _info(url, os.fstat(descriptor))
-            _check_version(self._known, info)
-            start, stop = self._download.wanted.span_in(info.size)
-            self._read_exactly(descriptor, start, self._download.accept(AcceptedBody(info, start, stop)))
-            _check_version(info, _info(url, os.fstat(descriptor)))
-        except OSError as error:
-            raise _as_failure(error) from error
-        finally:
-            os.close(descriptor)
-
-    def _read_exactly(self, descriptor: int, start: int, view: Views) -> None:
-        download = self._download
-        while download.landed_bytes < len(view):
-            self._next_step()
-            landed = download.landed_bytes
-            step = view[landed : landed + READ_STEP_BYTES]
-            count = os.preadv(descriptor, step.views if isinstance(step, ChainedBuffer) else [step], start + landed)
-            if count == 0:
-                raise AttemptFailed(ObjectChanged, "the file was truncated while it was being read", RetryVerdict.FATAL)
-            download.landed_bytes += count
+            check_version(known, info, what=_CHANGED)
+            start, stop = download.wanted.span_in(info.size)
+            view = download.accept(AcceptedBody(info, start, stop))
+            while (landed := download.landed_bytes) < len(view):
+                next_step()
+                step = view[landed : landed + READ_STEP_BYTES]
+                count = os.preadv(descriptor, step.views if isinstance(step, ChainedBuffer) else [step], start + landed)
+                if count == 0:
+                    message = "the file was truncated while it was being read"
+                    raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL)
+                download.landed_bytes += count
+            check_version(info, _info(url, os.fstat(descriptor)), what=_CHANGED)
+    except OSError as error:
+        raise _as_failure(error) from error
 
 
-class _FileListing(_InThread[list[ObjectInfo]]):
-    """A local directory's entries."""
-
-    def __init__(self, url: str, max_entries: int) -> None:
-        super().__init__()
-        self._url = url
-        self._base = url if url.endswith("/") else f"{url}/"
-        self._max_entries = max_entries
-
-    def run(self) -> list[ObjectInfo]:
-        """List the directory, in the thread."""
-        entries: list[os.DirEntry[str]] = []
-        try:
-            with os.scandir(local_path(self._url)) as found:
-                for entry in found:
-                    self._next_step()
-                    entries.append(entry)
-                    check_length(len(entries), self._max_entries)
-            entries.sort(key=lambda entry: entry.name)
-            infos = [self._info_of(entry) for entry in entries]
-        except OSError as error:
-            raise _as_failure(error) from error
-        return [info for info in infos if info is not None]
-
-    def _info_of(self, entry: os.DirEntry[str]) -> ObjectInfo | None:
-        """None for what is neither file nor directory, or gone meanwhile."""
-        self._next_step()
-        name = quote(os.fsencode(entry.name)) if "://" in self._url else entry.name
-        try:
-            if entry.is_dir():
-                return ObjectInfo(f"{self._base}{name}/", 0)
-            return _info(self._base + name, entry.stat()) if entry.is_file() else None
-        except OSError as error:
-            is_gone = error.errno == errno.ENOENT
-            if is_gone or (error.errno in _LEADS_NOWHERE and entry.is_symlink()):
-                return None
-            raise
-
-
-def _check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
-    changed = difference(known, seen) if known is not None else None
-    if changed is not None:
-        message = f"the file was changed since it was first read, {changed}: read it again from its start"
-        raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL)
+def _list(url: str, max_entries: int, next_step: NextStep) -> list[ObjectInfo]:
+    """The entries of a directory; without those that are neither file nor directory, or gone meanwhile."""
+    base = url if url.endswith("/") else f"{url}/"
+    entries: list[os.DirEntry[str]] = []
+    infos: list[ObjectInfo] = []
+    try:
+        with os.scandir(local_path(url)) as found:
+            for entry in found:
+                next_step()
+                entries.append(entry)
+                check_length(len(entries), max_entries)
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            next_step()
+            name = quote(os.fsencode(entry.name)) if "://" in url else entry.name
+            try:
+                if entry.is_dir():
+                    infos.append(ObjectInfo(f"{base}{name}/", 0))
+                elif entry.is_file():
+                    infos.append(_info(base + name, entry.stat()))
+            except OSError as error:
+                is_gone = error.errno == errno.ENOENT
+                if not is_gone and not (error.errno in _LEADS_NOWHERE and entry.is_symlink()):
+                    raise
+    except OSError as error:
+        raise _as_failure(error) from error
+    return infos
 
 
 def _info(url: str, status: os.stat_result) -> ObjectInfo:
@@ -341,6 +303,14 @@ async def write_file(path: Path, source: UploadSource, limiter: anyio.CapacityLi
         raise
 
 
+@contextmanager
+def _errors_of_writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _write_failure(error) from error
+
+
 class _Beside:
     """A file beside its place. Each verb runs in a thread, one after the other."""
 
@@ -348,53 +318,38 @@ class _Beside:
         self._path = path
         name = os.fsencode(path.name)[:200].decode(errors="ignore")  # one has 255 bytes, fewer characters
         self._beside = path.with_name(f".{name}.{secrets.token_hex(8)}")
-        self._descriptor = -1
-        self._exists = False
+        self._file: io.FileIO | None = None
 
+    @_errors_of_writing()
     def open(self) -> None:
         """Create the file, with the permissions that any new one gets."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise _write_failure(error) from error
-        self._exists = True
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = io.FileIO(self._beside, "x")
 
+    @_errors_of_writing()
     def write(self, view: memoryview) -> None:
         """Append to what is there."""
-        try:
-            while view:
-                view = view[os.write(self._descriptor, view) :]
-        except OSError as error:
-            raise _write_failure(error) from error
+        assert self._file is not None
+        while view:
+            view = view[self._file.write(view) :]
 
+    @_errors_of_writing()
     def finish(self) -> os.stat_result:
         """Bring the file to the disk, and to its place."""
-        try:
-            os.fsync(self._descriptor)
-            with _synced(self._path.parent):
-                os.replace(self._beside, self._path)
-                self._exists = False
-                status = os.fstat(self._descriptor)
-        except OSError as error:
-            raise _write_failure(error) from error
-        self._close()
-        return status
+        assert self._file is not None
+        os.fsync(self._file)
+        with self._file, _synced(self._path.parent):
+            os.replace(self._beside, self._path)
+            return os.fstat(self._file.fileno())
 
     def discard(self) -> None:
         """Nothing of it stays, unless it is in its place already; an error of that goes to the log alone."""
-        self._close()
-        if self._exists:
-            self._exists = False
+        if self._file is not None:
+            self._file.close()
             try:
                 self._beside.unlink(missing_ok=True)
             except OSError as error:
                 _log.warning("%s is left: remove it by hand (%s)", self._beside, error.strerror)
-
-    def _close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 @contextmanager

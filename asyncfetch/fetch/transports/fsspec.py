@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import anyio
+import anyio.lowlevel
 from multidict import CIMultiDict
 
 from asyncfetch.errors import (
@@ -41,7 +42,6 @@ from asyncfetch.errors import (
     InvalidResponse,
     MissingDependency,
     NotFound,
-    ObjectChanged,
     install_command,
     redact_text,
     redact_url,
@@ -49,8 +49,8 @@ from asyncfetch.errors import (
 from asyncfetch.fetch.bandwidth import Bandwidth
 from asyncfetch.fetch.batch import server_of
 from asyncfetch.fetch.listing import by_name, check_length, listed_size
-from asyncfetch.fetch.objects import difference
-from asyncfetch.fetch.responses import AcceptedBody, refusal
+from asyncfetch.fetch.refusals import UNKNOWN_NAME
+from asyncfetch.fetch.responses import AcceptedBody, check_version, refusal
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of, pause_seconds, retried
 from asyncfetch.fetch.transports.fsspec_threads import FsspecThreads
 from asyncfetch.ranges import ObjectInfo
@@ -71,7 +71,8 @@ VERSION_KEYS = (
 )  # fmt: skip
 """Back ends' names of attributes that change with an object's content."""
 
-_UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+_CHANGED = "the object was changed"
+_NOTHING = memoryview(b"")
 
 
 def file_system(url: str, options: Mapping[str, Mapping[str, object]]) -> tuple[Any, str]:
@@ -129,14 +130,6 @@ def _size(found: Mapping[str, Any], what: str) -> int:
     except ValueError as error:
         message = f"the file system doesn't say how long {what} is, but {redact_text(repr(said))[:100]}"
         raise AttemptFailed(InvalidResponse, f"{message}: ranges of it can't be checked", RetryVerdict.FATAL) from error
-
-
-def check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
-    """AttemptFailed if the versions differ."""
-    changed = difference(known, seen) if known is not None else None
-    if changed is not None:
-        message = f"the object was changed since it was first read, {changed}: read it again from its start"
-        raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL)
 
 
 def list_directory(
@@ -207,9 +200,8 @@ def _as_failure(error: BaseException, scheme: str) -> AttemptFailed:
             return AttemptFailed(FetchTimeout, f"{backend} took too long ({said})")
         case socket.gaierror():
             message = f"the name of the host can't be resolved, says {backend} ({said}): check the url and the network"
-            return AttemptFailed(
-                ConnectionFailed, message, RetryVerdict.ONCE if error.errno in _UNKNOWN_NAME else RetryVerdict.AGAIN
-            )
+            verdict = RetryVerdict.ONCE if error.errno in UNKNOWN_NAME else RetryVerdict.AGAIN
+            return AttemptFailed(ConnectionFailed, message, verdict)
         case ConnectionError() | EOFError() | aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError():
             return AttemptFailed(ConnectionFailed, f"{backend} has no connection, or lost it ({said})")
         case ValueError() | TypeError() | LookupError() | AttributeError() | NotImplementedError() | AssertionError():
@@ -245,7 +237,7 @@ def _answer_in(error: BaseException | None) -> tuple[int, Mapping[str, str]] | N
 READ_STEP_BYTES = 8 * 1024 * 1024
 """Bytes read at once; a read can be cancelled between two pieces."""
 LAND_STEP_BYTES = 256 * 1024
-"""Bytes landed at once: a cancelled caller waits for that on the loop, some 30 us."""
+"""Bytes copied at once on the loop, in some 30 us."""
 SLOW_STEP_SHARE, MIN_STEP_BYTES = 8, 64 * 1024
 """Factor by which pieces get shorter after one that took too long, and their least length."""
 THREADS = 64
@@ -306,137 +298,108 @@ class FsspecTransport:
 
     async def _ask(self, url: str, take: Callable[[Permit], Awaitable[T]], *, is_retry: bool) -> T:
         """One attempt with a permit of its host, counted."""
-        host = self._hosts.get(_origin_of(url))
+        host = self._hosts.get(redact_url(server_of(url)))  # without a login
         async with host.permit() as permit:
             host.counts.requests += 1
             host.counts.retries += is_retry
             try:
                 return await take(permit)
             except AttemptFailed as failure:
-                failure.host = host.name
                 failure.retry_after = pause_seconds(failure.headers, wall_now=self._clock.wall())
-                permit.failed(failure)
                 raise
 
     async def _take(self, download: Download, step_bytes: int, permit: Permit) -> None:
         """Read the missing bytes, by one job for each piece."""
-        reading = _Reading(download, self._config.fsspec, permit.host.now)
-
-        async def run(function: Callable[[ThreadJob], None]) -> None:
+        now, scheme, bandwidth = permit.host.now, scheme_of(download.url), self._bandwidth
+        reading = _Reading(download, self._config.fsspec, now)
+        asked_at, has_answered = now(), False
+        view: Views | None = None
+        if bandwidth is not None:
+            await self._threads.run(reading.open, scheme)  # gets the number of bytes
+        while not reading.is_done:
+            reading.piece = _NOTHING
+            paid_bytes = min(reading.left_bytes, step_bytes)
             try:
-                await self._threads.run(function, scheme_of(download.url))
+                if bandwidth is not None:
+                    await anyio.sleep(bandwidth.reserve(paid_bytes))
+                await self._threads.run(partial(reading.take, step_bytes), scheme)
             finally:
-                reading.report(permit)
-
-        take = partial(run, partial(reading.take, step_bytes))
-        if self._bandwidth is None:
-            while not reading.is_done:
-                await take()
-        else:
-            await run(reading.open)  # gets the number of bytes
-            while not reading.is_done:
-                await self._take_paid(self._bandwidth, reading, step_bytes, take)
+                piece = reading.piece
+                if bandwidth is not None:  # an abandoned call's bytes, too, since it is unknown how many it still reads
+                    bandwidth.give_back(paid_bytes - len(piece))
+                # Back ends cache an object's attributes, so opening it doesn't show that its server answers.
+                if not has_answered and (piece or reading.is_done):
+                    has_answered = True
+                    permit.answered(None, asked_at, reading.opened_at)
+                permit.landed(len(piece))
+            if view is None:
+                view = download.accept(AcceptedBody(reading.info, reading.at - len(piece), reading.stop))
+            for start in range(0, len(piece), LAND_STEP_BYTES):
+                if start:
+                    await anyio.lowlevel.checkpoint()
+                part = piece[start : start + LAND_STEP_BYTES]
+                place = len(view) - reading.left_bytes - len(piece) + start
+                view[place : place + len(part)] = part
+                download.landed_bytes += len(part)
         download.remember()
-        reading.report_end(permit)
-
-    async def _take_paid(
-        self, bandwidth: Bandwidth, reading: _Reading, max_bytes: int, take: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Read the next piece once the bandwidth allows it. Reserved bytes that don't land are given back.
-
-        That includes those of an abandoned call, since it is unknown how many it still reads.
-        """
-        left_bytes = reading.left_bytes
-        paid_bytes = min(left_bytes, max_bytes)
-        try:
-            await anyio.sleep(bandwidth.reserve(paid_bytes))
-            await take()
-        finally:
-            bandwidth.give_back(paid_bytes - (left_bytes - reading.left_bytes))
+        permit.body_seconds = now() - reading.opened_at
 
 
 class _Reading:
     """One attempt at the bytes that a download lacks. Its jobs run in threads, one after the other."""
 
+    info: ObjectInfo
+    opened_at: float
+    """The time at which size and version were there."""
+
     def __init__(
         self, download: Download, options: Mapping[str, Mapping[str, object]], now: Callable[[], float]
     ) -> None:
         """``now`` is the clock for statistics."""
-        self._download = download
-        self._known = download.known
-        self._wanted = download.next_request()
+        self._url, self._known, self._wanted = download.url, download.known, download.next_request()
         self._options = options
         self._now = now
-        self._asked_at = self._opened_at = now()
-        self._is_open = self._is_reported = False
-        self._view: Views = memoryview(b"")
-        self._landed_bytes = self._reported_bytes = 0
+        self._files: Any = None
+        self.at = self.stop = 0
+        """The part of the object that is still to be read, once it is open."""
+        self.piece = _NOTHING
+        """The bytes that the latest job has read."""
         self.is_done = False
-        """True if all bytes are there, and checked."""
+        """True if all bytes were read, and checked."""
 
     @property
     def left_bytes(self) -> int:
-        """Bytes still to be read, once it is open."""
-        return len(self._view) - self._landed_bytes
-
-    def report(self, permit: Permit) -> None:
-        """Report the latest job to the permit. On the loop."""
-        # Back ends cache an object's attributes, so opening it doesn't show that its server answers.
-        if self._is_open and not self._is_reported and (self._landed_bytes or self.is_done):
-            self._is_reported = True
-            permit.answered(None, self._asked_at, self._opened_at)
-        permit.landed(self._landed_bytes - self._reported_bytes)
-        self._reported_bytes = self._landed_bytes
-
-    def report_end(self, permit: Permit) -> None:
-        """Report the end to the permit. On the loop."""
-        permit.body_seconds = self._now() - self._opened_at
+        return self.stop - self.at
 
     def open(self, job: ThreadJob) -> None:
-        """Get size and version, and the memory for the bytes."""
-        url = self._download.url
+        """Get size and version."""
         job.next_call()
-        self._files, self._path = file_system(url, self._options)
-        self._info = look(self._files, self._path, url)
-        check_version(self._known, self._info)
-        self._start, stop = self._wanted.span_in(self._info.size)
-        with job.landing():
-            self._view = self._download.accept(AcceptedBody(self._info, self._start, stop))
-            self._opened_at = self._now()
-            self._is_open = True
+        self._files, self._path = file_system(self._url, self._options)
+        self.info = look(self._files, self._path, self._url)
+        check_version(self._known, self.info, what=_CHANGED)
+        self.at, self.stop = self._wanted.span_in(self.info.size)
+        self.opened_at = self._now()
 
     def take(self, max_bytes: int, job: ThreadJob) -> None:
-        """Read and land the next bytes; opens before the first and checks after the last."""
-        if not self._is_open:
+        """Read the next bytes; opens before the first and checks after the last."""
+        if self._files is None:
             self.open(job)
-        if self.left_bytes:
-            self._take(min(self.left_bytes, max_bytes), job)
+        count = min(self.left_bytes, max_bytes)
+        if count:
+            start, stop = self.at, self.at + count
+            job.next_call()
+            with foreign_errors(scheme_of(self._url)):
+                piece = memoryview(self._files.cat_file(self._path, start=start, end=stop))
+            if len(piece) != count:
+                self._check(job)
+                message = f"the back end returned {len(piece)} bytes for [{start}, {stop})"
+                raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
+            self.at, self.piece = stop, piece
         if not self.left_bytes:
             self._check(job)
             self.is_done = True
 
-    def _take(self, count: int, job: ThreadJob) -> None:
-        start = self._start + self._landed_bytes
-        job.next_call()
-        with foreign_errors(scheme_of(self._download.url)):
-            piece = memoryview(self._files.cat_file(self._path, start=start, end=start + count))
-        if len(piece) != count:
-            self._check(job)
-            message = f"the back end returned {len(piece)} bytes for [{start}, {start + count})"
-            raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
-        for place in range(0, count, LAND_STEP_BYTES):
-            part = piece[place : place + LAND_STEP_BYTES]
-            with job.landing():
-                self._view[self._landed_bytes : self._landed_bytes + len(part)] = part
-                self._landed_bytes += len(part)
-                self._download.landed_bytes += len(part)
-
     def _check(self, job: ThreadJob) -> None:
         """Check that the version is still the one from before, so the bytes are of it: back ends don't say theirs."""
         job.next_call()
-        check_version(self._info, look(self._files, self._path, self._download.url))
-
-
-def _origin_of(url: str) -> str:
-    """The key of its limiter and statistics: the server, without a login."""
-    return redact_url(server_of(url))
+        check_version(self.info, look(self._files, self._path, self._url), what=_CHANGED)

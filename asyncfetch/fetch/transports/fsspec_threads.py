@@ -18,7 +18,6 @@ import threading
 import time
 import weakref
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +28,7 @@ from asyncfetch.runtime.fork import leave_openssl
 from asyncfetch.runtime.threads import call_on, no_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -65,12 +64,8 @@ class FsspecThreads:
     async def run(self, function: Callable[[ThreadJob], T], scheme: str) -> T:
         """``function(job)`` in a thread. A cancelled caller abandons it.
 
-        Args:
-            function: Calls the back end, in the thread, each time after ``job.next_call()``.
-            scheme: The back end's, for errors.
-
-        Raises:
-            AttemptFailed: A call took too long, there was no place, or no thread.
+        It calls the back end of ``scheme``, each time after ``job.next_call()``. AttemptFailed where a call took too
+        long, and where there was no place or no thread.
         """
         outcome: asyncio.Future[T] = self.loop.create_future()
         job = ThreadJob(function, scheme, self, outcome)
@@ -132,9 +127,9 @@ class FsspecThreads:
 
 
 class ThreadJob:
-    """The work of a thread for one caller. It calls ``work``, ``next_call`` and ``landing``, the loop the rest."""
+    """The work of a thread for one caller. It calls ``work`` and ``next_call``, the loop the rest."""
 
-    __slots__ = ("_began", "_function", "_lock", "_outcome", "_scheme", "_threads", "due")
+    __slots__ = ("_began", "_function", "_outcome", "_scheme", "_threads", "due")
 
     def __init__(
         self, function: Callable[[ThreadJob], T], scheme: str, threads: FsspecThreads, outcome: asyncio.Future[T]
@@ -144,7 +139,6 @@ class ThreadJob:
         self._scheme = scheme
         self._threads = threads
         self._outcome: asyncio.Future[Any] | None = outcome  # None once it was abandoned
-        self._lock = threading.Lock()
         self._began = math.inf
         self.due = math.inf
         """The time at which Deadlines looks at it next."""
@@ -155,21 +149,9 @@ class ThreadJob:
             raise CancelledError  # no caller is left
         self._began = time.monotonic()
 
-    @contextmanager
-    def landing(self) -> Iterator[None]:
-        """A short block that writes to the caller's memory. The caller can't leave meanwhile; raises if it has left."""
-        with self._lock:
-            if self._outcome is None:
-                raise CancelledError  # no caller is left
-            yield
-
     def leave(self) -> None:
-        """Abandon the job: nothing lands any more, since the caller's buffer may be reused.
-
-        The outcome isn't kept, either: an error's traceback holds the frames that hold the job.
-        """
-        with self._lock:
-            self._outcome = None
+        """Abandon the job. Its outcome isn't kept: an error's traceback holds the frames that hold the job."""
+        self._outcome = None
 
     def begin(self) -> None:
         """Note that it goes to a thread."""

@@ -26,17 +26,16 @@ from multidict import CIMultiDict
 
 from asyncfetch.config.checks import HEADER_CONTROL
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
-from asyncfetch.fetch.bandwidth import Allowance, Bandwidth, RateLimit
+from asyncfetch.fetch.bandwidth import Allowance, Bandwidth
 from asyncfetch.fetch.connection import PooledConnectionDied
 from asyncfetch.fetch.connector import Connector
 from asyncfetch.fetch.environment import Environment, read_environment
 from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.refusals import LengthUnread, circumstances
-from asyncfetch.fetch.request import HttpRequest, Redirect
+from asyncfetch.fetch.request import HttpRequest, Redirect, WebUrls, web_address
 from asyncfetch.fetch.responses import MISDIRECTED, refusal
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, pause_seconds, retried, spent_quota_seconds
 from asyncfetch.fetch.transports.session import COMMON_HEADERS, AiohttpSessions
-from asyncfetch.fetch.url_resolution import WebUrls, web_address
 from asyncfetch.fetch.urls import REDIRECTS, Route, host_name, next_url, origin_of, static_headers
 from asyncfetch.runtime.threads import run_sync
 
@@ -47,13 +46,14 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.answer import Head
+    from asyncfetch.fetch.buffers import Views
     from asyncfetch.fetch.connection import Connection
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Host, Hosts
+    from asyncfetch.fetch.request import AddressBook
     from asyncfetch.fetch.responses import AcceptedBody
     from asyncfetch.fetch.retry import Attempt, Clock
     from asyncfetch.fetch.transports.session import Exchange
-    from asyncfetch.fetch.url_resolution import AddressBook
     from asyncfetch.fetch.urls import Address
     from asyncfetch.ranges import ObjectInfo
 
@@ -151,13 +151,7 @@ class HttpTransport:
     async def attempt(self, download: Download, book: AddressBook, failure: AttemptFailed | None) -> None:
         """Bring what the download lacks from the object's address; from a new one where that is worn out.
 
-        Args:
-            download: FilledBatch.
-            book: Finds the address.
-            failure: What the attempt before this one ended with; None for the first one.
-
-        Raises:
-            AttemptFailed: It didn't bring all.
+        ``failure`` is how the attempt before this one ended; None for the first one.
         """
         needs_new_connection = failure is not None and (
             failure.status is None
@@ -206,11 +200,10 @@ class HttpTransport:
         """Has the download ask for the last bytes by their places in the object."""
         info = download.known
         if info is None:
-            size_request = download.size_request()
-            await retried(
-                self._config.retry, self._clock, size_request.url, self.attempts(size_request, book), size_request
-            )
-            info, _ = size_request.result()
+            sizing, span = download.size_request(), (download.asked.start, download.asked.stop)
+            attempt = self.attempts(sizing, book)
+            await retried(self._config.retry, self._clock, sizing.url, attempt, sizing.keep_landed, span=span)
+            info, _ = sizing.result()
         download.ask_within(info.size)
 
     async def _get(self, request: HttpRequest, *, needs_new_connection: bool) -> Redirect | None:
@@ -247,8 +240,7 @@ class HttpTransport:
                     redirect = await self._get_by_connection(request, permit, allowance, connection)
             succeeded = True
         except AttemptFailed as failure:
-            failure.host = host.name
-            failure.message += self._circumstances(failure, host, request.url, request.address)
+            self._add_circumstances(failure, host, request.url, request.address)
             if failure.address is not None:
                 self._connector.resolver.set_aside([failure.address])
             permit.failed(failure)
@@ -290,61 +282,18 @@ class HttpTransport:
             head = connection.head
             if head is not None and (head.length_bytes is not None or _says_all(head)):
                 self._note_head(permit, head, connection)
-                return await self._take(request, permit, allowance, connection, head)
+                return await self._take(request, permit, _OwnAnswer(connection, head, allowance))
         finally:
             connection.release()
         host.answers_plainly = head is not None and head.status >= 300
         return await self._get_by_session(request, permit, allowance, needs_new_connection=False)
 
-    async def _take(
-        self,
-        request: HttpRequest,
-        permit: Permit,
-        allowance: Allowance | None,
-        connection: Connection,
-        head: Head,
-    ) -> Redirect | None:
-        """Judges an answer by its head, and takes its body."""
-        download, status = request.download, head.status
-        headers: Mapping[str, str] = head.headers
-        if status in REDIRECTS or status >= 400:
-            headers = request.book.explain(status, headers, await connection.drain())
-        delivery = self._judge(request, status, headers)
-        if isinstance(delivery, Redirect):
-            return delivery
-        rate_limit = None if allowance is None else RateLimit(allowance, connection.paused)
-        if delivery.is_counted:
-            whole = bytearray(head.length_bytes or 0)
-            if whole:
-                await connection.receive(memoryview(whole), rate_limit)
-            self._take_whole(request, permit, headers, whole, connection.first_byte_at)
-            return None
-        view = download.accept(delivery)
-        download.remember()
-        if delivery.start == delivery.stop:
-            if status < 400:  # else it was
-                await connection.drain()
-            return None
-        if delivery.skip_bytes or delivery.cut:
-            body = memoryview(bytearray(delivery.skip_bytes + len(view)))
-            await connection.receive(body, rate_limit)
-            view[:] = body[delivery.skip_bytes :]
-            download.landed(len(view))
-            permit.landed(len(body))
-            download.host = request.host
-            return None
-        try:
-            await connection.receive(view, rate_limit)
-        finally:
-            _received(permit, download, connection)
-        return None
-
     async def _get_by_session(
         self, request: HttpRequest, permit: Permit, allowance: Allowance | None, needs_new_connection: bool
     ) -> Redirect | None:
         """Sends one request by the session."""
-        host, download = request.host, request.download
-        byte_range, etag, _ = download.ask(request.address.etag)
+        host = request.host
+        byte_range, etag, _ = request.download.ask(request.address.etag)
         headers = request.headers(etag)
         if byte_range is not None:
             headers["Range"] = byte_range
@@ -353,58 +302,49 @@ class HttpTransport:
             host, "GET", request.url, headers, needs_new_connection=needs_new_connection, allowance=allowance
         ) as exchange:
             self._note_head(permit, exchange, exchange)
-            status, answered = exchange.status, exchange.headers
-            if status in REDIRECTS or status >= 400:
-                answered = request.book.explain(status, answered, await exchange.drain())
-            elif not self._by_session and host.route.proxy is None:
+            is_good = exchange.status < 400 and exchange.status not in REDIRECTS
+            if is_good and not self._by_session and host.route.proxy is None:
                 host.answers_plainly = exchange.is_plain
-            delivery = self._judge(request, status, answered)
+            return await self._take(request, permit, exchange)
+
+    async def _take(self, request: HttpRequest, permit: Permit, answer: Exchange | _OwnAnswer) -> Redirect | None:
+        """Judges an answer by its head, and takes its body."""
+        host, download, status, headers = request.host, request.download, answer.status, answer.headers
+        if status in REDIRECTS or status >= 400:
+            headers = request.book.explain(status, headers, await answer.drain())
+        whole: bytes | bytearray | None = None
+        try:
+            delivery = request.judge(status, headers)
             if isinstance(delivery, Redirect):
                 return delivery
-            if delivery.is_counted:
+            if delivery.is_counted:  # by its head alone it can't be told what it holds
                 remedy = "and doesn't say how long it is: raise max_unsized_bytes, or use a server that does"
-                length = answered.get("Content-Length")
+                length = headers.get("Content-Length")
                 max_bytes = self._config.max_unsized_bytes if length is None else int(length)
-                whole = await exchange.read_all(max_bytes, remedy)
-                self._take_whole(request, permit, answered, whole, exchange.first_byte_at)
-                return None
-            view = download.accept(delivery)
-            download.remember()
-            if delivery.start == delivery.stop and status != 206:  # then a body may say something else
-                await exchange.drain()
-                return None
-
-            def landed(count: int) -> None:
-                download.landed(count)
-                permit.landed(count)
-
-            await exchange.receive(delivery, view, landed)
-            download.host = host
-            permit.body_seconds = host.now() - exchange.first_byte_at
-        return None
-
-    def _take_whole(
-        self,
-        request: HttpRequest,
-        permit: Permit,
-        headers: Mapping[str, str],
-        body: bytes | bytearray,
-        first_byte_at: float,
-    ) -> None:
-        """Takes a body that had to be there as a whole before it could be told what it holds."""
-        download, host = request.download, request.host
-        try:
-            delivery = request.count(headers, body)
+                whole = await answer.read_all(max_bytes, remedy)
+                delivery = request.count(headers, whole)
         except AttemptFailed as failure:
-            self._note_answer(failure, 200, headers)
+            self._note_answer(failure, status, headers)
             raise
         view = download.accept(delivery)
         download.remember()
-        view[:] = memoryview(body)[delivery.start : delivery.stop]
-        download.landed(len(view))
+
+        def landed(count: int) -> None:
+            download.landed(count)
+            permit.landed(count)
+
+        if whole is not None:
+            view[:] = memoryview(whole)[delivery.start : delivery.stop]
+            download.landed(len(view))
+            permit.landed(len(whole))
+        elif delivery.start < delivery.stop or status == 206:  # its body may say something else
+            await answer.receive(delivery, view, landed)
+        else:
+            await answer.drain()
+            return None
         download.host = host
-        permit.landed(len(body))
-        permit.body_seconds = host.now() - first_byte_at
+        permit.body_seconds = host.now() - answer.first_byte_at
+        return None
 
     async def _hedge(self, request: HttpRequest, permit: Permit, first: Connection, sent: bytes) -> Connection:
         """Makes a late request a second time; the connection of the answer that comes first and fits.
@@ -494,14 +434,8 @@ class HttpTransport:
     ) -> Response:
         """Send one request that isn't for an object's bytes: a listing, where an object is. It isn't repeated.
 
-        Redirects are followed within the address's origin; one that leads elsewhere is the answer.
-
-        Args:
-            method: Of HTTP.
-            address: Where to. The length of a ``body`` stands in its headers.
-            book: Explains refusals.
-            max_bytes: The answer's body may have.
-            body: Gives the pieces of the request's body, from the first one again for each time that it is sent.
+        Redirects are followed within the address's origin; one that leads elsewhere is the answer. The length of a
+        ``body`` stands in the address's headers. ``book`` explains refusals.
 
         Raises:
             AttemptFailed: No answer, one of 400 or above, or one of more than ``max_bytes``.
@@ -513,9 +447,7 @@ class HttpTransport:
                 try:
                     response = await self._ask(permit, method, url, address, book, max_bytes, body)
                 except AttemptFailed as failure:
-                    failure.host = host.name
-                    failure.message += self._circumstances(failure, host, url, address)
-                    permit.failed(failure)
+                    self._add_circumstances(failure, host, url, address)
                     raise
             if response.target is None or origin_of(response.target) != origin_of(url):
                 return response
@@ -559,24 +491,13 @@ class HttpTransport:
             if allowance is not None:
                 allowance.close()
 
-    def _circumstances(self, failure: AttemptFailed, host: Host, url: URL, address: Address) -> str:
-        """Return what was sent with the request that failed, and who may have answered, in words."""
+    def _add_circumstances(self, failure: AttemptFailed, host: Host, url: URL, address: Address) -> None:
+        """Add to the message what was sent with the request that failed, and who may have answered."""
         proxy, sent = host.route.proxy, host.route.headers_for(host.origin, address)
         is_configured = any(name in self._config.tokens for name in (url.host, host.name))
-        return circumstances(
-            failure,
-            url,
-            sent,
-            proxy=None if proxy is None else host_name(proxy),
-            withheld=is_configured and url.scheme == "http" and "Authorization" not in sent,
-        )
-
-    def _judge(self, request: HttpRequest, status: int, headers: Mapping[str, str]) -> AcceptedBody | Redirect:
-        try:
-            return request.judge(status, headers)
-        except AttemptFailed as failure:
-            self._note_answer(failure, status, headers)
-            raise
+        withheld = is_configured and url.scheme == "http" and "Authorization" not in sent
+        via = None if proxy is None else host_name(proxy)
+        failure.message += circumstances(failure, url, sent, proxy=via, withheld=withheld)
 
     def _refusal(self, head: Head | None) -> AttemptFailed:
         """The failure that an answer is of which nothing is taken."""
@@ -666,6 +587,37 @@ def _says_all(head: Head) -> bool:
     """Return whether an answer's head says all that matters, however its body comes."""
     status = head.status
     return head.is_ambiguous or status == 429 or status >= 500 or (status < 400 and status not in {200, 206})
+
+
+class _OwnAnswer:
+    """An answer on a connection of ours, whose head is there; to who takes it, what an Exchange is."""
+
+    def __init__(self, connection: Connection, head: Head, allowance: Allowance | None) -> None:
+        self._connection = connection
+        self._allowance = allowance
+        self._length_bytes = head.length_bytes or 0
+        self.status = head.status
+        self.headers: Mapping[str, str] = head.headers
+        self.first_byte_at = connection.first_byte_at
+        self.drain = connection.drain
+
+    async def receive(self, delivery: AcceptedBody, view: Views, landed: Callable[[int], None]) -> None:
+        if delivery.skip_bytes or delivery.cut:
+            body = memoryview(bytearray(delivery.skip_bytes + len(view)))
+            await self._connection.receive(body, self._allowance)
+            view[:] = body[delivery.skip_bytes :]
+            landed(len(view))
+            return
+        try:
+            await self._connection.receive(view, self._allowance)
+        finally:
+            landed(self._connection.answer.received_bytes)
+
+    async def read_all(self, _: int, __: str) -> bytearray:
+        body = bytearray(self._length_bytes)
+        if body:
+            await self._connection.receive(memoryview(body), self._allowance)
+        return body
 
 
 def _received(permit: Permit, download: Download, connection: Connection) -> None:

@@ -97,11 +97,6 @@ class HubFile:
         """True if it has no commit, and can be replaced."""
         return self.kind == "buckets"
 
-    @property
-    def repository_key(self) -> tuple[str, str, str]:
-        """The key of its commit."""
-        return self.kind, self.repository, self.revision
-
     def file_path(self, commit: str) -> str:
         """The file's path below the endpoint."""
         if self.is_in_bucket:
@@ -232,7 +227,9 @@ class HubTransport:
         if file.is_in_bucket:
             version_header = _CONTENT_HASH
             with reply.is_judged():
-                etag = f'"{_content_hash(reply.headers)}"'
+                if version_header not in reply.headers:
+                    raise _no_hub(f"the Hub's answer for a bucket's file has no {version_header}")
+            etag = f'"{reply.headers[version_header]}"'
         at_hub = Address(reply.url, hub.headers, is_named=True, etag=etag, version_header=version_header)
         if reply.target is None:
             return CachedValue(at_hub)
@@ -244,7 +241,7 @@ class HubTransport:
     async def _commit(self, file: HubFile) -> str:
         if _COMMIT.fullmatch(file.revision):
             return file.revision
-        return await self._commits.get(file.repository_key, partial(self._find_commit, file))
+        return await self._commits.get((file.kind, file.repository, file.revision), partial(self._find_commit, file))
 
     async def _find_commit(self, file: HubFile) -> CachedValue[str]:
         hub = await self._hub()
@@ -300,11 +297,8 @@ def _stripped(token: str) -> str:
 def signed_seconds(url: URL, *, served_at: float) -> float | None:
     """Seconds after ``served_at`` at which the signature in the url's query expires; None without an expiry.
 
-    Knows S3 and GCS (date and lifetime), CloudFront (``Expires``, or ``DateLessThan`` in a ``Policy``).
-
-    Args:
-        url: The signed url.
-        served_at: Seconds since the epoch, by the signer's clock.
+    That is in seconds since the epoch, by the signer's clock. Known are S3 and GCS (date and lifetime) and CloudFront
+    (``Expires``, or ``DateLessThan`` in a ``Policy``).
     """
     query = url.query
     ends: list[float] = []
@@ -351,12 +345,6 @@ def _parse_json(body: bytes) -> Any:  # noqa: ANN401 - anything can stand there
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise _no_hub(f"the Hub's answer is no JSON ({type(error).__name__})") from error
-
-
-def _content_hash(headers: Mapping[str, str]) -> str:
-    if (found := headers.get(_CONTENT_HASH)) is None:
-        raise _no_hub(f"the Hub's answer for a bucket's file has no {_CONTENT_HASH}")
-    return found
 
 
 def _parse_tree(body: bytes, base: str, directory: HubFile) -> list[ObjectInfo]:

@@ -7,7 +7,7 @@ import math
 import re
 import time
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,14 +60,13 @@ THREAD_NAME = "asyncfetch s3"
 
 
 @dataclass(frozen=True, slots=True)
-class SignedUrl:
-    """A presigned request."""
+class SignedAddress(Address):
+    """A presigned request, with the headers that are signed."""
 
-    url: str = field(repr=False)
-    headers: Mapping[str, str]
-    """Signed headers, to be sent with it."""
-    seconds: float
-    """Seconds for which it is valid, from now; infinite if nothing is signed."""
+    region: str | None = None
+    """The region it is signed for; None means aiobotocore's own choice."""
+    seconds: float = math.inf
+    """Seconds for which it is valid, from when it was signed; infinite if nothing is signed."""
 
 
 class S3Signer:
@@ -79,14 +78,17 @@ class S3Signer:
     ``get_object`` costs ten times as much as our own request, its parser takes 51 ms for a page of 1,000 keys (ours 12)
     and reads a page of HTML as an empty listing, and it follows redirects with the session token.
 
-    Its verbs are for one loop; ``aclose`` ends its thread.
+    Its verbs are for one loop; ``aclose`` ends its thread. What begins with an underscore runs there.
     """
 
     def __init__(self, config: S3Config, thread: LoopThread) -> None:
         """Takes over ``thread``; use ``open``."""
+        self._config = config
         self._thread = thread
-        self._clients = _Clients(config)
-        thread.start(self._clients.hold)
+        self._clients: AsyncCache[str | None, Any] = AsyncCache(time.monotonic, MAX_REGIONS)
+        self._open = AsyncExitStack()
+        self._session: Any = None
+        thread.start(self._hold)
 
     @classmethod
     async def open(cls, config: S3Config) -> S3Signer:
@@ -97,69 +99,47 @@ class S3Signer:
         """End the thread and its calls."""
         await in_thread(self._thread.close)
 
-    async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> SignedUrl:
-        """A url for ``operation``, to be requested by its HTTP method.
+    async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> SignedAddress:
+        """A url for ``operation`` with ``parameters``, named as in boto3, to be requested by its HTTP method.
 
-        Args:
-            operation: As boto3 names it: "get_object", "list_objects_v2", "upload_part".
-            parameters: As boto3 names them.
-            region: The bucket's; None means the configured one.
+        ``region`` is the bucket's; None means the configured one.
 
         Raises:
             AttemptFailed: No credentials, or their service didn't answer.
             ConfigError: The profile, region, endpoint or bucket can't be used.
         """
-        return await self._thread.acall(self._clients.sign, operation, parameters, region)
+        return await self._thread.acall(self._presign, operation, parameters, region)
 
     async def endpoint(self) -> str:
         """The url of the store that requests are signed for; empty for AWS. Errors are those of ``sign``."""
-        return await self._thread.acall(self._clients.endpoint)
+        return await self._thread.acall(self._endpoint_url)
 
-
-def _start() -> LoopThread:
-    try:
-        with forks_wait():
-            import aiobotocore.session  # noqa: F401 - takes half a second, so in a thread
-    except ImportError as error:
-        raise MissingDependency(f"s3:// urls need aiobotocore: {install_command('s3')}") from error
-    logging.getLogger("botocore.auth").addFilter(_is_foreign)
-    return LoopThread(name=THREAD_NAME)
-
-
-def _is_foreign(record: logging.LogRecord) -> bool:
-    """Return False for records of signers: at DEBUG, botocore logs requests with token and signature."""
-    return record.threadName != THREAD_NAME
-
-
-class _Clients:
-    """A client for each region. Runs on the signer's thread."""
-
-    def __init__(self, config: S3Config) -> None:
-        self._config = config
-        self._clients: AsyncCache[str | None, Any] = AsyncCache(time.monotonic, MAX_REGIONS)
-        self._open = AsyncExitStack()
-        self._session: Any = None
-
-    async def hold(self) -> None:
+    async def _hold(self) -> None:
         """Run until the loop ends, and then close the clients."""
         async with self._open:
             await anyio.sleep_forever()
 
-    async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> SignedUrl:
+    async def _presign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> SignedAddress:
+        config = self._config
+        payer = {"RequestPayer": "requester"} if config.requester_pays else {}
         with _errors_of_ours():
-            client = await self._client(region)
+            client = await self._clients.get(region, partial(self._make, region))
             url: str = await client.generate_presigned_url(
-                operation, Params=self._parameters(parameters), ExpiresIn=self._config.presign_seconds
+                operation, Params={**parameters, **payer}, ExpiresIn=config.presign_seconds
             )
-            return SignedUrl(url, self._headers(url), await self._life())
+            seconds = await self._life()
+        # S3 refuses a login for the store's host as a second signature.
+        headers: dict[str, str | None] = {"Authorization": None}
+        signed = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", [""])[0].split(";")
+        if payer and (config.anonymous or "x-amz-request-payer" in signed):  # an anonymous request needs it, too
+            headers["x-amz-request-payer"] = "requester"
+        return SignedAddress(URL(url, encoded=True), headers, region=region, seconds=seconds)
 
-    async def endpoint(self) -> str:
+    async def _endpoint_url(self) -> str:
+        region = self._config.region
         with _errors_of_ours():
-            url: str = (await self._client(self._config.region)).meta.endpoint_url
+            url: str = (await self._clients.get(region, partial(self._make, region))).meta.endpoint_url
             return "" if USUAL_ENDPOINT.fullmatch(url) else url.rstrip("/")
-
-    async def _client(self, region: str | None) -> Any:  # noqa: ANN401 - untyped
-        return await self._clients.get(region, lambda: self._make(region))
 
     async def _make(self, region: str | None) -> CachedValue[Any]:
         from aiobotocore.session import AioSession
@@ -170,19 +150,16 @@ class _Clients:
         if not self._config.anonymous and await self._session.get_credentials() is None:
             self._session = None  # the session, and clients of it, would never look for credentials again
             raise NoCredentialsError
-        client = await self._enter(region, self._style())
+        # "auto" means path where an endpoint is configured, here or in the environment.
+        style = {None: "auto", True: "path", False: "virtual"}[self._config.path_style]
+        client = await self._enter(region, style)
         named = REGION_IN_HOST.fullmatch(client.meta.endpoint_url)
         if named is not None and region is None and self._session.get_config_variable("region") is None:
-            client = await self._enter(named[1], self._style())
-        if self._style() == "auto" and client.meta.endpoint_url.endswith(AWS_HOSTS):
+            client = await self._enter(named[1], style)
+        if style == "auto" and client.meta.endpoint_url.endswith(AWS_HOSTS):
             # "auto" signs for the global endpoint, which redirects new buckets to their region for a day.
             client = await self._enter(region, "virtual")
         return CachedValue(client)
-
-    def _style(self) -> str:
-        if self._config.path_style is None:
-            return "auto"  # path where an endpoint is configured, here or in the environment
-        return "path" if self._config.path_style else "virtual"
 
     async def _enter(self, region: str | None, addressing_style: str) -> Any:  # noqa: ANN401 - untyped
         from aiobotocore.config import AioConfig
@@ -200,16 +177,6 @@ class _Clients:
         )
         return await self._open.enter_async_context(made)
 
-    def _parameters(self, parameters: Mapping[str, str | int]) -> dict[str, str | int]:
-        payer = {"RequestPayer": "requester"} if self._config.requester_pays else {}
-        return {**parameters, **payer}
-
-    def _headers(self, url: str) -> dict[str, str]:
-        signed = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", [""])[0].split(";")
-        # An anonymous request needs the header, too.
-        payer = self._config.requester_pays and (self._config.anonymous or "x-amz-request-payer" in signed)
-        return {"x-amz-request-payer": "requester"} if payer else {}
-
     async def _life(self) -> float:
         if self._config.anonymous:
             return math.inf
@@ -217,6 +184,21 @@ class _Clients:
         expiry = getattr(await self._session.get_credentials(), "_expiry_time", None)
         left = math.inf if expiry is None else expiry.timestamp() - time.time()
         return max(0.0, min(float(self._config.presign_seconds), left))
+
+
+def _start() -> LoopThread:
+    try:
+        with forks_wait():
+            import aiobotocore.session  # noqa: F401 - takes half a second, so in a thread
+    except ImportError as error:
+        raise MissingDependency(f"s3:// urls need aiobotocore: {install_command('s3')}") from error
+    logging.getLogger("botocore.auth").addFilter(_is_foreign)
+    return LoopThread(name=THREAD_NAME)
+
+
+def _is_foreign(record: logging.LogRecord) -> bool:
+    """Return False for records of signers: at DEBUG, botocore logs requests with token and signature."""
+    return record.threadName != THREAD_NAME
 
 
 @contextmanager
@@ -273,14 +255,6 @@ _REGION_TAG = re.compile(rb"<Region>([a-z0-9-]{1,32})</Region>")
 _SIZE_TAG = re.compile(rb"<ActualObjectSize>([0-9]{1,18})</ActualObjectSize>")
 
 
-@dataclass(frozen=True, slots=True)
-class _SignedAddress(Address):
-    region: str | None = None
-    """The region it is signed for; None means aiobotocore's own choice."""
-    seconds: float = math.inf
-    """Seconds for which it is valid."""
-
-
 class S3Transport:
     """``s3://bucket/key``: fills downloads, lists prefixes, puts objects, and is the address book for these.
 
@@ -295,13 +269,13 @@ class S3Transport:
         self._regions: dict[str, str] = {}
         self._wall = clock.wall
         self._signers: AsyncCache[None, S3Signer] = AsyncCache(clock.monotonic, 1)
-        self._signer: S3Signer | None = None
         self._endpoints: AsyncCache[None, str] = AsyncCache(clock.monotonic, 1)
 
     async def aclose(self) -> None:
         """End the thread that signs, if there is one."""
-        if self._signer is not None:
-            await self._signer.aclose()
+        signer = self._signers.peek(None)
+        if signer is not None:
+            await signer.aclose()
 
     def attempts(self, download: Download) -> Attempt:
         """Attempts at the bytes that a download lacks."""
@@ -412,22 +386,18 @@ class S3Transport:
         signer = await self._signers.get(None, self._open_signer)
         return CachedValue(await signer.endpoint())
 
-    async def _sign(self, operation: str, parameters: Mapping[str, str | int]) -> _SignedAddress:
+    async def _sign(self, operation: str, parameters: Mapping[str, str | int]) -> SignedAddress:
         signer = await self._signers.get(None, self._open_signer)
         region = self._regions.get(str(parameters["Bucket"]), self._config.region)
-        signed = await signer.sign(operation, parameters, region)
-        # S3 refuses a login for the store's host as a second signature.
-        headers = {"Authorization": None, **signed.headers}
-        return _SignedAddress(URL(signed.url, encoded=True), headers, region=region, seconds=signed.seconds)
+        return await signer.sign(operation, parameters, region)
 
     async def _open_signer(self) -> CachedValue[S3Signer]:
-        self._signer = await S3Signer.open(self._config)
-        return CachedValue(self._signer)
+        return CachedValue(await S3Signer.open(self._config))
 
     def _learns_region(self, bucket: str, address: Address, failure: AttemptFailed) -> bool:
         """Note the region that a refusal names; returns whether ``address`` was signed for another one."""
         region = failure.headers.get("x-amz-bucket-region", "")
-        signed_for = address.region if isinstance(address, _SignedAddress) else None
+        signed_for = address.region if isinstance(address, SignedAddress) else None
         if failure.status not in _REFUSALS or region == signed_for or not _REGION.fullmatch(region):
             return False
         if len(self._regions) >= MAX_BUCKETS:

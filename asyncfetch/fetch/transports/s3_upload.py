@@ -70,15 +70,10 @@ _log = logging.getLogger(__name__)
 
 
 class S3Upload:
-    """An upload of one object.
+    """An upload of one object, whose url the user wrote so.
 
-    Args:
-        url: As the user wrote it.
-        bucket: Of the object.
-        key: Of the object.
-        config: Has the length of parts.
-        ask: Sends a signed request: of a method, an operation and its parameters, perhaps with headers and a body.
-        http: Repeats it.
+    ``ask`` sends a signed request: of a method, an operation and its parameters, perhaps with headers and a body.
+    ``http`` repeats it.
     """
 
     def __init__(
@@ -102,9 +97,7 @@ class S3Upload:
     async def put(self, source: UploadSource) -> ObjectInfo:
         """Put the source. Errors and cancellations leave the former object, and no unfinished upload.
 
-        Raises:
-            FetchError: The store refuses it, can't be reached, or has stored other bytes. These may then be the object,
-                if it was short enough for one request.
+        But where the error is that other bytes were stored, these may be the object now, if it took one request.
         """
         part_bytes = self._config.upload_part_bytes
         if source.size is not None:

@@ -15,8 +15,8 @@ import os
 import threading
 import warnings
 import weakref
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import anyio
@@ -32,11 +32,11 @@ from asyncfetch.runtime.sockets import abort
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-    from types import SimpleNamespace, TracebackType
+    from types import SimpleNamespace
 
     from yarl import URL
 
-    from asyncfetch.config import FetchConfig
+    from asyncfetch.config import FetchConfig, TimeoutConfig
     from asyncfetch.fetch.bandwidth import Allowance
     from asyncfetch.fetch.buffers import Views
     from asyncfetch.fetch.connection import Peer
@@ -64,7 +64,8 @@ class AiohttpSessions:
         self._fresh: aiohttp.ClientSession | None = None
         _open_sessions.add(self)
 
-    def exchange(
+    @asynccontextmanager
+    async def exchange(
         self,
         host: Host,
         method: str,
@@ -74,13 +75,28 @@ class AiohttpSessions:
         body: Iterable[bytes | memoryview] | None = None,
         needs_new_connection: bool = False,
         allowance: Allowance | None = None,
-    ) -> Exchange:
-        """Return a request that is sent when it is entered: ``async with session.exchange(...) as exchange``."""
+    ) -> AsyncIterator[Exchange]:
+        """Send a request; in the block the head of its answer is there.
+
+        A phase that takes too long ends the block with AttemptFailed. The connection returns to the pool only by way of
+        its body's last byte; leaving earlier, however, closes it.
+        """
         session = self._pooled
         if needs_new_connection or self._connector.files_run_out:
             session = self._fresh = self._fresh or self._new_session(force_close=True)
-        deadlines = self._connector.deadlines
-        return Exchange(session, self._config, deadlines, host, method, url, headers, body=body, allowance=allowance)
+        exchange = Exchange(self._config.timeouts, self._connector.deadlines, host, allowance)
+        try:
+            with exchange.scope:
+                await exchange.send(session, method, url, headers, body)
+                yield exchange
+        except AttemptFailed as failure:
+            if failure.status is None:
+                failure.address, failure.status = failure.address or exchange.peer, exchange.status or None
+            raise
+        finally:
+            exchange.end()
+        if exchange.scope.cancelled_caught:
+            raise exchange.time_out()
 
     async def aclose(self) -> None:
         """Close the sessions. Nothing may be under way."""
@@ -183,66 +199,41 @@ class _Request(aiohttp.ClientRequest):
 
 
 class Exchange:
-    """One request of a session and its answer, with a limit on each phase.
+    """One request of a session and its answer, with a limit on each phase."""
 
-    A phase that takes too long ends the block with AttemptFailed. The connection returns to the pool only by way of its
-    body's last byte; leaving earlier, however, closes it.
-    """
+    due = math.inf
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        config: FetchConfig,
-        deadlines: Deadlines,
-        host: Host,
-        method: str,
-        url: URL,
-        headers: Mapping[str, str],
-        *,
-        body: Iterable[bytes | memoryview] | None,
-        allowance: Allowance | None,
-    ) -> None:
-        self._session = session
-        self._timeouts = timeouts = config.timeouts
+    def __init__(self, timeouts: TimeoutConfig, deadlines: Deadlines, host: Host, allowance: Allowance | None) -> None:
+        self._timeouts = timeouts
         self._deadlines = deadlines
         self._host = host
-        self._request = method, url, headers, body
         self._allowance = allowance
-        self._scope = Interrupt()
         self._step_bytes = timeouts.min_bytes_per_second * timeouts.stall_seconds
         self._stepped_bytes = 0
         self._had_new_connection = False
         self._response: aiohttp.ClientResponse | None = None
-        self._peer: Peer | None = None
+        self.scope = Interrupt()
+        """Ended where a phase takes too long."""
+        self.peer: Peer | None = None
         self.status = 0
         self.headers: Mapping[str, str] = {}
         """Headers of the answer, found by names of any case."""
         self.sent_at = self.first_byte_at = host.now()
         """Times at which the request had its connection, or its last byte went out, and the answer's head was there."""
 
-    async def __aenter__(self) -> Self:
-        self._scope.__enter__()
-        self._phase, self._seconds = "connecting", self._timeouts.connect_seconds
-        self._since = self._deadlines.time()
-        self.due = self._since + self._seconds
-        self._deadlines.watch(self)
-        try:
-            await self._send()
-        except BaseException as error:
-            self._leave(type(error), error, error.__traceback__)
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    async def send(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        body: Iterable[bytes | memoryview] | None,
     ) -> None:
-        self._leave(kind, error, traceback)
-
-    async def _send(self) -> None:
-        method, url, headers, body = self._request
+        """Send the request, and wait for the answer's head."""
+        self._begin("connecting", self._timeouts.connect_seconds)
         route = self._host.route
         try:
-            response = await self._session.request(
+            response = await session.request(
                 method,
                 url,
                 headers=headers,
@@ -259,7 +250,7 @@ class Exchange:
         self.status, self.headers = response.status, response.headers
         transport = None if response.connection is None else response.connection.transport
         peer = None if transport is None else transport.get_extra_info("peername")
-        self._peer = (str(peer[0]), int(peer[1])) if peer else None
+        self.peer = (str(peer[0]), int(peer[1])) if peer else None
         self.first_byte_at = self._host.now()
         self._begin("waiting for the next bytes of the body", self._timeouts.stall_seconds)
 
@@ -293,13 +284,8 @@ class Exchange:
     async def receive(self, delivery: AcceptedBody, view: Views, landed: Callable[[int], None]) -> None:
         """Bring the body's wanted bytes into ``view``, in order; return when the body has ended as declared.
 
-        Args:
-            delivery: What the body holds.
-            view: Writable, of just the delivery's length.
-            landed: Called with the number of bytes that were just added to ``view``.
-
-        Raises:
-            AttemptFailed: The body broke, ended early or went on too long.
+        ``landed`` is called with the number of bytes that were just added. AttemptFailed where the body broke, ended
+        early or went on too long.
         """
         skip_bytes = delivery.skip_bytes
         filled = 0
@@ -340,11 +326,7 @@ class Exchange:
         return chunk
 
     async def drain(self) -> bytes:
-        """Read a body that wasn't asked for where that is cheap, so that its connection can be used again.
-
-        Returns:
-            What came of it, for the words that a server explains a refusal in.
-        """
+        """Read a body that wasn't asked for where that is cheap; see ``Connection.drain``."""
         assert self._response is not None
         body = b""
         if (self._response.content_length or 0) > connection.DRAIN_LIMIT_BYTES:
@@ -374,7 +356,7 @@ class Exchange:
             self._since = now
         if now >= self._since + self._seconds:
             self._deadlines.leave(self)
-            self._scope.cancel()
+            self.scope.cancel()
         else:
             self.due = self._since + self._seconds
 
@@ -392,11 +374,9 @@ class Exchange:
         if self.due < before:
             self._deadlines.watch(self)
 
-    def _leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
+        """Let go of the connection."""
         self._deadlines.leave(self)
-        self.due = math.inf
         response, self._response = self._response, None  # whose traces lead here
         if response is not None:
             # At the body's end aiohttp has taken the connection back already. Closing one with TLS gracefully would
@@ -404,20 +384,15 @@ class Exchange:
             if response.connection is not None and response.connection.transport is not None:
                 abort(response.connection.transport)
             response.close()
-        self._scope.__exit__(kind, error, traceback)
-        address = self._peer if error is not None else None
-        if self._scope.cancelled_caught:
-            message = (
-                f"{self._phase} took longer than {self._seconds:g} s: is {self._host.name} up? Or raise the timeout"
-            )
-            if self._stepped_bytes:
-                message += f", or lower min_bytes_per_second: {self._stepped_bytes} of {self._step_bytes:.0f} came"
-            # A host that drops what we send keeps dropping it, and each try costs the whole limit.
-            verdict = RetryVerdict.ONCE if self._phase == "connecting" else RetryVerdict.AGAIN
-            raise AttemptFailed(FetchTimeout, message, verdict, self.status or None, address=address)
-        if isinstance(error, AttemptFailed) and error.status is None:
-            error.address = error.address or address
-            error.status = self.status or None
+
+    def time_out(self) -> AttemptFailed:
+        """Return the failure that a phase which took too long is."""
+        message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host.name} up? Or raise the timeout"
+        if self._stepped_bytes:
+            message += f", or lower min_bytes_per_second: {self._stepped_bytes} of {self._step_bytes:.0f} came"
+        # A host that drops what we send keeps dropping it, and each try costs the whole limit.
+        verdict = RetryVerdict.ONCE if self._phase == "connecting" else RetryVerdict.AGAIN
+        return AttemptFailed(FetchTimeout, message, verdict, self.status or None, address=self.peer)
 
 
 async def _pieces(body: Iterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:

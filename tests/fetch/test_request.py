@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncfetch.fetch.url_resolution import WebUrls
+from asyncfetch.fetch.request import WebUrls
 
 
 async def test_a_web_url_keeps_its_login_out_of_the_url() -> None:
