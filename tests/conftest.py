@@ -8,6 +8,7 @@ import gc
 import inspect
 import os
 import sys
+from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -198,8 +199,12 @@ def python_with_torch() -> Iterator[WarmInterpreter]:
 
 
 @pytest.fixture(scope="session")
-def python_with_package() -> Iterator[WarmInterpreter]:
-    with WarmInterpreter(TORCH + PACKAGE) as interpreter:
+def python_with_package(python_with_torch: WarmInterpreter) -> Iterator[WarmInterpreter]:
+    """Itself a fork of the one with torch."""
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            python_with_torch.stands_in(patch)
+            interpreter = stack.enter_context(WarmInterpreter(PACKAGE))
         yield interpreter
 
 

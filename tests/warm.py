@@ -1,6 +1,6 @@
 """Programs of Python's that needn't import torch or asyncfetch, which is most of what a short one takes.
 
-    with WarmInterpreter(TORCH + PACKAGE) as python:
+    with WarmInterpreter(TORCH) as python:
         python.stands_in(monkeypatch)
         subprocess.run([sys.executable, "-c", "import asyncfetch as af; ..."])
 
@@ -49,8 +49,6 @@ PACKAGE: Final = (
 )
 SET_HERE: Final = {"PYTHONPATH", "PYTHONWARNINGS"}
 """Variables of Python's that a program may have otherwise than this process: the others say how it starts."""
-READ_BY_IMPORTS: Final = {"ASYNCFETCH_TRACE"}
-"""Variables that asyncfetch reads as it is imported. With them a program has an interpreter of its own."""
 MESSAGE_BYTES: Final = 200_000
 MAX_FILES: Final = 100
 OPTIONS: Final = {"-W": 2, "-X": 2, "-B": 1}
@@ -61,7 +59,7 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 class WarmInterpreter:
     """Starts programs."""
 
-    def __init__(self, preloaded: Sequence[str] = TORCH) -> None:
+    def __init__(self, preloaded: Sequence[str]) -> None:
         self._preloaded = preloaded
         self._lock = threading.Lock()
         self._parent = os.getpid()
@@ -83,7 +81,7 @@ class WarmInterpreter:
         """Whether it is a program that starts as this process did, and this the process whose child it would be."""
         python, first = [*map(os.fsdecode, command[:2]), "", ""][:2]
         is_program = first in {"-c", "-m", *OPTIONS} or not first.startswith("-")
-        starts_alike = _variables_of_start(environment) == self._started_by and not environment.keys() & READ_BY_IMPORTS
+        starts_alike = _variables_of_start(environment) == self._started_by
         return python == sys.executable and is_program and starts_alike and os.getpid() == self._parent
 
     def start(self, words: Sequence[str], files: Mapping[int, int], **how: object) -> int:
@@ -190,8 +188,7 @@ def _run(program: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(program["env"])
     tempfile.tempdir = None  # which the environment says
-    if "SSL_CERT_FILE" in os.environ and (connector := sys.modules.get("aiohttp.connector")):
-        connector._SSL_CONTEXT_VERIFIED = connector._make_ssl_context(verified=True)  # type: ignore[attr-defined]
+    _read_environment_as_imports_do()
     words, options = program["words"], os.environ.get("PYTHONWARNINGS", "").split(",")
     while words[0] in OPTIONS:
         options += words[1:2] if words[0] == "-W" else []
@@ -215,6 +212,13 @@ def _run(program: dict[str, Any]) -> None:
         path = Path(first).absolute()
         sys.argv, sys.path[0], main.__file__ = words, str(path.parent), str(path)
         exec(compile(path.read_text(), str(path), "exec"), vars(main))
+
+
+def _read_environment_as_imports_do() -> None:
+    if "SSL_CERT_FILE" in os.environ and (connector := sys.modules.get("aiohttp.connector")):
+        connector._SSL_CONTEXT_VERIFIED = connector._make_ssl_context(verified=True)  # type: ignore[attr-defined]
+    if trace := sys.modules.get("asyncfetch.observe.trace"):
+        trace._begin_by_environment()
 
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
