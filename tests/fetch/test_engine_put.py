@@ -209,7 +209,7 @@ async def test_faults_are_made_good(fault: Fault, times: int, time: FakeTime) ->
                 assert (await fetcher.stat("s3://b/x")).etag == info.etag
                 if fault.ending != "reset" or method != "POST":  # of an upload that nobody knows there is no trace
                     assert server.uploads == {}
-                server._writer.uploads.clear()
+                server._uploads.clear()
 
 
 REFUSALS: dict[str, tuple[Fault | S3Quirks | Keys, type[AsyncFetchError], str]] = {
