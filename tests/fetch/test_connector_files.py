@@ -29,7 +29,8 @@ async def main():
         urls = [f"http://127.0.0.{number}:{port}/x" for number in range(1, 100)]
         found = await asyncio.gather(*(fetcher.fetch(url, 0, 10) for url in urls), return_exceptions=True)
         print(next(str(one) for one in found if isinstance(one, af.FetchError)))
-    async with af.Fetcher(af.FetchConfig(trust_env=False), _by_session=not is_direct) as fetcher:
+    many = af.RetryConfig(attempts=50)  # as many as it takes: how long a connection is in use depends on the machine
+    async with af.Fetcher(af.FetchConfig(trust_env=False, retry=many), _by_session=not is_direct) as fetcher:
         found = await asyncio.gather(*(fetcher.fetch(url, 0, 10) for url in urls))
         assert found == [bytes(range(10))] * len(urls)
         print("at once, by repeats")
