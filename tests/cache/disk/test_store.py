@@ -467,4 +467,4 @@ def test_a_tier_is_a_value_whose_path_is_absolute(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert DiskTier("~/a", 1).path == DiskTier("a", 1).path == tmp_path / "a"
-    assert VERSION == VersionFile.of(ObjectInfo("https://data.example.org/a", WHOLE, '"one"'))
+    assert VersionFile.of(ObjectInfo("https://data.example.org/a", WHOLE, '"one"')) == VERSION
