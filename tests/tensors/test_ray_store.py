@@ -27,11 +27,11 @@ pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(90)]  
 
 
 async def in_worker(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
-    """What the function returns in a process of Ray's own, which goes on: its imports take seconds."""
+    """What the function returns in a process of Ray's own."""
     import ray
 
     def call() -> Any:  # noqa: ANN401
-        return ray.get(ray.remote(function).remote(*arguments), timeout=50)
+        return ray.get(ray.remote(max_calls=1)(function).remote(*arguments), timeout=50)
 
     return await anyio.to_thread.run_sync(call)
 
