@@ -18,7 +18,6 @@ import fcntl
 import gc
 import importlib
 import json
-import multiprocessing.util
 import os
 import runpy
 import signal
@@ -101,6 +100,8 @@ class WarmInterpreter:
 
     def stands_in(self, patch: pytest.MonkeyPatch, *, ends_in_full: bool = False) -> None:
         """Start what subprocess, and multiprocessing where it spawns, would start with this Python."""
+        import multiprocessing.util  # not above: in the program it comes after what is registered for its very end
+
         python, spawn = self, multiprocessing.util.spawnv_passfds
 
         class Popen(subprocess.Popen[Any]):
@@ -223,15 +224,17 @@ def _read_environment_as_imports_do() -> None:
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Without the frames of this file."""
-    for _ in range(2):
-        trace = trace and trace.tb_next
+    while trace and trace.tb_frame.f_code.co_filename == _tell.__code__.co_filename:
+        trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # whose asyncfetch it is
-    preloaded: dict[str, ModuleType] = {}
-    atexit.register(_leave_whole, preloaded)  # before any other, so that it comes after all of them
+    preloaded: dict[str, ModuleType] | None = getattr(sys, "preloaded", None)
+    if preloaded is None:  # in a fork of an interpreter like this it is there
+        preloaded = sys.preloaded = {}  # type: ignore[attr-defined]
+        atexit.register(_leave_whole, preloaded)  # before any other, so that it comes after all of them
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of what asyncfetch brings along, too
         for name in sys.argv[1:]:

@@ -16,7 +16,7 @@ import numpy as np
 from asyncfetch.config import WorkerConfig
 from asyncfetch.config.checks import is_whole_number
 from asyncfetch.config.secrets import goes_to_own_child
-from asyncfetch.errors import ConfigError, UsageError
+from asyncfetch.errors import ConfigError, NotFound, UsageError
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Waits
 from asyncfetch.order.deal import Deal, Left, Leg
@@ -255,6 +255,8 @@ class SampleSource:
             figures.fail(error)
             figures.opened()
             figures.close()
+            if isinstance(error, NotFound):  # as there
+                raise error.with_traceback(None) from None
             raise
         figures.opened()
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from asyncfetch.tables.parquet import TableFile
 
 MARK = "#unpacked="
-"""What comes between the url of a file and how a part of it is packed."""
+"""Mark between the url of a file and how a part of it is packed."""
 AHEAD_BYTES = 4 * 1024 * 1024
 """Packed bytes that are always there while more follow: a block of LZ4, the longest, takes as many."""
 STEP_BYTES = 1024 * 1024
@@ -59,19 +59,19 @@ class Packed(NamedTuple):
     levels: int = 0
     """Optional columns that a value lies in, itself included."""
     unpacked_bytes: int = 0
-    """What the chunk's pages take when they are unpacked, as the file says."""
+    """Bytes of the chunk's pages when they are unpacked, as the file says."""
 
     def __str__(self) -> str:
         return f"{self.url}{MARK}{':'.join(map(str, self[1:] if self.rows else self[1:4]))}"
 
     @property
     def all_rows(self) -> Packed:
-        """What is unpacked as one."""
+        """The part that is unpacked as one."""
         return self._replace(row=0)
 
     @property
     def remedy(self) -> str:
-        """How to have it read by range."""
+        """Advice by which it can be read by range."""
         if not self.rows:
             return f"decompress it, with: {self.codec} -d"
         return "write it anew, with pyarrow's write_table(..., use_dictionary=False, compression='none')"

@@ -1,4 +1,4 @@
-"""Where in a file each byte string of a column lies, so that one can be read by its range.
+"""Places in a file of a column's byte strings, so that one can be read by its range.
 
 That is so where pages hold plain values that aren't compressed: each string has its length in front, and the next one
 follows. So only page headers and lengths are read, a request for each string, one after the other within a page. Pages
@@ -241,7 +241,7 @@ class _Page(NamedTuple):
 
 
 def read_levels(data: memoryview, count: int, largest: int) -> NDArray[np.uint8]:
-    """So many levels up to that one, of Parquet's hybrid of runs and packed bits.
+    """``count`` levels up to ``largest``, of Parquet's hybrid of runs and packed bits.
 
     Raises:
         IndexError: The data ends before them.

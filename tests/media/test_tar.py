@@ -286,7 +286,7 @@ def test_zstandard_is_named() -> None:
         walk(b"\x28\xb5\x2f\xfd" + bytes(1000))
 
 
-def test_a_tar_whose_first_name_begins_like_a_compressed_file_is_a_tar() -> None:
+def test_a_first_name_like_a_compressed_file_makes_none() -> None:
     data = write([("BZh9.mp4", b"a" * 700)])
     assert compression_of(data) is None
     assert [file.name for file in walk(data).files] == ["BZh9.mp4"]

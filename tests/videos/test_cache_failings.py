@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -255,6 +256,8 @@ def test_a_killed_worker_leaves_nothing(
             kill_and_go_on(pid, batches)
         del batches, stream
     gc.collect()
+    for worker in multiprocessing.active_children():  # torch terminates the other, and doesn't wait for it
+        worker.join(10)
     assert this.children(recursive=True) == children
     assert open_files() <= files
     assert set(os.listdir("/dev/shm")) <= memory

@@ -224,7 +224,7 @@ def test_videos_in_a_tar_have_their_places(tmp_path: Path, movies: dict[str, byt
     assert [each["json"] for each in samples(index, clips)] == [each["json"] for each in samples(videos, clips)]
 
 
-def test_an_index_of_compressed_files_is_read_without_opening_them(tmp_path: Path, movies: dict[str, bytes]) -> None:
+def test_an_index_spares_opening_compressed_files(tmp_path: Path, movies: dict[str, bytes]) -> None:
     with tarfile.open(tmp_path / "shard.tar.gz", "w:gz") as archive:
         for name in ("a.mp4", "b.mp4", "d.webm"):
             info = tarfile.TarInfo(name)

@@ -190,7 +190,7 @@ async def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
         await entries_of({"a.tar": (tmp_path / "a.tar").read_bytes()})
 
 
-async def test_compressed_shards_have_the_places_of_what_they_unpack_to() -> None:
+async def test_compressed_shards_have_places_of_unpacked_bytes() -> None:
     tar = shard(samples(5))
     content = {"a.tar": tar, "b.tar.gz": shard(samples(5, first=5), compress=True), "c.tar": gzip.compress(tar)}
     async with RangeServer(content) as server, Fetcher(config_for(server)) as fetcher:
