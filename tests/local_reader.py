@@ -36,9 +36,6 @@ class LocalReader:
         """The ranges read of files with this in their path."""
         return [(start, stop) for path, start, stop in self.log if part in path]
 
-    def known(self, url: str) -> None:
-        """It remembers no versions."""
-
     async def stat(self, url: str) -> ObjectInfo:
         return ObjectInfo(url, self._path(url).stat().st_size)
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from asyncfetch.ranges import ByteRange
+    from asyncfetch.fetch.reader import WritableBuffer
+    from asyncfetch.ranges import ByteRange, ObjectInfo
 
 
 T = TypeVar("T")
@@ -40,6 +41,15 @@ class RoundReader(LocalReader):
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
         await self._answer()
         return [await super(RoundReader, self).fetch(one.url, one.start, one.stop) for one in ranges]
+
+    def known(self, url: str) -> None:
+        """It remembers no versions."""
+
+    async def read_into(
+        self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
+    ) -> ObjectInfo:
+        await self.fetch_into(url, start, stop, buffer)
+        return await self.stat(url)
 
     async def _answer(self) -> None:
         if self.answering is not None:

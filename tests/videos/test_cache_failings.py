@@ -259,9 +259,10 @@ def test_a_killed_worker_leaves_nothing(
     for worker in multiprocessing.active_children():  # torch terminates the other, and doesn't wait for it
         worker.join(10)
     assert this.children(recursive=True) == children
-    assert open_files() <= files
+    # torch opens ten of tempfile's to see whether it still may, and its handler of signals may come in between.
+    assert Counter({name: n for name, n in open_files().items() if not name.startswith(f"{tmp_path}/tmp")}) <= files
     assert set(os.listdir("/dev/shm")) <= memory
-    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("pymp-")]
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith(("pymp-", "tmp"))]
 
 
 def kill_and_go_on(pid: int, batches: Iterator[Any]) -> None:
