@@ -8,7 +8,6 @@ import gc
 import inspect
 import os
 import sys
-from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from blockbuster import blockbuster_ctx
 from hypothesis import settings
 
 from asyncfetch.testing import DatasetTruth, RangeServer, write_dataset
-from tests.warm import PACKAGE, TORCH, WarmInterpreter
+from tests.warm import WarmInterpreter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -77,7 +76,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
     On uvloop, which swallows what a signal handler raises, a test's time limit has to cancel it from inside.
     """
-    starts_programs = {"programs_are_warm", "programs_have_torch"} & {*getattr(item, "fixturenames", ())}
+    starts_programs = "programs_are_warm" in getattr(item, "fixturenames", ())
     if starts_programs or _limit_seconds(item) > float(item.config.getini("timeout")):
         item.add_marker("slow")
     is_on_uvloop = "uvloop" in item.name or item.config.getoption("loop") == "uvloop"
@@ -189,38 +188,20 @@ def _waits(task: asyncio.Task[Any]) -> bool:
 @pytest.fixture
 def failed_loaders_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that failed joins its workers, which don't end then, for 5 s each before it terminates them."""
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
 @pytest.fixture(scope="session")
-def python_with_torch() -> Iterator[WarmInterpreter]:
-    with WarmInterpreter(TORCH) as interpreter:
-        yield interpreter
-
-
-@pytest.fixture(scope="session")
-def python_with_package(python_with_torch: WarmInterpreter) -> Iterator[WarmInterpreter]:
-    """Itself a fork of the one with torch."""
-    with ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            python_with_torch.stands_in(patch)
-            interpreter = stack.enter_context(WarmInterpreter(PACKAGE))
+def warm_python() -> Iterator[WarmInterpreter]:
+    with WarmInterpreter() as interpreter:
         yield interpreter
 
 
 @pytest.fixture(scope="module")
-def programs_are_warm(python_with_package: WarmInterpreter) -> Iterator[None]:
-    """Those that the module's tests start needn't import torch, nor asyncfetch; see tests/warm.py."""
+def programs_are_warm(warm_python: WarmInterpreter) -> Iterator[None]:
+    """Those that the module's tests start needn't import torch; see tests/warm.py."""
     with pytest.MonkeyPatch.context() as patch:
-        python_with_package.stands_in(patch)
-        yield
-
-
-@pytest.fixture(scope="module")
-def programs_have_torch(python_with_torch: WarmInterpreter) -> Iterator[None]:
-    """Those that the module's tests start needn't import torch, but each imports asyncfetch itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        python_with_torch.stands_in(patch)
+        warm_python.stands_in(patch)
         yield
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import os
 import pickle
 import pkgutil
@@ -165,47 +164,33 @@ anyio.run(read)
     assert python(program, blocked=EXTRAS).strip() == repr(b"# asyncfetch")
 
 
-USES = {
-    "next(iter(af.Stream('tests/data/h264')))": "lerobot",
-    "anyio.run(af.open_dataset('tests/data/h264').__aenter__)": "lerobot",
-    "af.torch": "lerobot",
-    "from asyncfetch.torch import StreamDataset": "lerobot",
-    "af.testing.write_dataset('/nowhere/at/all')": "testing",
-    "af.testing.RangeServer({}).__enter__()": "testing",
-    "from asyncfetch.observe import Collector; Collector(lambda: None)": "metrics",
-    "from asyncfetch.cache.disk import DiskStore; DiskStore(af.DiskTier('nowhere', 1))": "disk",
-    "import asyncfetch.cli.app": "cli",
-    "from asyncfetch.tensors.remote import import_torch; import_torch()": "tensors",
-    "from asyncfetch.tensors.ray_store import RayStore; RayStore(None)": "ray",
-    "anyio.run(af.distributed.RayExecutor().open(af.FetchConfig(), 1, print).__aenter__)": "ray",
-    "with af.tensors.TensorClient() as client: client.remotize(1, 'http://localhost')": "tensors",
-}
-
-
-@pytest.fixture(scope="module")
-def said_without_extras() -> dict[str, str]:
-    """What each of USES says, in a fork that has nothing of asyncfetch, but what it stands on in any case."""
+@pytest.mark.parametrize(
+    ("use", "extra"),
+    [
+        ("next(iter(af.Stream('tests/data/h264')))", "lerobot"),
+        ("anyio.run(af.open_dataset('tests/data/h264').__aenter__)", "lerobot"),
+        ("af.torch", "lerobot"),
+        ("from asyncfetch.torch import StreamDataset", "lerobot"),
+        ("af.testing.write_dataset('/nowhere/at/all')", "testing"),
+        ("af.testing.RangeServer({}).__enter__()", "testing"),
+        ("from asyncfetch.observe import Collector; Collector(lambda: None)", "metrics"),
+        ("from asyncfetch.cache.disk import DiskStore; DiskStore(af.DiskTier('nowhere', 1))", "disk"),
+        ("import asyncfetch.cli.app", "cli"),
+        ("from asyncfetch.tensors.remote import import_torch; import_torch()", "tensors"),
+        ("from asyncfetch.tensors.ray_store import RayStore; RayStore(None)", "ray"),
+        ("anyio.run(af.distributed.RayExecutor().open(af.FetchConfig(), 1, print).__aenter__)", "ray"),
+        ("with af.tensors.TensorClient() as client: client.remotize(1, 'http://localhost')", "tensors"),
+    ],
+)
+def test_a_missing_extra_is_named(use: str, extra: str) -> None:
     program = f"""
-import json, os, sys
-import aiohttp, aiohttp.web, anyio, anyio._backends._asyncio, numpy
-
-for use in {[*USES]!r}:
-    if os.fork() == 0:
-        import asyncfetch as af
-        try:
-            exec(use)
-        except af.MissingDependency as error:
-            print(json.dumps([use, str(error)]))
-        sys.exit()
-    if os.wait()[1]:
-        sys.exit(use)
+import anyio, asyncfetch as af
+try:
+    {use}
+except af.MissingDependency as error:
+    print(error)
 """
-    return dict(json.loads(line) for line in python(program, blocked=EXTRAS).splitlines())
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_missing_extra_is_named(said_without_extras: dict[str, str], use: str) -> None:
-    assert errors.install_command(USES[use]) in said_without_extras[use]
+    assert errors.install_command(extra) in python(program, blocked=EXTRAS)
 
 
 # Errors.

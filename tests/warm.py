@@ -1,13 +1,13 @@
-"""Programs of Python's that needn't import torch or asyncfetch, which is most of what a short one takes.
+"""Programs of Python's that needn't import torch, which is most of what a short one takes.
 
-    with WarmInterpreter(TORCH) as python:
+    with WarmInterpreter() as python:
         python.stands_in(monkeypatch)
         subprocess.run([sys.executable, "-c", "import asyncfetch as af; ..."])
 
-Each is a fork of an interpreter that has these modules. It is a child of this process as any other. It ends as any
-interpreter does, but that the modules which it found are still whole then, and torch's destructors don't run; with
-``ends_in_full`` they do, for 0.2 s. What is about an interpreter's start, or about who imports what, needs one of its
-own; what patches modules before asyncfetch is imported needs one with TORCH alone.
+Each is a fork of an interpreter that has PRELOADED, of which nothing is asyncfetch's. It is a child of this process as
+any other. It ends as any interpreter does, but that the modules which it found are still whole then, and torch's
+destructors don't run; with ``ends_in_full`` they do, for 0.2 s. What is about an interpreter's start, or about who
+imports what, needs one of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import fcntl
 import gc
 import importlib
 import json
+import multiprocessing.util
 import os
 import runpy
 import signal
@@ -27,7 +28,6 @@ import sys
 import tempfile
 import threading
 import warnings
-import weakref
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -37,14 +37,9 @@ if TYPE_CHECKING:
 
     import pytest
 
-TORCH: Final = (
+PRELOADED: Final = (
     *("attr", "yarl", "rich.progress", "rich.table", "typer"),
     *("numpy", "pyarrow.parquet", "torch.utils.data", "torchcodec.decoders"),
-)
-PACKAGE: Final = (
-    *("anyio._backends._asyncio", "aiohttp", "asyncfetch.streams", "asyncfetch.torch", "asyncfetch.videos"),
-    *("asyncfetch.lerobot", "asyncfetch.stream.serving", "asyncfetch.merge", "asyncfetch.tensors"),
-    "asyncfetch.cli.app",
 )
 SET_HERE: Final = {"PYTHONPATH", "PYTHONWARNINGS"}
 """Variables of Python's that a program may have otherwise than this process: the others say how it starts."""
@@ -58,17 +53,15 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 class WarmInterpreter:
     """Starts programs."""
 
-    def __init__(self, preloaded: Sequence[str]) -> None:
-        self._preloaded = preloaded
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parent = os.getpid()
 
     def __enter__(self) -> Self:
         self._started_by = _variables_of_start(os.environ)
-        command = [sys.executable, __file__, *self._preloaded]
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
-            self._process = subprocess.Popen(command, stdin=other.fileno())
+            self._process = subprocess.Popen([sys.executable, __file__], stdin=other.fileno())
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -100,8 +93,6 @@ class WarmInterpreter:
 
     def stands_in(self, patch: pytest.MonkeyPatch, *, ends_in_full: bool = False) -> None:
         """Start what subprocess, and multiprocessing where it spawns, would start with this Python."""
-        import multiprocessing.util  # not above: in the program it comes after what is registered for its very end
-
         python, spawn = self, multiprocessing.util.spawnv_passfds
 
         class Popen(subprocess.Popen[Any]):
@@ -189,7 +180,6 @@ def _run(program: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(program["env"])
     tempfile.tempdir = None  # which the environment says
-    _read_environment_as_imports_do()
     words, options = program["words"], os.environ.get("PYTHONWARNINGS", "").split(",")
     while words[0] in OPTIONS:
         options += words[1:2] if words[0] == "-W" else []
@@ -215,31 +205,21 @@ def _run(program: dict[str, Any]) -> None:
         exec(compile(path.read_text(), str(path), "exec"), vars(main))
 
 
-def _read_environment_as_imports_do() -> None:
-    if "SSL_CERT_FILE" in os.environ and (connector := sys.modules.get("aiohttp.connector")):
-        connector._SSL_CONTEXT_VERIFIED = connector._make_ssl_context(verified=True)  # type: ignore[attr-defined]
-    if trace := sys.modules.get("asyncfetch.observe.trace"):
-        trace._begin_by_environment()
-
-
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Without the frames of this file."""
-    while trace and trace.tb_frame.f_code.co_filename == _tell.__code__.co_filename:
-        trace = trace.tb_next
+    for _ in range(2):
+        trace = trace and trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])  # whose asyncfetch it is
-    preloaded: dict[str, ModuleType] | None = getattr(sys, "preloaded", None)
-    if preloaded is None:  # in a fork of an interpreter like this it is there
-        preloaded = sys.preloaded = {}  # type: ignore[attr-defined]
-        atexit.register(_leave_whole, preloaded)  # before any other, so that it comes after all of them
+    preloaded: dict[str, ModuleType] = {}
+    atexit.register(_leave_whole, preloaded)  # before any other, so that it comes after all of them
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of what asyncfetch brings along, too
-        for name in sys.argv[1:]:
+        for name in PRELOADED:
             importlib.import_module(name)
-    assert "asyncfetch" in sys.modules or not {"aiohttp", "anyio"} & set(sys.modules)
+    assert not {"asyncfetch", "aiohttp", "anyio"} & set(sys.modules)  # which ask where they run when they are imported
     preloaded.update(sys.modules)
     for name in ("__main__", "builtins", "sys"):
         del preloaded[name]
@@ -249,8 +229,6 @@ if __name__ == "__main__":
     if program["ends_in_full"]:
         preloaded.clear()
     else:
-        for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
-            finalizer.atexit = False  # those of torch's libraries, which take their operators away one by one
         libc = ctypes.CDLL(None)
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)  # before torch's destructors, which are in C++
     _run(program)

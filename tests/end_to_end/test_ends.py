@@ -276,11 +276,11 @@ def test_it_ends_in_silence_and_leaves_nothing(
     plain: RangeServer,
     stores: dict[str, str],
     places: dict[str, str],
-    python_with_torch: WarmInterpreter,
+    warm_python: WarmInterpreter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if RUNS == 1 and name not in IN_THEIR_OWN:
-        python_with_torch.stands_in(monkeypatch, ends_in_full=True)
+        warm_python.stands_in(monkeypatch, ends_in_full=True)
     for way in WAYS * RUNS:
         command = [sys.executable, "-c", PRELUDE + textwrap.dedent(PROGRAMS[name]), way, tls.url, plain.url]
         environment = {**os.environ, **stores, **places, "SSL_CERT_FILE": str(tls.ca_file)}
@@ -321,7 +321,6 @@ with TensorServer(max_bytes=1 << 26) as server, TensorClient(backend="http") as 
         ("forked", signal.SIGKILL, -signal.SIGKILL),
     ],
 )
-@pytest.mark.usefixtures("programs_are_warm")
 def test_tensor_server_leaves_no_shared_memory_whatever_ends_it(how: str, number: int, code: int) -> None:
     """The signal goes to all of the job's processes, as a cluster's does."""
     command, pipe = [sys.executable, "-c", SERVED, how], subprocess.PIPE

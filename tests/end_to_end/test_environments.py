@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.end_to_end.conftest import Served
 
-pytestmark = pytest.mark.usefixtures("programs_have_torch")
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 60

@@ -176,10 +176,10 @@ def test_a_state_goes_on_in_the_middle(roots: dict[str, Path], name: str, way: s
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["worker", "served"])
 def test_memory_is_flat_on_both_sides_if_batches_are_kept(
-    larger: DatasetTruth, monkeypatch: pytest.MonkeyPatch, way: str
+    truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(handing_over, "MAX_COPIED_BYTES", 1000)  # these pictures come as large ones do
-    stream = af.Stream(str(larger.root), features=[TOP], config=af.StreamConfig(pool_segments=4))
+    stream = af.Stream(str(truth.root), features=[TOP], config=af.StreamConfig(pool_segments=4))
     kept: deque[Any] = deque(maxlen=4)
     slots, taken = set(), []
     with batches_of(stream, way, 2) as batches:
