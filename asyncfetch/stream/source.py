@@ -255,7 +255,7 @@ class SampleSource:
             figures.fail(error)
             figures.opened()
             figures.close()
-            if isinstance(error, NotFound):  # as there
+            if isinstance(error, NotFound):  # the frames of the session tell nothing, either
                 raise error.with_traceback(None) from None
             raise
         figures.opened()
