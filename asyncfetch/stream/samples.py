@@ -123,7 +123,8 @@ class PassFigures:
         """Counts the consumer's time."""
         self.path: Callable[[], Iterable[WaitStep]] = _opening
         """Gives the steps that a waiting consumer waits for."""
-        self._seen: Callable[[], DatasetStatistics | None] = lambda: None
+        self.seen: Callable[[], DatasetStatistics | None] = lambda: None
+        """Returns what the open datasets have done so far; None before the first pass has begun."""
         self._seen_before: DatasetStatistics | None = None
         self.handed_over: deque[tuple[int, tuple[WaitStep, ...]]] = deque()
         """Samples of each micro-batch on its way to the consumer, and the steps that it was waited for."""
@@ -150,14 +151,14 @@ class PassFigures:
         if self._page is not None:
             self._page.fail(self._failure)
 
-    def begin(self, statistics: Callable[[], DatasetStatistics], path: Callable[[], Iterable[WaitStep]]) -> None:
+    def begin(self, statistics: Callable[[], DatasetStatistics | None], path: Callable[[], Iterable[WaitStep]]) -> None:
         """Count reads from now on, by the statistics of the open datasets; on the loop."""
         self._seen_before = statistics() if self._is_open else None
-        self.path, self._seen = path, statistics
+        self.path, self.seen = path, statistics
 
     def end(self, statistics: DatasetStatistics) -> None:
         """Keep the last figures in place of the pass, which ends."""
-        self.path, self._seen = tuple, lambda: statistics
+        self.path, self.seen = tuple, lambda: statistics
         self._publish()
 
     def close(self) -> None:
@@ -214,7 +215,7 @@ class PassFigures:
 
     def _publish(self) -> None:
         page = self._page
-        seen = None if page is None else self._seen()
+        seen = None if page is None else self.seen()
         if page is not None and seen is not None:
             self.account.note_cause(tuple(self.path()))
             self.account.note_worked(self._worked())
@@ -262,7 +263,7 @@ class PassFigures:
         """Return why the consumer waits, and what to set; in a forked child that nothing has begun there."""
         if self._process != os.getpid():
             return Report.of(Waits(), None, self._config)
-        num_workers, seen = 0 if self._page is None else self._page.num_workers, self._seen()
+        num_workers, seen = 0 if self._page is None else self._page.num_workers, self.seen()
         return Report.of(
             self.waits(),
             None if seen is None else self._of_pass(seen),

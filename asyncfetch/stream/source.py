@@ -247,9 +247,9 @@ class SampleSource:
             memory: For batches of the placement's size, of which samples are then rows where they can be.
         """
         self._count_latest()
-        before, session = self._session, self.session()
-        figures = self.new_figures(is_open=session is before)
+        figures = self.new_figures(is_open=self._session is not None and self._session.is_usable)
         try:
+            session = self.session()  # begins to open: a report taken from now on has to know of this pass
             opened = session.opened()
         except BaseException as error:
             figures.fail(error)
@@ -433,8 +433,11 @@ class SampleSource:
             reader = self._opened or self.members[0].format.reader()
             is_open, report = True, None if reader is None else reader.pass_report
             before = Waits() if report is None else report().all_waits, ()  # whichever stream's they were
-        self.figures = PassFigures(self.config, self.page, before=before, is_open=is_open, begun_at=begun_at)
-        return self.figures
+        figures = PassFigures(self.config, self.page, before=before, is_open=is_open, begun_at=begun_at)
+        if is_open and self.figures is not None:
+            figures.begin(self.figures.seen, figures.path)  # until its first sample is asked for
+        self.figures = figures
+        return figures
 
     def sample_bytes(self) -> int:
         """Return the bytes of a decoded sample. Opens the datasets if no pass has."""

@@ -149,6 +149,21 @@ def test_silent_host_is_reported_as_opening(truth: DatasetTruth) -> None:
     assert "no sample has come; " in str(report)
 
 
+def test_a_pass_that_was_not_asked_yet_reports_what_those_before_it_read(truth: DatasetTruth) -> None:
+    with RangeServer(truth.root, tls=False) as server:
+        stream = af.Stream(server.url, config=config())
+        assert sum(1 for _ in stream) == truth.num_frames
+        before = stream.report()
+        samples = iter(stream)
+        report = samples.report()
+        stream.close()
+    assert before.all_statistics is not None
+    assert report.statistics is not None
+    assert report.all_statistics is not None
+    assert report.statistics.fetch.bytes == 0
+    assert report.all_statistics.fetch.bytes == before.all_statistics.fetch.bytes > 0
+
+
 def test_a_slow_transform_binds_and_its_setting_is_workers(truth: DatasetTruth) -> None:
     stream = af.Stream(truth.root, transform=spin, config=config())
     assert sum(1 for _ in stream) == truth.num_frames
