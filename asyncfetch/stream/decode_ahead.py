@@ -41,10 +41,11 @@ takes dozens. Of a thousand that are requested at once, the first would be as la
 class _Decoding:
     """A job under way in a thread, and then what came of it."""
 
-    __slots__ = ("number", "path", "ready", "ready_at", "results", "rows", "steps", "waits_for")
+    __slots__ = ("number", "path", "pieces", "ready", "ready_at", "results", "rows", "steps", "waits_for")
 
     def __init__(self, job: DecodeJob, rows: list[BatchRow] | None) -> None:
         self.steps, self.number, self.rows = job.steps, job.numbers[0], rows
+        self.pieces = dict.fromkeys(step.piece for step in job.steps)
         self.results: list[Any] | None = None
         """One for each step, once it has ended; an empty one once it was delivered."""
         self.ready = anyio.Event()
@@ -217,8 +218,8 @@ class DecodeAhead:
 
     def _start(self, job: DecodeJob) -> _Decoding:
         decoding = _Decoding(job, None if self._rows is None else self._rows.of(job))
-        for step in job.steps:
-            self.prefetcher.use(step.piece)
+        for piece in decoding.pieces:
+            self.prefetcher.use(piece)
         self._undelivered += len(job.steps)
         self._undone[decoding] = None
         self._group.start_soon(self._decode, decoding, name="decode samples")
@@ -240,8 +241,8 @@ class DecodeAhead:
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             decoding.end([FailedSample(kept(error))] * len(decoding.steps))
         finally:
-            for step in decoding.steps:
-                self.prefetcher.done(step.piece)
+            for piece in decoding.pieces:
+                self.prefetcher.done(piece)
             self._undone.pop(decoding, None)
             self.prefetcher.end_head_start()
         self._fail_if_stuck()
@@ -250,7 +251,7 @@ class DecodeAhead:
         """Return the pieces that the job reads, or the error of one."""
         pieces: dict[Piece, HeldStretch[Any] | Exception] = {}
         try:
-            for piece in dict.fromkeys(step.piece for step in decoding.steps):
+            for piece in decoding.pieces:
                 decoding.waits_for = piece
                 self._fail_if_stuck()
                 try:

@@ -64,6 +64,8 @@ class _Slot:
     is_ahead: bool = True
     """True until its first use is announced."""
     users: int = 0
+    readers: int = 0
+    """Those of its users that have it."""
     finished: bool = False
 
     def step(self, now: float) -> WaitStep:
@@ -150,11 +152,12 @@ class Prefetcher:
     async def get(self, piece: Piece) -> HeldStretch[Any]:
         """Return the piece that ``use`` announced, as soon as it is in memory. Raises the error of its fetch."""
         slot = self._slots[piece]
-        if not slot.done.is_set():  # else it would still give the loop a turn, for each piece of a job
+        while not slot.done.is_set():  # else it would still give the loop a turn, for each piece of a job
             await slot.done.wait()
         if slot.error is not None:
             raise copied(slot.error)
         assert slot.held is not None
+        slot.readers += 1
         return slot.held
 
     @property
@@ -182,6 +185,7 @@ class Prefetcher:
         """End a use that ``use`` announced."""
         slot = self._slots[piece]
         slot.users -= 1
+        slot.readers -= slot.error is None
         self._let_go(slot)
 
     def finish(self, piece: Piece) -> None:
@@ -211,6 +215,8 @@ class Prefetcher:
         first = self._unclaimed[0]
         if first.size_bytes is None or self._room.fits_beside_passes(first.size_bytes):
             return None
+        if any(slot.held is not None and not slot.done.is_set() for slot in self._slots.values()):
+            return None  # once it is there, it may be taken back
         return self._no_room(first.origin, first.size_bytes)
 
     def _no_room(self, origin: Origin, size_bytes: int) -> CacheError:
@@ -296,16 +302,14 @@ class Prefetcher:
         slot.done.set()
         self._on_arrival()
         self._let_go(slot)
+        self._grant()  # where one that is needed before waits, it may take this one's room
 
     async def _hold(self, slot: _Slot) -> None:
         while True:
             try:
                 return await self._hold_as_planned(slot)
             except PlanChange:
-                held = self._take_from(slot)
-                self._await_turn(slot)  # before its room comes back, which else goes to pieces that are needed later
-                if held is not None:
-                    held.release()
+                self._await_turn(slot)
 
     async def _hold_as_planned(self, slot: _Slot) -> None:
         reader, stretch = slot.origin.reader, slot.origin.stretch
@@ -329,11 +333,27 @@ class Prefetcher:
         await reader.load(slot.held)
 
     def _await_turn(self, slot: _Slot) -> None:
-        """Admit a piece anew, at its place in the order: it weighs something else than was claimed."""
+        """Take a piece's room, for which it waits anew at its place in the order."""
+        held = self._take_from(slot)
         if slot.granted.is_set():
             unclaimed = {*self._unclaimed, slot}
             self._unclaimed = deque(one for one in self._slots.values() if one in unclaimed)
             slot.granted, slot.size_bytes = anyio.Event(), None
+        if held is not None:  # last: its room else goes to pieces that are needed later
+            held.release()
+
+    def _takes_room_for(self, first: _Slot) -> bool:
+        """Take back the last piece that nothing reads, if it comes after ``first``, whose clips weigh more by now."""
+        for slot in reversed(self._slots.values()):
+            if slot is first:
+                return False
+            if slot.held is not None and slot.size_bytes and slot.done.is_set() and not slot.readers:
+                self._await_turn(slot)
+                slot.done, slot.done_at = anyio.Event(), None
+                self.coming += 1
+                self._group.start_soon(self._load, slot, name=f"load a piece of episode {slot.origin.episode} again")
+                return True
+        return False
 
     def _give_back(self, slot: _Slot) -> None:
         if (held := self._take_from(slot)) is not None:
@@ -368,6 +388,8 @@ class Prefetcher:
                     self._unclaimed.popleft()
                     continue
                 if first.held is None:
+                    if self._takes_room_for(first):
+                        continue
                     wanted_bytes = first.size_bytes
                     for slot in self._unclaimed:
                         slot.is_short_of_room = True
