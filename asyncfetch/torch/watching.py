@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import selectors
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch.utils.data import DataLoader
 
 from asyncfetch.errors import WorkerError
+from asyncfetch.runtime.concurrently import copied, kept
 from asyncfetch.runtime.liveness import LOOK_SECONDS, Watch, how_it_ended
 from asyncfetch.runtime.shared_memory import give_back_slots
 from asyncfetch.runtime.threads import no_thread
@@ -38,6 +40,8 @@ T = TypeVar("T")
 
 END_SECONDS = 1.0
 """Seconds in which a process with a reset connection has ended."""
+_BLOCKING = {selectors.__file__, threading.__file__, multiprocessing.connection.__file__}
+"""Files of the functions in which a consumer waits for a queue."""
 _REMEDY = "Iterate the loader anew; state_after() or a saved state tells where it stopped"
 
 
@@ -58,6 +62,10 @@ class _Workers:
         self._processes = processes
         self.waiting_since: float | None = None
         """Time at which the consumer began to wait; None where it doesn't."""
+        self.waits_in_main = False
+        """Whether it waits in the main thread, where handlers of signals run."""
+        self.lost: WorkerError | None = None
+        """What a handler of signals found out."""
         self._silent: dict[int, str] = {}
 
     def watch(self, ended: threading.Event) -> None:
@@ -130,8 +138,11 @@ class _WatchedIterator:
                 raise no_thread(error) or error from error
             weakref.finalize(self, ended.set)
             self._is_watched = True
+        if workers.lost is not None:
+            raise copied(workers.lost)
         workers.waiting_since = time.monotonic()
         try:
+            workers.waits_in_main = threading.current_thread() is threading.main_thread()
             return next(self._iterator)
         except StopIteration:
             give_back_slots()
@@ -142,7 +153,7 @@ class _WatchedIterator:
                 raise
             raise why from error
         finally:
-            workers.waiting_since = None
+            workers.waits_in_main, workers.waiting_since = False, None
 
     def __len__(self) -> int:
         return len(self._iterator)  # type: ignore[arg-type]
@@ -209,7 +220,12 @@ def _note_workers(care: Care, loader: DataLoader[Any], call: Callable[[DataLoade
 
 
 def _speak_for_torch() -> None:
-    """Have what torch raises about a worker in its handler of SIGCHLD, wherever the main thread is, said by us."""
+    """Have what torch raises about a worker in its handler of SIGCHLD said by us, where the consumer asks for a batch.
+
+    torch raises it wherever the main thread is, in a step of the optimizer or in a destructor too, and again for each
+    child that ends. Here it is raised where the consumer is blocked, or else as soon as it asks; where it was about to
+    be blocked, after torch's own look at its workers, 5 s later.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     below = signal.getsignal(signal.SIGCHLD)
@@ -224,7 +240,10 @@ def _speak_for_torch() -> None:
             why = about[0].why(error) if about else None
             if why is None:
                 raise
-            raise why from error
+            about[0].lost = kept(why)  # its frames would keep the iterator, and so the other workers
+            if about[0].waits_in_main and frame is not None and frame.f_code.co_filename in _BLOCKING:
+                about[0].waits_in_main = False
+                raise why from error
 
     handler.speaks_for = below  # type: ignore[attr-defined]
     signal.signal(signal.SIGCHLD, handler)

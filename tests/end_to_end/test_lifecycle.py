@@ -317,8 +317,6 @@ def test_killed_worker_is_an_error_and_no_process_remains(served: Served) -> Non
         """,
     )
     _, errors = process.communicate(timeout=30)
-    # torch notices in several ways, some one after the other, and in its handler of SIGCHLD wherever the program is by
-    # then. So the program catches nothing.
     assert "asyncfetch.errors.WorkerError: a worker of the loader (pid " in errors, errors
     assert "was killed by SIGKILL" in errors
     assert process.returncode == 1, errors

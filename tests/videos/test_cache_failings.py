@@ -35,7 +35,6 @@ from asyncfetch.stream import Placement, source_of
 from asyncfetch.testing import Fault, FaultEvery, RangeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from asyncfetch.testing.faults import ServedRequest
@@ -252,8 +251,9 @@ def test_a_killed_worker_leaves_nothing(
         next(batches)
         pid = batches._workers[killed].pid  # type: ignore[attr-defined]
 
+        os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match=rf"\(pid {pid}\) was killed by SIGKILL"):
-            kill_and_go_on(pid, batches)
+            list(batches)
         del batches, stream
     gc.collect()
     for worker in multiprocessing.active_children():  # torch terminates the other, and doesn't wait for it
@@ -263,11 +263,6 @@ def test_a_killed_worker_leaves_nothing(
     assert Counter({name: n for name, n in open_files().items() if not name.startswith(f"{tmp_path}/tmp")}) <= files
     assert set(os.listdir("/dev/shm")) <= memory
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(("pymp-", "tmp"))]
-
-
-def kill_and_go_on(pid: int, batches: Iterator[Any]) -> None:
-    os.kill(pid, signal.SIGKILL)  # torch's handler of signals may raise here already
-    list(batches)
 
 
 def open_files() -> Counter[str]:
