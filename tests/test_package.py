@@ -173,7 +173,7 @@ anyio.run(read)
         ("from asyncfetch.torch import StreamDataset", "lerobot"),
         ("af.testing.write_dataset('/nowhere/at/all')", "testing"),
         ("af.testing.RangeServer({}).__enter__()", "testing"),
-        ("from asyncfetch.observe import Collector; Collector(lambda: None)", "metrics"),
+        ("from asyncfetch.prometheus import Collector; Collector(lambda: None)", "metrics"),
         ("from asyncfetch.cache.disk import DiskStore; DiskStore(af.DiskTier('nowhere', 1))", "disk"),
         ("import asyncfetch.cli.app", "cli"),
         ("from asyncfetch.tensors.remote import import_torch; import_torch()", "tensors"),

@@ -5,7 +5,8 @@ samples     the sample tables as columns: size, duration, composition offset, ke
 index       moov -> Mp4Index; times -> samples; samples -> ClipPlan
 audio       moov -> AudioIndex, beside the video's; times -> AudioClip
 fragments   the same of a fragmented MP4, and which bytes to read for it
-clip        ClipPlan: which bytes to fetch, which frames they hold, and the header that makes an MP4 of them
+clip        ClipPlan: which bytes to fetch, which frames they hold, and the header that makes an MP4 of them;
+            from when on pictures are whole in H.264 that has recovery points in place of key frames
 tar         the headers of a tar archive: where each of its files lies
 """
 

@@ -4,7 +4,7 @@ concurrently    calls side by side, the first error alone; copies of an error fo
 single_flight   one call for many callers, of tasks and of threads; cached values, bounded in bytes or in time
 leased_lru      entries that are bounded in bytes and never evicted while in use
 memory_pool     blocks of bytes, used again when their last view is gone; freed memory given back to the system
-shared_memory   memory of several processes, and slots of it that go round between two
+shared_memory   memory of several processes; slots of it that go round between two: views, or copies of too many
 sockets         every socket of an owner, so that none outlives it
 threads         calls from a loop into a thread, whose end can be awaited, and back; a thread's work time; the
                 interpreter's exit
