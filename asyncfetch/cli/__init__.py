@@ -3,7 +3,7 @@
 app       all commands; ``env``: installed versions and decoders; ``run``: other libraries' commands on our datasets
 source    what a URL is: a LeRobot dataset, or a collection of videos
 videos    ``index``, and what other commands show of videos
-dataset   ``info``, ``check``, ``frames``: look at a dataset
+dataset   ``info``, ``check`` and what it finds, such as a camera that froze, ``frames``: look at a dataset
 bench     ``bench``: how fast a dataset streams here, and why
 files     ``cp``: files of any url; listing: ``ls``
 merge     ``merge``, ``select``, ``split``, ``convert``

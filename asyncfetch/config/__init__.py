@@ -1,4 +1,4 @@
-"""Every default in one place, with its unit in its name and its source in its docstring.
+"""Every setting and its default in one place, with its unit in its name and its source in its docstring.
 
 fetch       how objects are asked for: FetchConfig and its parts
 stream      how a dataset is streamed: StreamConfig

@@ -5,7 +5,8 @@ range_reader  one range by a request that it shares with others, in parts, or by
 batch         many ranges: bounded workers, ranges as they arrive, also those of caches
 buffers       one answer into the memory of several ranges
 download      one range over its attempts: what has landed, in which version
-retry         the one retry loop: which failure is tried again, when, and how many of a host's
+retry         the one retry loop: which failure is tried again, or looks like a host that is away; when; how many of a
+              host's; how long a caller waits for one that is away
 request       a user's url as a ranged GET: where to, what it carries, and what its answer is. Pure
 responses     whether an answer holds exactly what was asked. Pure
 refusals      what a refusal, or an error in place of an answer, means, in words

@@ -2,16 +2,16 @@
 
     apply         merge_datasets: its contract, its report, its arguments
     subsets       some episodes, the parts of a split, a v2 dataset: merges of one source
-    sources       all that is read of each dataset before a merge
+    sources       all that is read of each dataset before a merge; statistics of a part aren't those of the whole
     plan          agreement of the sources; the file, frame and task of each episode; tables, and common types
     job           a planned merge, and carrying it out: the order of the pieces, and their sums
-    tasks         the pieces that write: each file, and the metadata at the end
+    tasks         the pieces that write: each file, and the metadata at the end, with the statistics of pictures
     summaries     statistics, and the pieces that read rows back for them
     quantiles     quantiles without all rows in memory
     executor      where the pieces run: on this machine in threads, or in processes when they pay; the protocol
     worker_process   one of these processes
     destination   which destination a path or url means
-    local_folder  a local destination: built beside it, and resumed after an interruption
+    local_folder  a local destination: built beside it, where there is space, and resumed after an interruption
     s3_prefix     a destination on S3: put file by file, and resumed likewise
     videos        places where a video can be cut, and one video of many segments, times in whole ticks
     info          info.json of the result

@@ -1,6 +1,6 @@
 """The resources that the open datasets of one reader share: connections, caches, threads, and their bounds.
 
-engine      owns them
+engine      owns them, and says where on disk they may keep something, and how much
 room        the memory for clips of stretches in use
 """
 

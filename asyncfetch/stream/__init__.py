@@ -6,10 +6,10 @@ traffic.py      what an epoch will fetch over all ranks
 epochs.py       which epoch comes next
 decode_jobs.py  what is decoded together
 prefetcher.py   pieces held and fetched ahead, within a bound
-samples.py      one pass: what was decoded, delivered in order; batch.py: in batches;
+samples.py      one pass: what was decoded, delivered in order; its figures and its report; batch.py: in batches;
                 buckets.py: of one shape each
 decode_ahead.py what is decoded ahead of it; job_builder.py: what its threads do
-figures.py      what a pass counts, also for another process
+figures.py      figures of passes in other processes, such as loader workers, added up; whose count, and for how long
 quarantine.py   bad data
 passes.py       opening a pass, on a loop of the caller's or in a thread, with datasets that stay open there
 source.py       what a stream or a mixture reads, and where it resumes; epoch_stream.py: the face of both

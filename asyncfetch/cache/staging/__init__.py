@@ -6,7 +6,7 @@ stores      sources of files: the protocol, a directory, decoding, one sample's 
             the sources of a sample
 remote      files behind urls; members of tar archives, by range
 engine      files on their way, the room on disk, the queue, and the threads that read
-directory   the files themselves
+directory   the files themselves, whose they are, and what dead processes left
 """
 
 from __future__ import annotations
