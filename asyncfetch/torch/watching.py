@@ -63,9 +63,9 @@ class _Workers:
         self.waiting_since: float | None = None
         """Time at which the consumer began to wait; None where it doesn't."""
         self.waits_in_main = False
-        """Whether it waits in the main thread, where handlers of signals run."""
+        """True while it waits in the main thread, where handlers of signals run."""
         self.lost: WorkerError | None = None
-        """What a handler of signals found out."""
+        """The error that a handler of signals found; None before."""
         self._silent: dict[int, str] = {}
 
     def watch(self, ended: threading.Event) -> None:
