@@ -83,7 +83,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize("module", ["asyncfetch", *MODULES])
-def test_all_names_what_is_there(module: str) -> None:
+def test_names_in_all_are_there(module: str) -> None:
     there = importlib.import_module(module)
     exported = getattr(there, "__all__", [])
     assert len(set(exported)) == len(exported)
@@ -95,7 +95,7 @@ def test_all_names_what_is_there(module: str) -> None:
 
 
 @pytest.mark.timeout(90)  # a module takes 0.1 s, and more on a busy machine
-def test_each_module_imports_alone() -> None:
+def test_modules_import_alone() -> None:
     """Each in a fork that has nothing of asyncfetch but the packages around it, which are imported first in any case.
 
     A module that its package imports needs no fork: it was imported alone when the package was.
@@ -134,7 +134,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
     assert not set(python(program).split()) & {*HEAVY, "numpy", "aiohttp", "anyio"}
 
 
-def test_its_own_parts_load_nothing_heavy() -> None:
+def test_parts_of_the_package_load_nothing_heavy() -> None:
     """Only the torch room may import torch."""
     program = (
         "import sys, asyncfetch\nfor name in asyncfetch.__all__:\n    if name != 'torch': getattr(asyncfetch, name)\n"

@@ -224,7 +224,7 @@ def test_a_block_is_a_program(block: Block, world: World, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_BLOCKS)
-def test_its_blocks_run_in_a_notebook_one_after_the_other(page: Path, world: World) -> None:
+def test_blocks_of_a_page_run_in_a_notebook_in_order(page: Path, world: World) -> None:
     blocks = blocks_of(page)
     cells = [world.local(block.code.replace(RUNS_MAIN, "await main()")) for block in blocks]
     check(world.run("-c", NOTEBOOK, told=json.dumps(cells)), blocks)
@@ -243,7 +243,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=named(page)) for page in PAGES])
-def test_what_it_links_is_there(page: Path) -> None:
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", FENCED.sub("", page.read_text())):
         if "://" in link:
             continue
@@ -298,7 +298,7 @@ def test_the_map_names_files_and_rooms_that_are_there() -> None:
     assert [room for room in sorted(rooms) if not re.search(rf"^- .*`{room}`", text, re.MULTILINE)] == ["cli"]
 
 
-def test_each_room_names_its_files_and_no_others() -> None:
+def test_rooms_name_their_files_and_no_others() -> None:
     for init in sorted((ROOT / "asyncfetch").rglob("*/__init__.py")):
         words = ast.get_docstring(ast.parse(init.read_text())) or ""
         files = {path.stem for path in init.parent.glob("*.py")} - {"__init__"}

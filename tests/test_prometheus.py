@@ -92,7 +92,7 @@ async def test_openmetrics_can_be_parsed() -> None:
     assert families["asyncfetch_received_bytes"].samples[0].value == 10
 
 
-async def test_each_scrape_is_new() -> None:
+async def test_scrape_is_new_each_time() -> None:
     async with Fetcher(FetchConfig(trust_env=False)) as fetcher:
         registry = registry_of(fetcher.statistics)
         assert ("asyncfetch_requests_total", frozenset({("host", "file://")})) not in scrape(registry)

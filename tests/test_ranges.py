@@ -76,7 +76,7 @@ def test_no_joined_request_is_beyond_the_cap(plan: tuple[list[ByteRange], dict[s
 
 
 @given(plans())
-def test_what_nobody_asked_for_is_bounded_by_the_gap(
+def test_unasked_bytes_are_bounded_by_the_gap(
     plan: tuple[list[ByteRange], dict[str, int], list[Request]],
 ) -> None:
     _, limits, requests = plan
@@ -121,7 +121,7 @@ def test_gaps_beyond_the_limit_are_never_read_over() -> None:
     assert len(plan_of(1000, 1000, 64 * KIB + 1, streams=4)) == 1000
 
 
-def test_nothing_is_joined_where_that_is_switched_off() -> None:
+def test_ranges_are_not_joined_where_that_is_switched_off() -> None:
     assert len(plan_of(1000, 100, 0, streams=4, max_span_bytes=0)) == 1000
 
 

@@ -83,7 +83,7 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-def test_it_does_only_what_is_missing(world: World) -> None:
+def test_setup_does_only_what_is_missing(world: World) -> None:
     first = world.setup()
     assert (first.returncode, first.stdout) == (0, "")
     assert f"making {world.checkout}/.venv with Python 3.11.9" in first.stderr
@@ -117,7 +117,7 @@ def test_other_versions_have_an_environment_of_their_own(world: World) -> None:
 
 
 @pytest.mark.parametrize("script", ["quickstart", "run", "setup", "test"])
-def test_it_sets_up_the_checkout_where_cd_looks_elsewhere_first(world: World, tmp_path: Path, script: str) -> None:
+def test_scripts_set_up_their_checkout_whatever_cdpath_says(world: World, tmp_path: Path, script: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(world.checkout, elsewhere)
     ended = world.run(f".ci/{script}", cwd=world.checkout, CDPATH=str(elsewhere))

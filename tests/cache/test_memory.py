@@ -232,7 +232,7 @@ async def test_a_lease_has_a_header_in_front_of_the_range() -> None:
     assert len(reader.log) == 2
 
 
-async def test_what_is_leased_is_never_evicted() -> None:
+async def test_leased_range_is_never_evicted() -> None:
     async with ByteCache(FakeReader(), max_bytes=100) as cache, cache.lease(URL, 0, 60):
         for start in range(0, 900, 30):
             await cache.fetch(OTHER, start, start + 30)
@@ -361,7 +361,7 @@ async def test_an_open_range_that_does_not_fit_is_not_kept() -> None:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=CALM)
 @given(spans=st.lists(st.tuples(st.sampled_from([URL, OTHER]), st.integers(0, 20), st.integers(0, 20)), max_size=30))
-async def test_many_come_in_input_order_and_equal_ones_once(spans: list[tuple[str, int, int]]) -> None:
+async def test_fetch_many_keeps_order_and_fetches_equal_ranges_once(spans: list[tuple[str, int, int]]) -> None:
     reader = FakeReader()
     ranges = [ByteRange(url, start, start + length) for url, start, length in spans]
     async with ByteCache(reader, max_bytes=10_000) as cache:
@@ -641,7 +641,7 @@ async def test_equal_questions_are_one_request_while_a_caller_waits(verb: str, a
 
 @pytest.mark.parametrize("verb", ["fetch_tail", "fetch", "acquire"])
 @pytest.mark.parametrize("raised", [True, False])
-async def test_what_is_read_ahead_is_urgent_once_somebody_waits_for_it(verb: str, *, raised: bool) -> None:
+async def test_read_ahead_becomes_urgent_when_a_caller_waits_for_it(verb: str, *, raised: bool) -> None:
     arguments = (10,) if verb == "fetch_tail" else (0, 10)
     reader = HeldQuestions()
     ahead, joining = Caller(urgent=False), Caller(urgent=False)
@@ -793,7 +793,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=CALM)
 @given(operations=OPERATIONS)
-async def test_against_a_model(operations: list[tuple[str, int]]) -> None:
+async def test_byte_cache_behaves_as_its_model(operations: list[tuple[str, int]]) -> None:
     reader, model = FakeReader(gated=True), Model()
     askers: list[Asker] = []
 

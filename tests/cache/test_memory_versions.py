@@ -144,7 +144,7 @@ async def test_equal_ranges_under_two_signatures_are_one_flight() -> None:
     assert (statistics.misses, statistics.joins, statistics.hits, statistics.entries) == (1, 1, 1, 1)
 
 
-async def test_those_who_had_to_wait_for_room_are_counted() -> None:
+async def test_callers_that_had_to_wait_for_room_are_counted() -> None:
     async with ByteCache(VersionedObjects(), max_bytes=10) as cache:
         async with cache.lease(URL, 0, 10):
             for _ in range(2):

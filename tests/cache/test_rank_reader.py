@@ -69,7 +69,7 @@ def readers() -> Readers:
     return Readers()
 
 
-async def test_each_byte_is_asked_for_once_and_lies_in_memory_once(server: RangeServer, readers: Readers) -> None:
+async def test_bytes_are_asked_for_once_and_lie_in_memory_once(server: RangeServer, readers: Readers) -> None:
     url = f"{server.url}/a"
     async with readers.one() as first, readers.one() as second:
         for reader in (first, second):
@@ -96,7 +96,7 @@ async def test_each_byte_is_asked_for_once_and_lies_in_memory_once(server: Range
         assert bytes(empty.view) == b""
 
 
-async def test_who_ask_at_one_time_share_a_request(server: RangeServer, readers: Readers) -> None:
+async def test_concurrent_callers_share_a_request(server: RangeServer, readers: Readers) -> None:
     lent: list[Lease | None] = []
 
     async def ask(reader: RankReader) -> None:
@@ -172,7 +172,7 @@ async def test_memory_of_a_worker_is_its_own_until_its_end(server: RangeServer) 
         assert bytes(lease.view) == DATA[10_000:15_000]
 
 
-async def test_where_the_one_who_reads_ends_another_takes_its_place(server: RangeServer, readers: Readers) -> None:
+async def test_reader_that_ends_is_replaced_by_another(server: RangeServer, readers: Readers) -> None:
     url = f"{server.url}/a"
     slow = Slow()
     reads, may_end = anyio.Event(), anyio.Event()
@@ -231,7 +231,7 @@ async def test_errors_come_whole_and_a_replaced_object_is_one_for_all(
         assert changed == 2
 
 
-async def test_who_gives_up_costs_the_others_nothing(server: RangeServer, readers: Readers) -> None:
+async def test_caller_that_gives_up_costs_the_others_nothing(server: RangeServer, readers: Readers) -> None:
     url = f"{server.url}/a"
     slow = Slow()
     async with readers.one(lambda: slow) as first, readers.one() as second:
@@ -313,7 +313,7 @@ def _pages_bytes() -> int:
     return sum(found.values())
 
 
-async def test_where_memory_can_not_be_mapped_each_reads_for_itself(
+async def test_readers_that_cannot_map_memory_read_for_themselves(
     server: RangeServer, readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a sandbox hides what lies below /proc of other processes."""

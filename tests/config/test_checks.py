@@ -16,7 +16,7 @@ KINDS = (af.FetchConfig, af.TimeoutConfig, af.RetryConfig, af.HedgeConfig, af.S3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_no_field_may_hold_is_refused_by_its_name(kind: Any) -> None:  # noqa: ANN401
+def test_field_with_an_impossible_value_is_refused_by_name(kind: Any) -> None:  # noqa: ANN401
     values: tuple[object, ...] = (b"x", [], object(), math.nan, 1 + 0j, 10**400, -(10**5000))
     for name in kind.__dataclass_fields__:
         for value in (*values, *(() if name in {"region", "profile"} else ("",))):

@@ -60,7 +60,7 @@ def test_no_pickle_carries_a_value(protocol: int) -> None:
     assert list(again.tokens) == ["127.0.0.1"]
 
 
-def test_nothing_of_what_holds_a_configuration_carries_one(small_dataset: DatasetTruth) -> None:
+def test_holders_of_a_configuration_carry_no_secret(small_dataset: DatasetTruth) -> None:
     config = af.StreamConfig(fetch=CONFIG)
     stream = af.Stream(str(small_dataset.root), config=config)
     holders = [stream, af.torch.StreamDataset(stream), af.torch.FrameDataset(str(small_dataset.root), config=config)]
@@ -107,7 +107,7 @@ def test_copies_in_this_process_are_whole() -> None:
         assert again.tokens["127.0.0.1"] == "hidden-token"
 
 
-def test_it_is_a_mapping() -> None:
+def test_secrets_are_a_mapping() -> None:
     secrets = Secrets("tokens", {"a": "1", "b": "2"})
     assert (dict(secrets), len(secrets), "a" in secrets, "c" in secrets) == ({"a": "1", "b": "2"}, 2, True, False)
     assert secrets == {"a": "1", "b": "2"}
@@ -120,7 +120,7 @@ def test_it_is_a_mapping() -> None:
 
 
 @pytest.mark.parametrize("value", ["hidden", None, ["hidden"]])
-def test_what_is_no_mapping_is_refused_without_being_shown(value: Any) -> None:  # noqa: ANN401
+def test_value_that_is_no_mapping_is_refused_and_not_shown(value: Any) -> None:  # noqa: ANN401
     with pytest.raises(af.ConfigError, match="tokens must be a mapping") as caught:
         af.FetchConfig(tokens=value)
     assert "hidden" not in str(caught.value)
@@ -151,7 +151,7 @@ def test_secrets_reach_a_process_of_its_multiprocessing(server: RangeServer, met
     process.join(10)
 
 
-def test_what_is_sent_to_a_process_that_runs_already_has_none(server: RangeServer) -> None:
+def test_configuration_sent_to_a_running_process_has_no_secret(server: RangeServer) -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     sender.send(CONFIG)
     with pytest.raises(af.ConfigError, match="stayed behind"):
@@ -221,7 +221,7 @@ def test_a_urls_own_secrets_stay_behind_and_are_missed(url: str, left: str) -> N
 
 
 @pytest.mark.parametrize("url", ["sftp://me@host/a", "s3://bucket/a?token=b", "hf://datasets/a/b@c", "/a/b;key=d@e"])
-def test_what_is_no_secret_of_a_url_is_pickled(url: str) -> None:
+def test_url_without_secrets_is_pickled_whole(url: str) -> None:
     stream = af.Stream(url)
     for again in (pickle.loads(pickle.dumps(stream)), copy.deepcopy(stream), copy.copy(stream)):
         assert url_of(source_of(again)) == url

@@ -105,7 +105,7 @@ def test_a_chosen_torchcodec_doesnt_fall_back(h264: Video, broken: Callable[...,
     assert caught.value.__cause__ is NO_LIBRARIES
 
 
-def test_with_neither_the_error_has_the_commands(h264: Video, broken: Callable[..., None]) -> None:
+def test_missing_backends_are_an_error_with_the_commands(h264: Video, broken: Callable[..., None]) -> None:
     broken(torchcodec_decoders=NO_LIBRARIES, av=ModuleNotFoundError("No module named 'av'"))
     with pytest.raises(MissingDependency) as caught:
         open_decoder(h264.clip(), backend="auto")

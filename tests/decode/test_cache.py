@@ -201,7 +201,7 @@ def test_decoders_without_a_size_are_counted_only() -> None:
     assert (cache.statistics().size, cache.statistics().nbytes) == (2, 0)
 
 
-def test_none_lifts_each_bound() -> None:
+def test_bounds_of_none_limit_nothing() -> None:
     cache: DecoderCache[Decoder] = DecoderCache(max_size=None, max_bytes=None)
     for key in range(300):
         cache.get(key, lambda: Decoder(1 << 40))
@@ -229,7 +229,7 @@ def test_heap_is_trimmed_after_a_share_of_the_bound_was_released(
     assert trims == [between, 2 * between, 3 * between]
 
 
-def test_more_can_be_allowed_and_not_less() -> None:
+def test_bound_can_be_raised_and_not_lowered() -> None:
     cache: DecoderCache[Decoder] = DecoderCache(2)
     cache.allow(1)
     assert cache.statistics().max_size == 2
@@ -280,7 +280,7 @@ def wait_for(cache: DecoderCache[Decoder], calls: int) -> None:
         reached.wait(0.001)
 
 
-def test_one_key_is_opened_once_for_all_threads() -> None:
+def test_key_is_opened_once_for_all_threads() -> None:
     cache: DecoderCache[Decoder] = DecoderCache()
     got: list[Decoder] = []
 
@@ -345,7 +345,7 @@ def test_a_failure_keeps_nothing_alive() -> None:
 
 
 @pytest.mark.parametrize("end", ["discard", "clear", "close"])
-def test_what_is_being_opened_when_it_is_discarded_is_not_kept(end: str) -> None:
+def test_decoder_discarded_while_it_opens_is_not_kept(end: str) -> None:
     cache: DecoderCache[Decoder] = DecoderCache()
 
     def open_it() -> Decoder:
@@ -378,7 +378,7 @@ def test_a_decoder_may_ask_the_cache_when_it_is_freed() -> None:
     assert sizes == [1, 1, 0]
 
 
-def test_closed_is_closed() -> None:
+def test_closed_cache_is_closed() -> None:
     cache: DecoderCache[Decoder] = DecoderCache()
     cache.get("file", Decoder)
     cache.close()
@@ -468,7 +468,7 @@ def descriptors() -> list[Path]:
     return [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
 
 
-def test_one_in_use_stays_open_when_it_is_evicted(h264: Video, tmp_path: Path) -> None:
+def test_decoder_in_use_stays_open_when_it_is_evicted(h264: Video, tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_bytes(h264.data)
     cache: DecoderCache[Any] = DecoderCache(max_size=1)

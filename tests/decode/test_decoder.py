@@ -278,7 +278,7 @@ def damage(video: Video, frame: int, *, skipped: int, stopped: int | None = None
 @each_backend
 @pytest.mark.parametrize("name", LONG_GROUPS)
 @pytest.mark.parametrize("together", [1, 2])
-def test_behind_a_damaged_frame_no_other_of_its_group_is_given(
+def test_frames_behind_a_damaged_one_of_their_group_are_missing(
     images: list[NDArray[np.uint8]], name: str, backend: DecoderBackend, together: int
 ) -> None:
     """The decoder itself would go on with the next frame, on the picture before the damaged one."""

@@ -82,7 +82,7 @@ async def test_calls_are_timed() -> None:
     assert 0.02 <= now.call.max_seconds <= now.call.sum_seconds == now.busy_seconds
 
 
-async def test_all_threads_run_at_a_time_and_no_more() -> None:
+async def test_pool_runs_all_its_threads_at_a_time_and_no_more() -> None:
     pool = DecodePool(3)
     together = threading.Barrier(3, timeout=10)
     running = peak = 0
@@ -169,7 +169,7 @@ async def test_a_pool_that_nobody_refers_to_ends_its_threads() -> None:
     assert not thread.is_alive()
 
 
-async def test_what_no_future_takes_comes_back_as_an_error() -> None:
+async def test_stop_iteration_of_a_call_comes_back_as_an_error() -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
         await DecodePool(1).run(next, iter(()))
 
@@ -229,7 +229,7 @@ async def test_a_task_cancelled_at_any_step_leaves_the_pool_whole(steps: int) ->
     assert await pool.run(len, "abc") == 3
 
 
-async def test_who_is_cancelled_while_waiting_is_never_called() -> None:
+async def test_call_cancelled_while_it_waits_is_never_made() -> None:
     pool, held, called = DecodePool(1), HeldCall(), threading.Event()
     async with anyio.create_task_group() as group:
         group.start_soon(pool.run, held)

@@ -79,7 +79,7 @@ def test_a_png_in_rgb_is_the_same_without_torchcodec(monkeypatch: pytest.MonkeyP
     [b"", b"\x89PNG", b"not an image", image("png", "rgb24", RGB)[:60], image("png", "gray", GRAY)[:60], b"II*\0" * 9],
     ids=["empty", "start", "text", "cut", "cut gray", "tiff"],
 )
-def test_what_is_no_image_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_image_are_refused(data: bytes) -> None:
     with pytest.raises(DecodeError, match=f"row 7: .* {len(data)} bytes"):
         decode_image(data, name="row 7")
 
@@ -123,7 +123,7 @@ def test_a_damaged_tiff_of_floats_is_refused_by_name(lost: dict[int, int]) -> No
         decode_image(bytes(data), name="row 7")
 
 
-def test_without_pyav_the_error_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyav_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "_problem", lambda module: ImportError("no av") if module == "av" else None)
     assert decode_image(image("png", "rgb24", RGB)).shape == (3, 31, 50)
     with pytest.raises(MissingDependency, match=re.escape(install_command("pyav"))):

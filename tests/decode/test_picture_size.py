@@ -109,7 +109,7 @@ def test_padded_pictures_are_whole_between_bars(
 
 @each_backend
 @each_fit
-def test_all_ways_to_read_give_the_same_pictures(h264: Video, backend: DecoderBackend, fit: Fit) -> None:
+def test_pictures_are_the_same_in_all_ways_to_read(h264: Video, backend: DecoderBackend, fit: Fit) -> None:
     decoder = open_decoder(h264.clip(), backend=backend, size=PictureSize(37, 53, fit))
     together, each = decoder.frames([3, 4, 5]), decoder.each([3, 4, 5, 5])
     given: dict[int, torch.Tensor] = {}

@@ -344,7 +344,7 @@ ELSEWHERE: Final = (
         "versions",
         "a broken body without a strong ETag",
         "begun again, never joined",
-        "test_http_faults.py::test_without_a_strong_etag_a_broken_body_starts_over",
+        "test_http_faults.py::test_broken_body_without_a_strong_etag_starts_over",
     ),
     Elsewhere(
         "versions",
@@ -412,7 +412,12 @@ ELSEWHERE: Final = (
         "not used again",
         "test_http_faults.py::test_a_late_surplus_does_not_reach_the_next_request_either",
     ),
-    Elsewhere("connections", "nobody listens", "`ConnectionFailed`", "test_http_faults.py::test_nothing_listens"),
+    Elsewhere(
+        "connections",
+        "nobody listens",
+        "`ConnectionFailed`",
+        "test_http_faults.py::test_port_without_a_listener_is_tried_for_outage_seconds",
+    ),
     Elsewhere(
         "connections",
         "a handshake that never ends",
@@ -453,7 +458,7 @@ ELSEWHERE: Final = (
         "connections",
         "plain http to a port of TLS",
         "an error that says so",
-        "test_refusals.py::test_what_other_servers_of_tls_answer_is_told",
+        "test_refusals.py::test_plain_http_to_other_servers_of_tls_is_explained",
     ),
     Elsewhere(
         "redirects",
@@ -589,7 +594,7 @@ ELSEWHERE: Final = (
         "callers",
         "cancelled at any of their waits",
         "nothing of it stays, its buffer is not written to again",
-        "test_engine_cancellation.py::test_at_every_wait_of_a_read",
+        "test_engine_cancellation.py::test_cancellation_at_every_wait_of_a_read",
     ),
     Elsewhere(
         "callers",

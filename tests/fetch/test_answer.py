@@ -153,7 +153,7 @@ def test_another_answer_waits_until_its_place_is_known(
 
 
 @given(st.integers(1, 300), PIECES)
-def test_one_that_is_held_takes_no_more_than_its_body(length: int, sizes: list[int]) -> None:
+def test_held_answer_takes_no_more_than_its_body(length: int, sizes: list[int]) -> None:
     answer = Answer(SCRATCH)
     drain(feed(answer, head(0, length) + CONTENT[:length] + bytes(9000), sizes))
     assert (answer.phase, answer.has_surplus, len(answer._held)) == (Phase.HELD, True, length)
@@ -199,7 +199,7 @@ def test_a_head_without_one_length_is_all_that_is_told(length: str) -> None:
 
 
 @given(st.integers(0, len(head(0, 300)) + 299), PIECES, st.booleans())
-def test_one_that_is_stopped_lets_go_of_its_memory(cut: int, sizes: list[int], is_expected: bool) -> None:
+def test_stopped_answer_lets_go_of_its_memory(cut: int, sizes: list[int], is_expected: bool) -> None:
     whole = bytearray(300)
     answer = Answer(SCRATCH, ExpectedAnswer(0, 300, 300, None) if is_expected else None, lambda: memoryview(whole))
     text = head(0, 300) + CONTENT
@@ -212,7 +212,7 @@ def test_one_that_is_stopped_lets_go_of_its_memory(cut: int, sizes: list[int], i
 
 
 @given(st.binary(max_size=300), PIECES, st.booleans())
-def test_nothing_is_too_odd(rubbish: bytes, sizes: list[int], is_http: bool) -> None:
+def test_rubbish_is_read_without_an_exception(rubbish: bytes, sizes: list[int], is_http: bool) -> None:
     answer = Answer(SCRATCH, ExpectedAnswer(0, 9, len(CONTENT), None), lambda: memoryview(bytearray(9)))
     drain(feed(answer, (b"HTTP/1.1 206 x\r\n" if is_http else b"") + rubbish, sizes))
     assert answer.received_bytes == 0

@@ -57,7 +57,7 @@ def test_no_window_has_more_than_its_share(rate: int, asked: list[tuple[int, flo
             assert inside <= rate * (seconds + BURST_SECONDS) * (1 + 1e-9) + 1
 
 
-def test_what_is_not_used_is_lost_but_for_the_burst() -> None:
+def test_unused_bandwidth_is_lost_but_for_the_burst() -> None:
     now = 0.0
     bandwidth = Bandwidth(1000, now=lambda: now)
     assert bandwidth.reserve(1000) == pytest.approx(1 - BURST_SECONDS)
@@ -66,7 +66,7 @@ def test_what_is_not_used_is_lost_but_for_the_burst() -> None:
     assert bandwidth.reserve(10) == pytest.approx(1.01 - BURST_SECONDS)
 
 
-def test_what_is_given_back_is_had_by_the_next() -> None:
+def test_bandwidth_given_back_is_had_by_the_next() -> None:
     bandwidth = Bandwidth(1000, now=lambda: 0.0)
     bandwidth.reserve(1000)
     bandwidth.give_back(900)

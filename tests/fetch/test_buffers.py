@@ -192,7 +192,7 @@ async def test_a_long_range_is_copied_nowhere(
 
 
 @pytest.mark.parametrize("where", ["file", "fsspec"])
-async def test_what_is_no_web_server_scatters_too(
+async def test_local_files_and_fsspec_scatter_too(
     fetcher: Fetcher, tmp_path: Path, odd: type[OddFileSystem], taken: list[NDArray[np.uint8]], where: str
 ) -> None:
     url = "odd://x"
@@ -226,13 +226,15 @@ async def test_equal_batches_of_one_turn_have_memory_of_their_own(fetcher: Fetch
     assert all(keeps_only_itself(view) for views in batches for view in views)
 
 
-async def test_no_faster_than_allowed(fetcher_with: Callable[..., Fetcher], server: LyingServer) -> None:
+async def test_scattered_ranges_come_no_faster_than_allowed(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer
+) -> None:
     url = server.put("/x", CONTENT)
     async with fetcher_with(max_bytes_per_second=2_000_000) as fetcher:
         assert await fetcher.fetch_many(ranges_of(url, MIXED)) == in_content(MIXED)
 
 
-async def test_what_came_in_several_places_tells_how_fast_a_host_is(
+async def test_scattered_body_tells_the_speed_of_its_host(
     fetcher: Fetcher, server: LyingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
@@ -315,7 +317,7 @@ async def test_an_early_end_tells_both_lengths(
             await fetcher.fetch_many(ranges_of(url, MIXED))
 
 
-async def test_nothing_is_written_after_a_cancellation(
+async def test_buffers_are_not_written_after_a_cancellation(
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
     ca_file: str,
@@ -368,7 +370,7 @@ async def test_a_caller_that_leaves_costs_the_others_no_byte(
 
 
 @pytest.mark.parametrize("way", ["direct", "session"])
-async def test_each_range_gives_its_memory_back_by_itself(
+async def test_range_gives_its_memory_back_by_itself(
     fetcher: Fetcher, server: LyingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncfetch.runtime.memory_pool.SMALL_BYTES", LONG)

@@ -25,7 +25,7 @@ def way() -> str:
     return "direct"
 
 
-async def test_each_step_is_said_at_debug(
+async def test_connection_logs_each_step_at_debug(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[Step], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, LOGGER)
@@ -52,7 +52,7 @@ async def test_each_step_is_said_at_debug(
     assert "hidden" not in str(messages)
 
 
-async def test_nothing_is_said_otherwise(
+async def test_connection_logs_nothing_at_info(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

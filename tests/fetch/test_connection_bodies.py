@@ -57,7 +57,7 @@ def counting_parser(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("direct_bodies", [True, False])
-async def test_nothing_goes_through_the_reader(
+async def test_direct_bodies_bypass_the_reader(
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
     ca_file: str,
@@ -95,7 +95,7 @@ async def test_a_surplus_ends_the_connection(
     assert any_server.connections == 11
 
 
-async def test_what_waits_in_the_socket_ends_an_idle_connection(fetcher_with: Callable[..., Fetcher]) -> None:
+async def test_unread_bytes_in_the_socket_end_an_idle_connection(fetcher_with: Callable[..., Fetcher]) -> None:
     """Sent while the loop is busy, so that only the system knows of it."""
     honest = b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-0/1\r\nContent-Length: 1\r\n\r\nx"
     descriptors: list[int] = []
@@ -115,7 +115,7 @@ async def test_what_waits_in_the_socket_ends_an_idle_connection(fetcher_with: Ca
     assert len(descriptors) == 3
 
 
-async def test_nothing_is_written_after_a_cancellation(
+async def test_buffers_are_not_written_after_a_cancellation(
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
     ca_file: str,
@@ -258,7 +258,7 @@ async def test_chunks_that_break_while_nobody_reads_are_a_broken_body(
         assert fetcher.statistics().retries == 1
 
 
-async def test_what_is_asked_for_otherwise_has_connections_of_its_own(
+async def test_other_requests_have_connections_of_their_own(
     fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str
 ) -> None:
     url = any_server.put("/x", CONTENT)

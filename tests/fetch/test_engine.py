@@ -71,7 +71,9 @@ async def test_empty_object(fetcher: Fetcher, put: Callable[[str, bytes], str]) 
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 100_001), (100_001, None), (99_999, 100_001), (10**15, 10**15 + 1)])
-async def test_past_the_end(fetcher: Fetcher, put: Callable[[str, bytes], str], start: int, stop: int | None) -> None:
+async def test_range_past_the_end_is_not_satisfiable(
+    fetcher: Fetcher, put: Callable[[str, bytes], str], start: int, stop: int | None
+) -> None:
     with pytest.raises(RangeNotSatisfiable) as caught:
         await fetcher.fetch(put("x", CONTENT), start, stop)
     assert caught.value.size == 100_000
@@ -210,7 +212,9 @@ async def test_a_replaced_object_is_one_error_and_then_a_fresh_start(
     assert bytes(await fetcher.fetch(url)) == b"new content"
 
 
-async def test_what_another_fetcher_has_seen_is_insisted_on(fetcher: Fetcher, put: Callable[[str, bytes], str]) -> None:
+async def test_version_another_fetcher_has_seen_is_insisted_on(
+    fetcher: Fetcher, put: Callable[[str, bytes], str]
+) -> None:
     """In any range, also one that the new object hasn't; and against what this one has seen itself."""
     url = put("x", CONTENT)
     seen = await fetcher.stat(url)
@@ -286,7 +290,7 @@ async def test_listdir(fetcher: Fetcher, tmp_path: Path) -> None:
     assert [info.url for info in await fetcher.listdir(f"{tmp_path}/")] == [f"{tmp_path}/a/", f"{tmp_path}/b#"]
 
 
-async def test_as_many_entries_as_may_be_listed(
+async def test_listing_has_as_many_entries_as_allowed(
     fetcher_with: Callable[..., Fetcher], tmp_path: Path, odd: type[OddFileSystem]
 ) -> None:
     """Also of what has no pages: a local directory, and one of a back end of fsspec."""

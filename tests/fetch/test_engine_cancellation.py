@@ -133,7 +133,7 @@ async def _settled(work: Coroutine[Any, Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("story", STORIES)
-async def test_at_every_wait_of_a_read(
+async def test_cancellation_at_every_wait_of_a_read(
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
     ca_file: str,
@@ -158,7 +158,7 @@ async def test_at_every_wait_of_a_read(
     assert len(asyncio.all_tasks() - server.tasks) <= tasks
 
 
-async def test_at_every_wait_of_a_first_read(
+async def test_cancellation_at_every_wait_of_a_first_read(
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
     ca_file: str,
@@ -175,7 +175,7 @@ async def test_at_every_wait_of_a_first_read(
 
 
 @pytest.mark.parametrize("verb", ["fetch_many", "fetch_stream", "parts"])
-async def test_at_every_wait_of_a_batch(
+async def test_cancellation_at_every_wait_of_a_batch(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
     verb: str,
@@ -203,7 +203,7 @@ async def test_at_every_wait_of_a_batch(
         assert connections_to(server.port) == 0
 
 
-async def test_at_every_wait_of_a_read_from_the_hub() -> None:
+async def test_cancellation_at_every_wait_of_a_read_from_the_hub() -> None:
     url, buffer = "hf://datasets/org/name/x", bytearray(STOP - START)
     async with HubServer(token="t") as hub:
         hub.push("datasets/org/name", {"x": CONTENT})
@@ -219,7 +219,7 @@ async def test_at_every_wait_of_a_read_from_the_hub() -> None:
 
 @pytest.mark.usefixtures("aws_keys")
 @pytest.mark.timeout(60)  # 5 s of CPU, most of it in threads that sign: on a busy machine they wait for each other
-async def test_at_every_wait_of_a_read_from_s3() -> None:
+async def test_cancellation_at_every_wait_of_a_read_from_s3() -> None:
     url, buffer = "s3://b/x", bytearray(STOP - START)
     async with S3Server({"b/x": CONTENT}, regions={"b": "eu-west-1"}) as server:
         config = FetchConfig(ca_file=server.ca_file, trust_env=False, s3=S3Config(endpoint_url=server.url))
@@ -287,7 +287,7 @@ async def listdir(fetcher: Fetcher, place: Place) -> None:
 
 @pytest.mark.timeout(60)  # as above, for S3
 @pytest.mark.parametrize("place", ["https", "s3", "hub", "file", "fsspec"], indirect=True)
-async def test_at_every_wait_of_a_question(place: Place) -> None:
+async def test_cancellation_at_every_wait_of_a_question(place: Place) -> None:
     """Credentials, revisions and redirects are waited for, too."""
     waits = EveryWait()
     for cancelled in waits:
@@ -300,7 +300,7 @@ async def test_at_every_wait_of_a_question(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", ["s3", "hub", "file", "fsspec"], indirect=True)
-async def test_at_every_wait_of_a_listing(place: Place) -> None:
+async def test_cancellation_at_every_wait_of_a_listing(place: Place) -> None:
     """Of all its pages, by one fetcher, as above."""
     waits = EveryWait()
     async with Fetcher(place.config) as fetcher:
@@ -314,7 +314,7 @@ async def test_at_every_wait_of_a_listing(place: Place) -> None:
 
 @pytest.mark.timeout(60)  # as above
 @pytest.mark.parametrize("place", ["s3", "file"], indirect=True)
-async def test_at_every_wait_of_a_removal(place: Place) -> None:
+async def test_cancellation_at_every_wait_of_a_removal(place: Place) -> None:
     """Whether it was removed then, its fetcher sees it as it is; and it can be removed, or written anew."""
     waits, url = EveryWait(), place.url("x")
     for cancelled in waits:

@@ -122,7 +122,7 @@ async def check_growth(fetcher: Fetcher, url: str, count: int, *forget: Callable
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("any_server", "kind"), ROUNDS, indirect=["any_server"])
-async def test_nothing_stays_behind(
+async def test_web_requests_leave_nothing_behind(
     request: pytest.FixtureRequest,
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
@@ -160,7 +160,7 @@ async def start_threads() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("aws_keys")
-async def test_nothing_stays_behind_of_s3(fetcher_with: Callable[..., Fetcher], time: FakeTime) -> None:
+async def test_s3_requests_leave_nothing_behind(fetcher_with: Callable[..., Fetcher], time: FakeTime) -> None:
     async with S3Server({"b/x": CONTENT}, tls=False) as server:
         s3 = S3Config(endpoint_url=server.url)
         async with fetcher_with(time, timeouts=PATIENT, max_span_bytes=0, s3=s3) as fetcher:
@@ -169,7 +169,7 @@ async def test_nothing_stays_behind_of_s3(fetcher_with: Callable[..., Fetcher], 
 
 
 @pytest.mark.timeout(60)
-async def test_nothing_stays_behind_of_a_hub(fetcher_with: Callable[..., Fetcher], time: FakeTime) -> None:
+async def test_hub_requests_leave_nothing_behind(fetcher_with: Callable[..., Fetcher], time: FakeTime) -> None:
     async with HubServer(tls=False) as hub:
         hub.push("datasets/o/n", {"x": CONTENT})
         async with fetcher_with(time, timeouts=PATIENT, max_span_bytes=0, hub_endpoint=hub.url) as fetcher:
@@ -178,7 +178,7 @@ async def test_nothing_stays_behind_of_a_hub(fetcher_with: Callable[..., Fetcher
 
 
 @pytest.mark.timeout(60)
-async def test_nothing_stays_behind_of_fsspec(
+async def test_fsspec_reads_leave_nothing_behind(
     fetcher_with: Callable[..., Fetcher], odd: type[OddFileSystem], time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd().pipe_file("odd://y", CONTENT)

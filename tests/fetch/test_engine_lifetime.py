@@ -44,13 +44,13 @@ def way(request: pytest.FixtureRequest) -> str:
     return value
 
 
-async def test_it_is_a_range_reader(fetcher: Fetcher) -> None:
+async def test_fetcher_is_a_range_reader(fetcher: Fetcher) -> None:
     reader: RangeReader = fetcher
     assert reader is fetcher
 
 
 @pytest.mark.parametrize("url", ["/x", "http://127.0.0.1:1/"])
-async def test_closed_before_and_after(url: str) -> None:
+async def test_fetcher_is_closed_before_and_after_its_block(url: str) -> None:
     fetcher = Fetcher()
     with pytest.raises(ClosedError, match="new"):
         await fetcher.fetch(url, 0, 0)

@@ -79,7 +79,7 @@ SIZES = [0, 1, PART - 1, PART, PART + 1, 2 * PART, 5 * PART, 5 * PART + 7]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "path", "iterator"])
-async def test_what_is_put_is_what_is_read(kind: str, tmp_path: Path) -> None:
+async def test_object_is_read_as_it_was_put(kind: str, tmp_path: Path) -> None:
     """Sizes around those of parts, of which there are as many as needed."""
     content: dict[str, bytes] = {}
     async with S3Server(content) as server, fetcher_for(server) as fetcher:
@@ -225,7 +225,7 @@ REFUSALS: dict[str, tuple[Fault | S3Quirks | Keys, type[AsyncFetchError], str]] 
 
 @pytest.mark.parametrize("size", [500, len(CONTENT)])
 @pytest.mark.parametrize("name", REFUSALS)
-async def test_what_can_not_be_put_is_an_error_that_helps(name: str, size: int, time: FakeTime) -> None:
+async def test_failed_put_is_an_error_that_helps(name: str, size: int, time: FakeTime) -> None:
     """With url, host and attempts; no secret; and nothing is left of it."""
     what, kind, words = REFUSALS[name]
     content: dict[str, bytes] = {}
@@ -276,7 +276,7 @@ async def test_a_bucket_elsewhere_that_wants_the_requester_to_pay() -> None:
 
 
 @pytest.mark.parametrize("kind", ["parts", "one"])
-async def test_at_every_wait_of_a_put_to_s3(kind: str) -> None:
+async def test_cancellation_at_every_wait_of_a_put_to_s3(kind: str) -> None:
     """No upload stays, nothing is half there, and the next one works; also where a request is answered late."""
     content: dict[str, bytes] = {"b/x": b"before"}
     wanted = CONTENT[:2500] if kind == "parts" else CONTENT[:500]
@@ -297,7 +297,7 @@ async def test_at_every_wait_of_a_put_to_s3(kind: str) -> None:
     assert waits.count > 5
 
 
-async def test_at_every_wait_of_a_put_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancellation_at_every_wait_of_a_put_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncfetch.fetch.transports.file.WRITE_STEP_BYTES", 1000)
     path, descriptors = tmp_path / "d" / "x", len(os.listdir("/proc/self/fd"))
     async with Fetcher() as fetcher:
@@ -390,7 +390,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
-async def test_what_is_no_source(source: object, tmp_path: Path) -> None:
+async def test_value_that_is_no_source_is_refused(source: object, tmp_path: Path) -> None:
     async with Fetcher() as fetcher:
         with pytest.raises((ConfigError, NotFound), match=r"must be|path of the source|holds Python objects"):
             await fetcher.put(str(tmp_path / "x"), source)  # type: ignore[arg-type]
@@ -458,7 +458,7 @@ async def test_a_source_that_is_written_to_meanwhile(tmp_path: Path) -> None:
             await source.read(PART)
 
 
-async def test_what_is_deleted_is_gone(tmp_path: Path) -> None:
+async def test_deleted_object_is_gone(tmp_path: Path) -> None:
     content = {"b/x": b"1", "b/y": b"2"}
     async with S3Server(content) as server, fetcher_for(server) as fetcher:
         assert bytes(await fetcher.fetch("s3://b/x")) == b"1"
@@ -473,7 +473,7 @@ async def test_what_is_deleted_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["https://h/x", "hf://datasets/a/b/c", "memory://x", "s3://b", "s3://b/", "", "a\0b"])
-async def test_where_nothing_can_be_put(url: str) -> None:
+async def test_url_where_nothing_can_be_put_is_refused(url: str) -> None:
     async with Fetcher() as fetcher:
         with pytest.raises(ConfigError) as caught:
             await fetcher.put(url, b"x")
@@ -541,7 +541,7 @@ def moto() -> Iterator[str]:
     server.stop()
 
 
-async def test_with_motos_server(moto: str, tmp_path: Path) -> None:
+async def test_objects_are_put_to_motos_server(moto: str, tmp_path: Path) -> None:
     """What we put there is what aiobotocore itself reads, with the metadata that S3 gives it."""
     from aiobotocore.session import get_session
 

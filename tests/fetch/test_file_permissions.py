@@ -75,5 +75,5 @@ async def _put_where_nothing_may_be_written_any_more(fetcher: Fetcher, directory
 @pytest.mark.parametrize(
     "steps", [_list_what_leads_elsewhere, _put_into_a_drop_box, _put_where_nothing_may_be_written_any_more]
 )
-def test_what_a_user_may_do_in_part(steps: Steps) -> None:
+def test_files_that_a_user_may_use_in_part(steps: Steps) -> None:
     as_a_user(steps)

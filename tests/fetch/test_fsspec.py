@@ -67,7 +67,7 @@ async def test_a_wrong_number_of_bytes_is_an_error(odd: type[OddFileSystem], cha
     assert (caught.value.url, caught.value.start, caught.value.stop) == ("odd://x", 10, 20)
 
 
-async def test_what_is_no_bytes_is_an_error(odd: type[OddFileSystem]) -> None:
+async def test_back_end_that_gives_no_bytes_is_an_error(odd: type[OddFileSystem]) -> None:
     odd.read = lambda _: cast("bytes", None)
     async with Fetcher() as fetcher:
         with pytest.raises(FetchError, match="can't do it"):
@@ -194,7 +194,7 @@ async def test_a_hanging_back_end_holds_up_nobody(odd: type[OddFileSystem]) -> N
     assert buffer == bytes(10)
 
 
-async def test_what_a_cancelled_read_still_brings_is_thrown_away(odd: type[OddFileSystem]) -> None:
+async def test_late_bytes_of_a_cancelled_read_are_thrown_away(odd: type[OddFileSystem]) -> None:
     began, release, ended = threading.Event(), threading.Event(), threading.Event()
     buffer = bytearray(3000)
 
@@ -260,7 +260,9 @@ async def test_options_reach_the_file_system(tmp_path: object) -> None:
         ("odd://none", NotFound, "no such object"),
     ],
 )
-async def test_what_can_not_be_opened(odd: type[OddFileSystem], url: str, kind: type[Exception], said: str) -> None:
+async def test_url_that_can_not_be_opened_is_an_error(
+    odd: type[OddFileSystem], url: str, kind: type[Exception], said: str
+) -> None:
     async with Fetcher() as fetcher:
         with pytest.raises(kind, match=said):
             await fetcher.fetch(url)

@@ -82,7 +82,7 @@ async def test_progress_starts_the_count_of_attempts_afresh(odd: type[OddFileSys
 
 
 @pytest.mark.usefixtures("steps_of_1000")
-async def test_without_a_version_it_begins_again(odd: type[OddFileSystem], fetcher: Fetcher) -> None:
+async def test_read_without_a_version_begins_again(odd: type[OddFileSystem], fetcher: Fetcher) -> None:
     odd.info_of = lambda info: {**info, "created": None}
     odd.read = fails_at(odd, 2, ConnectionResetError("x"))
     async with fetcher:
@@ -269,7 +269,7 @@ except af.FetchTimeout: print("too late")
     assert (ended.stdout, ended.stderr) == ("too late\n", "")
 
 
-async def test_where_every_thread_hangs_the_next_one_is_told(
+async def test_hanging_threads_are_named_to_the_next_caller(
     odd: type[OddFileSystem], time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.THREADS", 2)

@@ -217,7 +217,7 @@ async def test_a_thread_that_came_back_is_used_again(odd: type[OddFileSystem], u
     assert len(used) == 1
 
 
-async def test_each_call_of_a_job_has_the_whole_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_of_a_job_have_the_whole_limit_each(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr("asyncfetch.fetch.transports.fsspec_threads.time", clock)
@@ -288,7 +288,9 @@ async def test_result_in_the_turn_of_a_cancellation_is_dropped(monkeypatch: pyte
     assert errors == []
 
 
-async def test_where_no_thread_can_be_started(odd: type[OddFileSystem], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_thread_that_cannot_be_started_is_an_error(
+    odd: type[OddFileSystem], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

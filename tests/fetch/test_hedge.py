@@ -239,7 +239,7 @@ async def test_overtaken_request_gives_up_its_place_at_once(
         assert fetcher.statistics().in_flight == 0
 
 
-async def test_when_both_fail_the_firsts_error_is_raised(
+async def test_first_error_is_raised_when_both_requests_fail(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     async with acquainted(fetcher_with, server) as (fetcher, url):
@@ -273,7 +273,9 @@ async def test_a_full_limiter_makes_no_second_request(
         assert server.peak_in_flight == 1
 
 
-async def test_switched_off(fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]) -> None:
+async def test_hedging_can_be_switched_off(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
+) -> None:
     timeouts = TimeoutConfig(first_byte_seconds=0.3)
     async with acquainted(fetcher_with, server, hedge=None, timeouts=timeouts) as (fetcher, url):
         server.will(step(silent="stall"))
@@ -293,7 +295,7 @@ async def test_a_redirect_that_is_late_is_overtaken(
         assert [request.path for request in server.requests] == ["/y", "/y", "/x"]
 
 
-async def test_over_tls(
+async def test_late_answer_over_tls_is_overtaken(
     fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, step: type[StepType], ca_file: str
 ) -> None:
     async with acquainted(fetcher_with, tls_server, ca_file=ca_file) as (fetcher, url):
@@ -352,7 +354,7 @@ async def overtakes(fetcher: Fetcher, url: str, late: Late) -> None:
 
 
 @pytest.mark.usefixtures("aws_keys")
-async def test_over_a_presigned_url() -> None:
+async def test_late_answer_of_a_presigned_url_is_overtaken() -> None:
     late = Late()
     async with S3Server({"b/x": CONTENT}, fault=late) as server:
         s3 = S3Config(endpoint_url=server.url)
@@ -360,7 +362,7 @@ async def test_over_a_presigned_url() -> None:
             await overtakes(fetcher, "s3://b/x", late)
 
 
-async def test_over_the_hubs_cdn() -> None:
+async def test_late_answer_of_the_hubs_cdn_is_overtaken() -> None:
     late = Late()
     async with HubServer(cdn_fault=late) as hub:
         hub.push("datasets/org/name", {"x": CONTENT})
@@ -527,7 +529,7 @@ def test_second_requests_in_vain_become_rare_but_go_on() -> None:
     assert 100 <= spend(hedging(max_share=0.03), 100_000, won=False) <= 300
 
 
-def test_none_is_off() -> None:
+def test_hedging_of_none_is_off() -> None:
     policy = Hedging(None)
     answer(policy, [0.1] * 1000)
     assert policy.patience_seconds is None

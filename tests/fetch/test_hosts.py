@@ -192,9 +192,7 @@ async def test_cancelled_while_it_connects(fetcher_with: Callable[..., Fetcher],
         assert fetcher.statistics().in_flight == 0
 
 
-async def test_nothing_writes_into_the_buffer_afterwards(
-    hasty: Fetcher, server: LyingServer, step: type[StepType]
-) -> None:
+async def test_buffer_is_not_written_after_a_timeout(hasty: Fetcher, server: LyingServer, step: type[StepType]) -> None:
     url = server.put("/x", CONTENT)
     server.will(step(cut=50, end="stall"))
     buffer = bytearray(100)
@@ -205,7 +203,7 @@ async def test_nothing_writes_into_the_buffer_afterwards(
     assert buffer == b"mine" * 25
 
 
-async def test_one_error_cancels_the_rest_of_a_batch(
+async def test_error_of_one_range_cancels_the_rest_of_its_batch(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     url = server.put("/x", CONTENT)

@@ -81,7 +81,7 @@ async def test_pause_is_the_hosts_and_error_its_own_for_any_refusal(
     assert time.sleeps == [20.0]
 
 
-async def test_of_two_pauses_the_one_that_ends_later_counts(time: FakeTime) -> None:
+async def test_pause_that_ends_later_counts_of_two(time: FakeTime) -> None:
     host = web_host(time)
     time.luck = 0.0
     await refuse(host, retry_after=20.0)
@@ -120,7 +120,7 @@ async def test_paused_host_with_the_earliest_end_is_forgotten_first(time: FakeTi
     assert left.keys() == {host.origin for host in paused} - {paused[7].origin} | {"https://new:443"}
 
 
-async def test_one_that_goes_away_during_a_pause_leaves_its_place(time: FakeTime) -> None:
+async def test_request_cancelled_in_a_pause_leaves_its_place(time: FakeTime) -> None:
     host = web_host(time, FetchConfig(max_requests_per_host=1))
     await refuse(host, retry_after=20.0)
     time.sleep = anyio.sleep  # type: ignore[assignment]
@@ -130,7 +130,7 @@ async def test_one_that_goes_away_during_a_pause_leaves_its_place(time: FakeTime
     assert (host.waiting, host.in_flight, host.is_idle) == (0, 0, True)
 
 
-async def test_those_who_wait_for_a_pause_s_end_wait(time: FakeTime) -> None:
+async def test_requests_held_up_by_a_pause_count_as_waiting(time: FakeTime) -> None:
     host = web_host(time)
     await refuse(host, retry_after=20.0)
     resume = anyio.Event()
@@ -225,7 +225,7 @@ async def test_thirty_percent_of_faults_don_t_spend_it(
     ],
     ids=str,
 )
-async def test_what_the_limit_begins_with(settings: dict[str, int], limit: int) -> None:
+async def test_limit_begins_as_configured(settings: dict[str, int], limit: int) -> None:
     assert Hosts(FetchConfig(**settings)).get("https://h:443", Route).limit == limit  # type: ignore[arg-type]
 
 

@@ -51,7 +51,9 @@ def _no_long_wait_for_a_text_that_never_comes(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("group", GROUPS)
-async def test_once(fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, group: str) -> None:
+async def test_faults_that_happen_once(
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, group: str
+) -> None:
     if any_server.speaks_tls and group == "connection half-closed":
         pytest.skip("TLS has no half-closed connections")
     faults = {f"/{number}": wire for number, wire in enumerate(GROUPS[group])}
@@ -63,7 +65,9 @@ async def test_once(fetcher_with: Callable[..., Fetcher], any_server: LyingServe
 
 
 @pytest.mark.parametrize("group", GROUPS)
-async def test_for_ever(fetcher_with: Callable[..., Fetcher], server: LyingServer, group: str) -> None:
+async def test_faults_that_go_on_for_ever(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, group: str
+) -> None:
     faults = {f"/{number}": wire for number, wire in enumerate(GROUPS[group])}
     left = dict(faults)
     server.every = lambda request: step_of(left.get(request.path))
@@ -152,7 +156,7 @@ async def test_no_fault_shows_a_secret(
 
 
 @pytest.mark.parametrize("row", ELSEWHERE, ids=lambda row: f"{row.group}, {row.name}")
-def test_what_is_shown_elsewhere_is(row: Elsewhere) -> None:
+def test_faults_shown_elsewhere_have_their_tests(row: Elsewhere) -> None:
     file, _, function = row.shown_by.partition("::")
     assert re.search(rf"^(async )?def {function}\(", (HERE / file).read_text(), re.MULTILINE)
 

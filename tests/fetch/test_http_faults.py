@@ -142,7 +142,7 @@ async def test_progress_resets_the_count_of_attempts(
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"weak"'])
-async def test_without_a_strong_etag_a_broken_body_starts_over(
+async def test_broken_body_without_a_strong_etag_starts_over(
     fetcher: Fetcher, server: LyingServer, step: type[StepType], etag: str | None
 ) -> None:
     url = server.put("/x", CONTENT, etag)
@@ -368,7 +368,9 @@ async def test_a_late_surplus_does_not_reach_the_next_request_either(fetcher: Fe
         assert bytes(await fetcher.fetch(url)) == b"x"
 
 
-async def test_nothing_listens(fetcher: Fetcher, server: LyingServer, time: FakeTime) -> None:
+async def test_port_without_a_listener_is_tried_for_outage_seconds(
+    fetcher: Fetcher, server: LyingServer, time: FakeTime
+) -> None:
     url = server.url("/x")
     await server.__aexit__()
     with pytest.raises(ConnectionFailed, match=r"no connection.*outage_seconds=300") as caught:

@@ -114,7 +114,7 @@ async def test_every_verb_is_right(url: str, patient: Fetcher, request: pytest.F
     ],
     ids=["tail", "long tail", "head", "stat"],
 )
-async def test_what_is_asked_first_is_right(
+async def test_answer_to_the_first_question_is_right(
     url: str,
     patient: Fetcher,
     request: pytest.FixtureRequest,
@@ -195,7 +195,7 @@ async def test_every_verb_is_right_of_servers_that_are_imitated(
         await read_by_every_verb(fetcher, server.put(f"/{name}", content), content, ranges=True)
 
 
-async def test_that_a_server_refuses_suffix_ranges_is_found_out_once(server: LyingServer, fetcher: Fetcher) -> None:
+async def test_refusal_of_suffix_ranges_is_found_out_once(server: LyingServer, fetcher: Fetcher) -> None:
     server.every = refuse_without_size
     for number in range(3):
         await fetcher.fetch_tail(server.put(f"/{number}", OBJECTS["2500000.bin"]), COUNT)

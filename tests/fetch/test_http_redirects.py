@@ -164,7 +164,7 @@ async def test_userinfo_stays_with_its_origin_and_out_of_messages(
         assert caught.value.host == f"127.0.0.2:{other.port}"
 
 
-async def test_each_hop_passes_the_limiter_of_its_own_host(
+async def test_hops_of_a_redirect_pass_the_limiters_of_their_hosts(
     fetcher: Fetcher, server: LyingServer, lying_server: type[LyingServer], step: type[StepType]
 ) -> None:
     async with lying_server(host="127.0.0.2") as other:
@@ -288,7 +288,7 @@ async def test_no_cookie_is_kept(fetcher: Fetcher, server: LyingServer, step: ty
     assert "cookie" not in server.requests[1].headers
 
 
-async def test_what_every_request_says(fetcher: Fetcher, server: LyingServer) -> None:
+async def test_headers_of_every_request(fetcher: Fetcher, server: LyingServer) -> None:
     await fetcher.fetch(server.put("/x", b"0123456789"), 2, 5)
     await fetcher.fetch(server.url("/x"), 3, 6)
     first, second = (request.headers for request in server.requests)
@@ -390,7 +390,7 @@ async def test_a_target_that_fails_is_forgotten(
     assert paths(server) == ["/z"]
 
 
-async def test_what_is_not_there_any_more_is_not_found(
+async def test_object_gone_from_a_known_target_is_not_found(
     fetcher: Fetcher, server: LyingServer, step: type[StepType]
 ) -> None:
     server.put("/y", b"0123456789")
@@ -439,7 +439,7 @@ async def test_remembered_target_gets_its_own_origins_secrets_alone(
         assert paths(server) == ["/here", "/y", "/away", "/y"]
 
 
-async def test_what_one_login_was_told_is_not_for_another(
+async def test_redirect_of_one_login_is_not_for_another(
     fetcher: Fetcher, server: LyingServer, step: type[StepType]
 ) -> None:
     server.put("/y", b"0123456789")

@@ -92,7 +92,7 @@ async def test_a_request_is_made_anew_for_another_version(
     assert sent == [tag for version in tags for tag in (None, version, version, version)]
 
 
-async def test_nothing_is_repeated_beneath(
+async def test_request_is_not_repeated_by_aiohttp(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     """aiohttp sends what is idempotent a second time; on a new connection that is an attempt of the retry layer's."""
@@ -121,7 +121,7 @@ async def test_host_of_unplain_answers_is_asked_by_the_session(
         assert (now.retries, now.errors) == (0, 0)
 
 
-def test_nothing_private_of_aiohttp_is_used() -> None:
+def test_engine_uses_nothing_private_of_aiohttp() -> None:
     package = Path(asyncfetch.__file__).parent
     pattern = r"aiohttp\.(connector|client_proto|client_reqrep|_)|aiohttp import .*\b_"
     found = subprocess.run(

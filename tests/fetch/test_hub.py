@@ -50,7 +50,7 @@ def paths(hub: HubServer) -> list[str]:
     return [request.path for request in hub.hub.requests]
 
 
-async def test_one_question_per_revision_and_per_file() -> None:
+async def test_hub_is_asked_once_per_revision_and_per_file() -> None:
     async with filled() as hub, fetcher_for(hub, max_span_bytes=0) as fetcher:
 
         async def read(start: int) -> None:
@@ -186,7 +186,7 @@ async def test_the_token_file(variable: str, monkeypatch: pytest.MonkeyPatch, tm
             assert "FetchConfig" not in str(refused.value)  # which a user of the Hub has never heard of
 
 
-async def test_it_tells_the_hub_that_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endpoint_is_the_hub_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     for named, endpoint in (
         ("", ""),
         ("https://huggingface.co/", ""),
@@ -255,7 +255,7 @@ async def test_a_short_quota_is_waited_for(time: FakeTime) -> None:
         ({"RateLimit": '"api";r=0;t=55', "Retry-After": "3"}, 3.0),
     ],
 )
-def test_what_a_server_asks_us_to_wait(headers: dict[str, str], seconds: float | None) -> None:
+def test_pause_that_a_server_asks_for(headers: dict[str, str], seconds: float | None) -> None:
     assert pause_seconds(headers, wall_now=0.0) == seconds
 
 
@@ -452,7 +452,7 @@ async def test_an_endpoint_that_is_no_hub(body: bytes, server: object) -> None:
     assert str(caught.value)
 
 
-async def test_nothing_secret_in_errors_or_logs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_and_logs_show_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     shown: list[str] = []
     for fault in [Fault.status(403), Fault.reset(None), Fault.truncate(3), Fault.short(), Fault.redirect("http://h/")]:
@@ -480,7 +480,7 @@ async def test_nothing_secret_in_errors_or_logs(caplog: pytest.LogCaptureFixture
         ("hf://datasets/o/n/a@b", ("datasets", "o/n", "main", "a@b")),
     ],
 )
-def test_what_a_url_names(url: str, parts: tuple[str, str, str, str]) -> None:
+def test_hub_url_names_repository_revision_and_path(url: str, parts: tuple[str, str, str, str]) -> None:
     assert HubFile.parse(url) == HubFile(*parts)
 
 
@@ -515,7 +515,7 @@ def _policy(end: float, text: str = "") -> str:
         ({}, None),
     ],
 )
-def test_when_a_signature_expires(query: dict[str, str], seconds: float | None) -> None:
+def test_signature_expires_as_its_url_says(query: dict[str, str], seconds: float | None) -> None:
     url = URL("https://cdn/x").with_query(query)
     assert signed_seconds(url, served_at=1767225600.0) == seconds
 

@@ -143,12 +143,12 @@ def learned(*, lowest: int = LOWEST, initial: int = INITIAL, highest: int = HIGH
         pytest.param(lambda: thrashing, id="thrashing"),
     ],
 )
-def test_it_ends_within_a_fifth_of_the_best_fixed_limit(server: Callable[[], Server], initial: int) -> None:
+def test_limit_ends_within_a_fifth_of_the_best_fixed_one(server: Callable[[], Server], initial: int) -> None:
     best = max(simulate(server(), Now(limit)) for limit in FIXED)
     assert simulate(server(), learned(initial=initial)) >= 0.8 * best
 
 
-def test_it_doesnt_ask_a_slow_server_for_more_than_it_can_do() -> None:
+def test_limit_is_what_a_slow_server_can_do() -> None:
     limit = learned()
     simulate(queueing, limit)
     assert 26 <= limit.limit <= 32 * LATE
@@ -172,7 +172,7 @@ def test_a_refusal_now_and_then_is_borne() -> None:
     assert limit.limit == HIGHEST
 
 
-def test_it_comes_back_after_a_bad_minute() -> None:
+def test_limit_comes_back_after_a_bad_minute() -> None:
     def bad_for_a_while(now: float, in_flight: int, dice: random.Random) -> Answer:
         return unlimited(now, in_flight, dice)._replace(refused=5 < now < 10)
 
@@ -184,7 +184,7 @@ def test_it_comes_back_after_a_bad_minute() -> None:
     assert limit.limit == HIGHEST
 
 
-def test_it_stays_where_it_doesnt_bind() -> None:
+def test_limit_stays_where_it_doesnt_bind() -> None:
     limit = learned()
     simulate(unlimited, limit, others_wait=False)
     assert limit.limit == INITIAL
@@ -241,7 +241,7 @@ events = st.one_of(
 
 
 @given(bounds=st.lists(st.integers(1, 300), min_size=3, max_size=3), history=st.lists(events, max_size=300))
-def test_never_outside_its_bounds(bounds: list[int], history: list[tuple[object, ...]]) -> None:
+def test_limit_is_never_outside_its_bounds(bounds: list[int], history: list[tuple[object, ...]]) -> None:
     lowest, initial, highest = sorted(bounds)
     limit, now = learned(lowest=lowest, initial=initial, highest=highest), 0.0
     for event in history:

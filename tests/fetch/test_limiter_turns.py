@@ -77,7 +77,7 @@ async def test_callers_take_turns() -> None:
         assert visits.entered == ["a0", "a1", "b0", "c0", "a2", "b1", "a3"]
 
 
-async def test_those_behind_another_share_its_line() -> None:
+async def test_callers_behind_another_share_its_line() -> None:
     async with Visits(Limiter(1)) as visits:
         a, b = Caller(), Caller()
         for name, caller in [("in", b), ("a0", a), ("a1", Caller(behind=a)), ("b0", b), ("a2", Caller(behind=a))]:
@@ -86,7 +86,7 @@ async def test_those_behind_another_share_its_line() -> None:
         assert visits.entered == ["in", "a0", "b0", "a1", "a2"]
 
 
-async def test_what_is_waited_for_goes_before_read_ahead() -> None:
+async def test_urgent_requests_go_before_read_ahead() -> None:
     async with Visits(Limiter(1)) as visits:
         for name, urgent in [("in", True), ("ahead 0", False), ("ahead 1", False), ("urgent", True)]:
             await visits.visit(name, Caller(urgent=urgent))
@@ -142,7 +142,7 @@ async def test_a_promotion_opens_what_was_reserved() -> None:
         assert limiter.in_use == 8
 
 
-async def test_what_is_reserved_is_free_for_what_is_urgent_alone() -> None:
+async def test_reserved_places_are_free_for_urgent_callers_alone() -> None:
     limiter = Limiter(16, reserves=True)
     ahead = Caller(urgent=False)
     async with Visits(limiter) as visits:
@@ -171,7 +171,7 @@ async def test_raised_limit_lets_more_in_and_lowered_one_stops_nothing() -> None
         assert (limiter.in_use, limiter.waiting) == (1, 1)
 
 
-async def test_one_that_goes_away_changes_nobody_s_turn() -> None:
+async def test_caller_that_goes_away_changes_no_other_turn() -> None:
     async with Visits(Limiter(1)) as visits:
         a, b = Caller(), Caller()
         await visits.visit("in")
@@ -202,7 +202,7 @@ async def test_place_of_a_caller_cancelled_as_it_enters_is_passed_on() -> None:
         assert visits.limiter.in_use == 1
 
 
-async def test_however_many_wait_another_caller_s_turn_is_the_next() -> None:
+async def test_turn_of_another_caller_is_next_however_many_wait() -> None:
     limiter = Limiter(4)
     order: list[str] = []
 

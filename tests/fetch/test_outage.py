@@ -94,7 +94,7 @@ def test_probes_come_later_each_time_up_to_a_bound() -> None:
     assert (outage.is_away, outage.gave_up_at) == (False, now)
 
 
-def test_what_was_under_way_moves_no_probe() -> None:
+def test_request_that_was_under_way_moves_no_probe() -> None:
     outage = away()
     before = outage.wait_seconds(0.05)
     assert not outage.failed(0.05, luck=1.0, is_probe=False)
@@ -131,7 +131,7 @@ def test_a_warning_comes_once_and_says_how_long_still() -> None:
 
 
 @pytest.mark.parametrize("config", [RetryConfig(attempts=1), RetryConfig(outage_seconds=0)])
-def test_where_none_is_waited_for_there_is_none(config: RetryConfig) -> None:
+def test_outage_never_begins_where_it_is_switched_off(config: RetryConfig) -> None:
     outage = Outage(config)
     assert not any(outage.failed(0.0, luck=1.0, is_probe=False) for _ in range(100))
     assert not outage.is_away
@@ -226,7 +226,7 @@ class SimulatedHost:
 
 
 @pytest.mark.parametrize("seconds", [2.0, 12.0, 60.0])
-async def test_one_probe_then_the_learned_limit(seconds: float) -> None:
+async def test_outage_has_one_probe_then_the_learned_limit(seconds: float) -> None:
     time = VirtualTime()
     simulated = SimulatedHost(time)
     simulated.is_there = False
@@ -250,7 +250,7 @@ async def test_one_probe_then_the_learned_limit(seconds: float) -> None:
     assert (simulated.host.waiting, simulated.host.in_flight, simulated.host.is_idle) == (0, 0, True)
 
 
-async def test_one_failure_of_a_busy_host_holds_nobody_up() -> None:
+async def test_failure_of_a_busy_host_holds_up_no_other_request() -> None:
     time = VirtualTime()
     simulated = SimulatedHost(time)
     async with anyio.create_task_group() as group:
@@ -267,7 +267,7 @@ async def test_one_failure_of_a_busy_host_holds_nobody_up() -> None:
     assert simulated.host.statistics().outages == 0
 
 
-async def test_what_is_waited_for_goes_before_read_ahead() -> None:
+async def test_urgent_requests_go_before_read_ahead() -> None:
     time = VirtualTime()
     simulated = SimulatedHost(time, FetchConfig(max_requests_per_host=8))
     simulated.is_there = False
@@ -313,7 +313,7 @@ async def test_an_outage_beyond_its_time_ends_all_that_waited() -> None:
     assert len(simulated.answered) == 1
 
 
-async def test_who_asks_after_that_is_waited_for_anew() -> None:
+async def test_outage_beyond_its_time_is_waited_for_anew() -> None:
     time = VirtualTime()
     simulated = SimulatedHost(time, FetchConfig(retry=RetryConfig(outage_seconds=60)))
     simulated.is_there = False
@@ -623,7 +623,7 @@ async def test_a_resolver_that_is_away(
 
 
 @pytest.mark.parametrize(("status", "kind"), [(401, AccessDenied), (403, AccessDenied), (404, NotFound)])
-async def test_what_is_refused_is_told_at_once(
+async def test_refusal_during_an_outage_is_raised_at_once(
     fetcher: Fetcher, server: LyingServer, step: type[Step], time: FakeTime, status: int, kind: type[FetchError]
 ) -> None:
     server.will(step(status=503), step(status=status))
@@ -634,7 +634,7 @@ async def test_what_is_refused_is_told_at_once(
 
 
 @pytest.mark.parametrize("ends_by", ["cancellation", "closing"])
-async def test_who_waits_can_leave_at_once(
+async def test_waiting_requests_can_leave_at_once(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, ends_by: str
 ) -> None:
     url = server.put("/x", CONTENT)

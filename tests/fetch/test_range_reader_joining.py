@@ -117,7 +117,7 @@ async def test_a_lone_range_waits_for_one_turn_only(fetcher: Fetcher, server: Ly
     assert turns <= 3  # one for the task to begin, one for its turn to end
 
 
-async def test_nothing_is_shared_where_joining_is_off(
+async def test_calls_share_no_request_where_joining_is_off(
     fetcher_with: Callable[..., Fetcher], server: LyingServer
 ) -> None:
     url = server.put("/x", CONTENT)
@@ -155,7 +155,7 @@ async def test_a_turn_with_very_many_ranges_is_planned_in_pieces(fetcher: Fetche
     assert len(server.requests) <= 3
 
 
-async def test_what_several_readers_of_a_batch_ask_for_is_joined(fetcher: Fetcher, server: LyingServer) -> None:
+async def test_batches_of_several_readers_are_joined(fetcher: Fetcher, server: LyingServer) -> None:
     url = server.put("/x", CONTENT)
     batches = [[ByteRange(url, at, at + 40), ByteRange(url, at + 100, at + 140)] for at in (0, 50, 200)]
     views = await gather(*(partial(fetcher.fetch_many, batch) for batch in batches))
@@ -258,7 +258,7 @@ async def test_shared_read_ahead_is_urgent_once_a_part_is_waited_for(
 # --- memory
 
 
-async def test_each_has_memory_of_its_own(fetcher: Fetcher, server: LyingServer) -> None:
+async def test_joined_calls_have_memory_of_their_own(fetcher: Fetcher, server: LyingServer) -> None:
     url = server.put("/x", CONTENT)
     buffer = bytearray(50)
     one, other, _ = await gather(
@@ -430,7 +430,7 @@ async def test_range_of_a_turn_knows_the_requests_before_its_own() -> None:
     }
 
 
-async def test_what_is_asked_for_after_planning_failed_is_planned(
+async def test_calls_after_a_failed_planning_are_planned(
     fetcher: Fetcher, server: LyingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = server.put("/x", CONTENT)
@@ -475,7 +475,7 @@ async def test_a_cancelled_caller_costs_the_others_nothing_but_time(
     assert fetcher.statistics().in_flight == 0
 
 
-async def test_when_nobody_is_left_the_request_ends(fetcher: Fetcher, server: LyingServer) -> None:
+async def test_request_ends_with_its_last_caller(fetcher: Fetcher, server: LyingServer) -> None:
     url = server.put("/x", CONTENT)
     held = Held(server)
     async with anyio.create_task_group() as group:

@@ -260,7 +260,7 @@ async def test_range_on_slow_streams_has_parts_below_half_the_length() -> None:
 
 
 @pytest.mark.alone
-async def test_on_fast_streams_parts_stay_long() -> None:
+async def test_parts_stay_long_on_fast_streams() -> None:
     content = bytes(16 * MIB)
     async with RangeServer({"x": content}, tls=False) as server, Fetcher(FetchConfig(trust_env=False)) as fetcher:
         await fetcher.stat(f"{server.url}/x")

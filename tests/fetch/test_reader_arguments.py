@@ -37,7 +37,7 @@ async def refused(ask: Callable[[], Awaitable[object]]) -> str:
 
 
 @pytest.mark.parametrize("url", NO_URLS, ids=repr)
-async def test_what_is_no_url(fetcher: Fetcher, url: Any) -> None:  # noqa: ANN401
+async def test_value_that_is_no_url_is_refused(fetcher: Fetcher, url: Any) -> None:  # noqa: ANN401
     for verb in (fetcher.stat, fetcher.fetch, fetcher.listdir):
         await refused(partial(verb, url))
     await refused(lambda: fetcher.fetch_head(url, 1))
@@ -46,7 +46,7 @@ async def test_what_is_no_url(fetcher: Fetcher, url: Any) -> None:  # noqa: ANN4
 
 
 @pytest.mark.parametrize("number", NO_NUMBERS, ids=repr)
-async def test_what_is_no_whole_number(fetcher: Fetcher, path: str, number: Any) -> None:  # noqa: ANN401
+async def test_value_that_is_no_whole_number_is_refused(fetcher: Fetcher, path: str, number: Any) -> None:  # noqa: ANN401
     for start, stop in ((number, 4), (number, None), *([(0, number)] if number is not None else [])):
         assert f"[{start!r}, {stop!r}) of {path}" in await refused(partial(fetcher.fetch, path, start, stop))
     assert "whole number" in await refused(partial(fetcher.fetch_into, path, number, 4, bytearray(4)))
@@ -56,7 +56,7 @@ async def test_what_is_no_whole_number(fetcher: Fetcher, path: str, number: Any)
 
 
 @pytest.mark.parametrize("ranges", [None, 5, "abc", [None], [("/x", 0, 1)]], ids=repr)
-async def test_what_are_no_ranges(fetcher: Fetcher, ranges: Any) -> None:  # noqa: ANN401
+async def test_values_that_are_no_ranges_are_refused(fetcher: Fetcher, ranges: Any) -> None:  # noqa: ANN401
     assert "ByteRange" in await refused(lambda: fetcher.fetch_many(ranges))
     with pytest.raises(ConfigError, match="ByteRange"):
         fetcher.fetch_stream(ranges)
@@ -88,14 +88,14 @@ async def test_numbers_of_numpy_do_not_overflow(tmp_path: Path) -> None:
         assert await fetcher.fetch_many(nested) == [content[:99], content[10:20]]
 
 
-async def test_nothing_needs_no_room(fetcher: Fetcher, path: str, tmp_path: Path) -> None:
+async def test_empty_buffers_need_no_room(fetcher: Fetcher, path: str, tmp_path: Path) -> None:
     for nothing in (np.empty(0), np.empty((0, 3), np.float32), bytearray()):
         await fetcher.fetch_into(path, 5, 5, nothing)  # type: ignore[arg-type]
         assert (await fetcher.put(str(tmp_path / "y"), nothing)).size == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("config", [5, {}, "x"], ids=repr)
-def test_what_is_no_configuration(config: Any) -> None:  # noqa: ANN401
+def test_value_that_is_no_configuration_is_refused(config: Any) -> None:  # noqa: ANN401
     with pytest.raises(ConfigError, match="config must be a FetchConfig or None, not of type"):
         Fetcher(config)
 

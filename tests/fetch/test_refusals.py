@@ -65,7 +65,7 @@ async def test_connection_of_a_closed_fetcher_is_no_fault_of_the_host() -> None:
         ("", []),
     ],
 )  # fmt: skip
-def test_what_a_server_asks_for(header: str, asked: list[str]) -> None:
+def test_challenges_name_the_logins_a_server_asks_for(header: str, asked: list[str]) -> None:
     found = challenges(CIMultiDict([("WWW-Authenticate", header)]), "WWW-Authenticate")
     assert found == asked
     assert "hunter2" not in str(found)
@@ -200,7 +200,9 @@ async def test_plain_http_to_a_port_of_tls_is_told(hasty: Fetcher, tls_only: str
     ],
     ids=["Go", "Apache", "an alert of TLS 1.0", "an alert of TLS 1.2", "nothing"],
 )
-async def test_what_other_servers_of_tls_answer_is_told(hasty: Fetcher, server: LyingServer, answer: bytes) -> None:
+async def test_plain_http_to_other_servers_of_tls_is_explained(
+    hasty: Fetcher, server: LyingServer, answer: bytes
+) -> None:
     server.every = lambda _: Step(raw=answer, end="close")
     with pytest.raises(FetchError, match=r"TLS.*write https:// in the url"):
         await hasty.fetch(server.url("/x"), 0, 10)
@@ -273,7 +275,7 @@ async def test_a_network_that_says_it_wants_a_login(fetcher: Fetcher, server: Ly
     ],
     ids=["a directory", "html", "a program", "bytes", "bytes that look so", "a long object"],
 )
-async def test_what_was_asked_for_is_no_page_in_its_place(
+async def test_object_is_not_taken_for_a_page_in_its_place(
     fetcher: Fetcher, server: LyingServer, path: str, step: Step
 ) -> None:
     server.every = lambda _: step

@@ -241,7 +241,7 @@ async def test_an_address_that_breaks_what_it_accepts_is_set_aside(
         assert servers[bad].connections <= 1
 
 
-async def test_all_addresses_dead_is_one_clear_error(fetcher_with: Callable[..., Fetcher], names: Names) -> None:
+async def test_dead_addresses_are_one_clear_error(fetcher_with: Callable[..., Fetcher], names: Names) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -314,7 +314,7 @@ async def test_names_are_asked_again_after_a_while(names: Names) -> None:
     assert names.asked == 2
 
 
-async def test_what_is_set_aside_comes_back(names: Names) -> None:
+async def test_address_that_is_set_aside_comes_back(names: Names) -> None:
     clock = Ticking()
     resolver = Resolver(now=clock)
     names.addresses = ["127.0.0.1", "127.0.0.2"]
@@ -324,7 +324,7 @@ async def test_what_is_set_aside_comes_back(names: Names) -> None:
     assert {(await order(resolver))[0] for _ in range(4)} == {"127.0.0.1", "127.0.0.2"}
 
 
-async def test_one_that_works_again_is_no_longer_aside(names: Names) -> None:
+async def test_address_that_works_again_is_no_longer_aside(names: Names) -> None:
     resolver = Resolver(names, now=Ticking())
     resolver.set_aside([("127.0.0.1", 80)])
     resolver.connected([("127.0.0.2", 80), ("127.0.0.1", 80)], ("127.0.0.1", 80))

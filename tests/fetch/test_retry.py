@@ -65,7 +65,7 @@ def test_retry_after_beyond_the_maximum_is_throttling() -> None:
     assert "31 s" in final.message
 
 
-def test_what_no_wait_would_change_stays_what_it_is() -> None:
+def test_failure_that_no_wait_would_change_stays_as_it_is() -> None:
     missing = AttemptFailed(NotFound, "no", RetryVerdict.FATAL, 404, retry_after=3600.0)
     assert giving_up(missing, RetryConfig()) is missing
 
@@ -212,7 +212,7 @@ def test_an_empty_budget_says_so() -> None:
 
 
 @pytest.mark.parametrize(("share", "lasts"), [(0.3, True), (0.45, True), (0.6, False)])
-def test_it_lasts_where_most_requests_succeed(share: float, lasts: bool) -> None:
+def test_budget_lasts_where_most_requests_succeed(share: float, lasts: bool) -> None:
     budget, dice = RetryBudget(RetryConfig().budget), random.Random(0)
     failures = 0
     for _ in range(20_000):

@@ -53,7 +53,7 @@ def fails(status: int = 500) -> AttemptFailed:
     return AttemptFailed(kind, "no", RetryVerdict.FATAL if status == 404 else RetryVerdict.AGAIN, status)
 
 
-async def test_each_attempt_that_is_made_again_has_one_record(
+async def test_attempts_that_are_made_again_have_one_record_each(
     records: Callable[..., list[str]],
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
@@ -282,7 +282,7 @@ async def several_parts(fetcher: Fetcher, url: str) -> None:
 
 
 @pytest.mark.parametrize("use", [several_parts, many, stream, Fetcher.stat])
-async def test_what_the_hook_raises_comes_out_of_the_verb(
+async def test_error_of_the_hook_comes_out_of_the_verb(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
     step: type[StepType],

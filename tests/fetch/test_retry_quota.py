@@ -51,7 +51,7 @@ COUNTS = st.integers(0, 10**15 - 1)
         ('"api";r=0;t=5' + " " * 5000, []),
     ],
 )
-def test_what_is_left(field: str, expected: list[tuple[int, float]]) -> None:
+def test_quotas_say_what_is_left(field: str, expected: list[tuple[int, float]]) -> None:
     assert quotas(field) == expected
 
 

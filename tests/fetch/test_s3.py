@@ -44,7 +44,7 @@ def signatures(server: S3Server) -> set[str]:
     return {parse_qs(urlsplit(request.target).query)["X-Amz-Signature"][0] for request in server.requests}
 
 
-async def test_one_signature_for_all_ranges_of_an_object() -> None:
+async def test_signature_serves_all_ranges_of_an_object() -> None:
     async with S3Server({"b/x": CONTENT, "b/y": CONTENT}) as server, s3_fetcher(server) as fetcher:
 
         async def read(start: int) -> None:
@@ -59,7 +59,7 @@ async def test_one_signature_for_all_ranges_of_an_object() -> None:
 
 
 @pytest.mark.usefixtures("signing_clock")
-async def test_it_is_signed_anew_before_it_expires(time: FakeTime) -> None:
+async def test_signature_is_made_anew_before_it_expires(time: FakeTime) -> None:
     async with S3Server({"b/x": CONTENT}) as server, s3_fetcher(server, time, presign_seconds=600) as fetcher:
         await fetcher.fetch("s3://b/x", 0, 1)
         time.now += 500
@@ -102,7 +102,7 @@ async def _denied(fetcher: Fetcher) -> None:
          "https://s3.us-west-004.backblazeb2.com"),
     ],
 )  # fmt: skip
-async def test_it_tells_the_store_that_it_asks(configured: S3Config, endpoint: str) -> None:
+async def test_endpoint_is_the_store_that_is_asked(configured: S3Config, endpoint: str) -> None:
     async with Fetcher(FetchConfig(s3=configured)) as fetcher:
         assert await fetcher.endpoint("s3://bucket/key") == endpoint
         assert await fetcher.endpoint("https://minio.example.org:9000/bucket/key") == ""
@@ -178,7 +178,7 @@ async def test_a_refusal_without_words_is_asked_for_once_more() -> None:
         ("bucket", {"anonymous": True}, "https://bucket.s3.eu-west-1.amazonaws.com/k"),
     ],
 )
-async def test_where_a_bucket_is_asked_for(bucket: str, settings: dict[str, Any], base: str) -> None:
+async def test_signed_url_leads_to_its_bucket(bucket: str, settings: dict[str, Any], base: str) -> None:
     """No request is made: what counts is the url that would be asked."""
     signer = await S3Signer.open(S3Config(region="eu-west-1", **settings))
     try:
@@ -353,7 +353,7 @@ def test_bucket_and_key() -> None:
     assert bucket_and_key("s3://b.c-d/e/f//g?h") == ("b.c-d", "e/f//g?h")
 
 
-async def test_nothing_secret_in_errors_logs_statistics_or_reprs(
+async def test_errors_logs_statistics_and_reprs_show_no_secret(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token-for-a-session")
@@ -396,7 +396,9 @@ async def test_nothing_secret_in_errors_logs_statistics_or_reprs(
 
 
 @pytest.mark.parametrize("raw", [b"garbage\r\n\r\n", b"HTTP/1.1 206 OK\r\nContent-Length: x\r\n\r\n", b"HTTP/1.1 200"])
-async def test_nothing_secret_where_the_answer_is_no_http(raw: bytes, server: LyingServer, step: type[Step]) -> None:
+async def test_error_of_an_answer_that_is_no_http_shows_no_secret(
+    raw: bytes, server: LyingServer, step: type[Step]
+) -> None:
     server.every = lambda _: step(raw=raw, end="close")
     config = FetchConfig(s3=S3Config(endpoint_url=server.url("")), retry=RetryConfig(attempts=1))
     async with Fetcher(config) as fetcher:
@@ -560,7 +562,7 @@ def moto() -> Iterator[str]:
     server.stop()
 
 
-async def test_with_motos_server(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_objects_of_motos_server_are_listed_and_read(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What aiobotocore itself put there, listed and read; the endpoint comes from the environment."""
     from aiobotocore.session import get_session
 

@@ -177,7 +177,7 @@ async def test_a_listing_without_an_end_is_an_error(
     assert (caught.value.status, caught.value.attempts) == (200, 1)
 
 
-async def test_as_many_entries_as_may_be_listed() -> None:
+async def test_listing_has_as_many_entries_as_allowed() -> None:
     content = {f"b/{number}": b"x" for number in range(9)}
     async with S3Server(content, page_keys=5) as server:
         config = FetchConfig(

@@ -119,7 +119,7 @@ def test_header_of_host_and_port_wins_in_any_case_of_its_name() -> None:
         ("https://sub.a.org/", {}),
     ],
 )
-def test_where_a_redirect_may_take_secrets(url: str, reached: dict[str, str]) -> None:
+def test_secrets_go_where_a_redirect_may_take_them(url: str, reached: dict[str, str]) -> None:
     headers = {"a.org": {"X-Key": "bare"}, "a.org:8443": {"X-Key": "one"}}
     tokens = {"a.org": "bare", "a.org:8443": "one"}
     assert headers_for(url, is_named=False, headers=headers, tokens=tokens) == reached
@@ -171,14 +171,14 @@ def test_two_signatures_of_one_object_give_one_name(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SIGNATURES)
-def test_what_names_another_content_stays_whatever_its_place(kind: str) -> None:
+def test_parameter_that_names_a_version_stays_in_any_place(kind: str) -> None:
     signature = SIGNATURES[kind].format("x")
     for query in (f"versionId=3&{signature}", f"{signature}&versionId=3"):
         assert object_name(f"{OBJECT}?{query}#part") == f"{OBJECT}?versionId=3#part"
 
 
 @pytest.mark.parametrize("query", ["expires=3", "st=2&se=5", "policy=open", "token=a", "x-amz-date=1", "", "a&b=&=c"])
-def test_without_a_signature_every_parameter_counts(query: str) -> None:
+def test_parameters_all_count_without_a_signature(query: str) -> None:
     assert object_name(f"{OBJECT}?{query}") == f"{OBJECT}?{query}"
 
 

@@ -131,7 +131,7 @@ ALL = [f"{number:02d}.png" for number in range(COUNT)]
 # Samples.
 
 
-def test_each_image_comes_once_an_epoch_in_a_seeded_order(server: RangeServer, stream: af.Stream) -> None:
+def test_images_come_once_an_epoch_in_a_seeded_order(server: RangeServer, stream: af.Stream) -> None:
     first = list(stream)
     for sample in first:
         assert (sample["image"] == int(sample["name"][:2])).all()
@@ -377,7 +377,7 @@ def test_entries_are_chosen_by_number(server: RangeServer) -> None:
         af.Stream(reading, windows={"image": [0.0]})
 
 
-def test_its_pickle_has_no_secret(server: RangeServer) -> None:
+def test_pickled_stream_has_no_secret(server: RangeServer) -> None:
     reading = Images("https://user:hunter2@host/images")
     stream = af.Stream(reading, config=config_of(server))
     assert b"hunter2" not in pickle.dumps(stream)

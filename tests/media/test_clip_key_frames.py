@@ -47,7 +47,7 @@ def test_the_first_picture_tells(kinds: list[int], alone: bool, length_bytes: in
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0", b"\0\0\0\7", b"\0" * 40, b"\xff" * 40, units(SETS, IDR)[:12]])
-def test_what_is_damaged_or_cut_short_is_none(data: bytes) -> None:
+def test_key_frame_that_is_damaged_or_cut_short_is_none(data: bytes) -> None:
     keys = KeyFrames(np.zeros(1, np.int32), np.array([[0, 40]]), 4)
     assert not keys.stands_alone(memoryview(data), 0)
 
@@ -60,7 +60,7 @@ def test_a_decoder_starts_at_the_last_one_shown_no_later() -> None:
 
 
 @pytest.mark.parametrize(("name", "some"), [("hevc-open", True), ("h264-open", False), ("av1-g2", False)])
-def test_those_of_a_file_stand_alone(make_video: Callable[[str], Video], name: str, some: bool) -> None:
+def test_key_frames_of_a_file_stand_alone(make_video: Callable[[str], Video], name: str, some: bool) -> None:
     video = make_video(name)
     for first in (0, 7, 23):
         plan = clip_of(video.index(), first, 20, fps=30)

@@ -98,7 +98,7 @@ MEDIA = box(b"mdat", bytes(TAIL_BYTES + 1000))
         ([MEDIA, FREE, MOOV, MEDIA], 2, "nothing"),
     ],
 )
-def test_what_is_asked_for_is_bounded(boxes: list[bytes], num_probes: int, rest: str) -> None:
+def test_reads_to_find_the_index_are_bounded(boxes: list[bytes], num_probes: int, rest: str) -> None:
     data = FTYP + b"".join(boxes)
     walk = Walk(data, PROBE_BYTES)
     moov = data.index(b"moov") - 4
@@ -156,7 +156,7 @@ def test_a_last_box_without_a_size_runs_to_the_end() -> None:
         (FTYP + b"\0\0\0", 19, "ends in the box header at byte 16"),
     ],
 )
-def test_what_is_no_whole_mp4_is_refused_by_name_and_number(data: bytes, size: int, message: str) -> None:
+def test_file_that_is_no_whole_mp4_is_refused_by_name(data: bytes, size: int, message: str) -> None:
     with pytest.raises(FormatError, match=re.escape(message)) as caught:
         locate_moov(data, size=size, url=URL)
     assert "https://***@data.example.org/videos/file-000.mp4" in str(caught.value)

@@ -111,7 +111,7 @@ def test_an_edit_list_may_hide_all(make_video: Callable[[str], Video]) -> None:
     assert (len(samples), len(seconds), end) == (0, 0, 0.0)
 
 
-def test_what_is_shown_is_made_once(make_video: Callable[[str], Video]) -> None:
+def test_order_of_shown_frames_is_made_once(make_video: Callable[[str], Video]) -> None:
     index = make_video("h264-g30").index()
     before = index.nbytes
     samples, _, _ = index.shown()

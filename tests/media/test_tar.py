@@ -110,7 +110,7 @@ def test_names_are_as_long_as_the_format_allows(form: int) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_is_no_file_is_passed_over(form: int) -> None:
+def test_member_that_is_no_file_is_passed_over(form: int) -> None:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=form) as archive:
         for name, kind in [("dir", tarfile.DIRTYPE), ("soft", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE)]:
@@ -266,7 +266,7 @@ def test_a_single_block_of_zeros_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"no tar" * 1000])
-def test_what_is_no_tar_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_tar_are_refused(data: bytes) -> None:
     with pytest.raises(FormatError, match="no tar archive"):
         walk(data)
 

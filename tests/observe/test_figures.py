@@ -40,7 +40,7 @@ def of(kind: type[Figures], number: int, **values: Any) -> Any:  # noqa: ANN401 
 
 
 @pytest.mark.parametrize("name", sorted({kind.__name__ for kind in all_kinds()}))
-def test_what_is_told_is_there_and_what_is_of_a_moment_a_field(name: str) -> None:
+def test_figures_that_statistics_name_are_there(name: str) -> None:
     for kind in all_kinds():
         if kind.__name__ == name:
             names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ def test_new_and_forgotten_hosts_count_whole() -> None:
     assert since.bytes == 10
 
 
-def test_what_has_ended_adds_its_counts_alone() -> None:
+def test_ended_statistics_add_their_counts_alone() -> None:
     ended = counts_of(of(FetchStatistics, 5, hosts={"a": of(HostStatistics, 5)}))
     assert (ended.in_flight, ended.bytes, ended.hosts["a"].limit, ended.hosts["a"].bytes) == (0, 5, 0, 5)
     together = sum_of(of(FetchStatistics, 3, hosts={"a": of(HostStatistics, 3)}), ended)

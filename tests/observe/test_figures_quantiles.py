@@ -95,7 +95,7 @@ def test_a_quantile_counts_whole_durations(count: int, slow: int, p95_is_slow: b
     assert (now.p95_seconds > 0.5, now.p99_seconds > 0.5) == (p95_is_slow, p99_is_slow)
 
 
-def test_nothing_recorded_is_all_zeros() -> None:
+def test_empty_histogram_is_all_zeros() -> None:
     assert Histogram().snapshot() == NOTHING
     merged = Histogram()
     merged.merge(Histogram())
@@ -109,7 +109,7 @@ def test_too_short_values_count_as_no_longer_than_they_were(seconds: float) -> N
 
 
 @pytest.mark.parametrize("seconds", [LONGEST_SECONDS, 86_400.0, 1e300])
-def test_what_is_longer_than_an_hour_counts(seconds: float) -> None:
+def test_durations_longer_than_an_hour_count(seconds: float) -> None:
     now = histogram([0.001, seconds]).snapshot()
     assert now.count == 2
     assert now.p50_seconds == pytest.approx(0.001, rel=WITHIN)

@@ -175,7 +175,7 @@ def of(
         (of(dict.fromkeys(Cause, 1.0)), "limit"),
     ],
 )
-def test_what_binds_is_the_largest_part(report: Report, binds: str) -> None:
+def test_bottleneck_is_the_largest_part(report: Report, binds: str) -> None:
     assert report.verdict.binds == binds
     assert binds in repr(report)
     assert f"bottleneck: {binds}. " in str(report)
@@ -320,7 +320,7 @@ def test_awaited_episode_is_not_huge_because_another_is() -> None:
     assert waited_for_one(4).verdict.binds == "bodies"
 
 
-def test_of_hosts_that_nobody_knows_nothing_is_said() -> None:
+def test_unknown_hosts_get_no_advice() -> None:
     verdict = waited_for_one(4).verdict
     assert not verdict.setting
     assert not verdict.advice
@@ -363,7 +363,7 @@ def test_a_disk_cache_that_takes_nothing_is_in_the_report(busy: float) -> None:
         (2, 0, 0.1, {"decode_threads": 4}, "in each of these threads"),  # it computes nothing
     ],
 )
-def test_what_helps_a_transform_depends_on_what_it_does(
+def test_advice_for_a_transform_depends_on_what_it_does(
     monkeypatch: pytest.MonkeyPatch,
     cores: int,
     workers: int,

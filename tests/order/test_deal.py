@@ -95,7 +95,7 @@ def test_a_chain_of_moves_gives_each_sample_once(whole: Left, data: st.DataObjec
 
 @settings(max_examples=100)
 @given(whole=wholes(), data=st.data())
-def test_each_rank_is_given_as_much(whole: Left, data: st.DataObject) -> None:
+def test_ranks_are_given_equal_shares(whole: Left, data: st.DataObject) -> None:
     leg = data.draw(legs(len(whole.members)))
     deal = Deal(whole, leg)
     orders = [deal.rank(rank) for rank in range(leg.world_size)]

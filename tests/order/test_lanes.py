@@ -73,7 +73,7 @@ def test_a_piece_is_left_once_and_not_used_afterwards(lanes: Lanes, start: int, 
 
 
 @given(lanes=shares_of(), data=st.data())
-def test_what_is_left_is_what_was_not_given(lanes: Lanes, data: st.DataObject) -> None:
+def test_frames_left_are_those_not_given(lanes: Lanes, data: st.DataObject) -> None:
     starts, stops = data.draw(spans(lanes.total))
     taken = np.stack([starts, stops], axis=1)
     numbers = np.concatenate([np.arange(0), *(np.arange(start, stop) for start, stop in taken)])
@@ -95,7 +95,7 @@ def test_an_order_without_shuffle_is_that_of_the_dataset(line: Line, pool: int) 
 
 
 @given(line=lines(), pool=st.integers(2, 9))
-def test_all_lanes_end_together(line: Line, pool: int) -> None:
+def test_lanes_end_together(line: Line, pool: int) -> None:
     """But for the groups of pictures between which they are cut, and the last one where all lengths are one."""
     lanes = Lanes(Runs.whole(line, 0, line.total), 0, line.total, pool)
     ends = (lanes.begins + lanes.stops - lanes.starts).tolist()

@@ -148,7 +148,7 @@ def test_segments_of_nothing_are_refused(settings: dict[str, Any]) -> None:
         Line(np.array([5]), **settings)
 
 
-def test_one_that_takes_long_to_draw_is_known() -> None:
+def test_line_that_takes_long_to_draw_is_known() -> None:
     assert Line(np.full(101, 1000), segment_frames=1).is_large
     assert not Line(np.full(99, 1000), segment_frames=1).is_large
 

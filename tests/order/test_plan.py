@@ -174,7 +174,7 @@ def test_worker_draws_from_its_own_pieces_if_a_turn_fits_in() -> None:
 @pytest.mark.parametrize(
     ("batch", "workers", "parted"), [(32, 2, 0), (64, 2, 1), (32, 4, 1), (32, 3, 1), (48, 2, 2 / 3)]
 )
-def test_how_many_neighbours_come_to_another_worker_is_known(batch: int, workers: int, parted: float) -> None:
+def test_share_of_neighbours_at_another_worker_is_known(batch: int, workers: int, parted: float) -> None:
     """Two frames of a group, of the same lane, come a pool of samples apart, once all lanes have begun."""
     whole, leg = one_line(1920, 40, group_frames=2), Leg(1, (64,))
     of_group: dict[tuple[int, int], set[int]] = {}

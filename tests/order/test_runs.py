@@ -89,7 +89,7 @@ def test_parts_together_are_the_whole(runs: Runs, data: st.DataObject) -> None:
 
 @settings(max_examples=200)
 @given(runs=rests(), data=st.data())
-def test_what_spans_leave_is_what_lay_in_them(runs: Runs, data: st.DataObject) -> None:
+def test_frames_left_by_spans_are_those_in_them(runs: Runs, data: st.DataObject) -> None:
     starts, stops = data.draw(spans(runs.total))
     whole = frames_of(runs)
     left = runs.left(starts, stops)
@@ -97,7 +97,7 @@ def test_what_spans_leave_is_what_lay_in_them(runs: Runs, data: st.DataObject) -
 
 
 @given(runs=rests(), data=st.data())
-def test_each_offset_is_in_a_piece(runs: Runs, data: st.DataObject) -> None:
+def test_offsets_lie_in_pieces(runs: Runs, data: st.DataObject) -> None:
     offsets = data.draw(st.lists(st.integers(0, runs.total - 1), min_size=1, max_size=6))
     ends = np.cumsum([end - begin for _, begin, end in runs.pieces()]).tolist()
     assert runs.count_pieces() == len(ends)

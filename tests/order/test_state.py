@@ -84,7 +84,7 @@ def layouts(draw: st.DrawFn, leg: Leg) -> list[Placement]:
 
 @settings(max_examples=60)
 @given(whole=wholes(), data=st.data())
-def test_whoever_goes_on_from_states_gives_just_what_was_left(whole: Left, data: st.DataObject) -> None:
+def test_ranks_on_from_states_give_just_what_was_left(whole: Left, data: st.DataObject) -> None:
     """Any ranks, workers, batches and ends, each stopped anywhere, saved as JSON, in up to six moves.
 
     Often the ranks are as before and only their workers are others. Some samples wait: those behind them were given.
@@ -195,7 +195,7 @@ def test_states_that_are_not_one_of_each_rank_are_refused(states: Callable[[Any]
         merge_states(states(state_of))
 
 
-def test_one_of_each_rank_is_enough_in_whatever_way_it_comes() -> None:
+def test_states_of_all_ranks_are_enough_in_any_form() -> None:
     """Of ranks that were given nothing, nested as a loader's, merged before, and the same one twice."""
     given = [state_of(rank, 3, count) for rank, count in enumerate((4, 0, 2))]
     merged = merge_states(given)
@@ -270,7 +270,7 @@ def test_a_state_of_another_version_is_refused_with_the_way_on(version: int | No
 
 
 @pytest.mark.parametrize("state", [None, 5, {}, {"format": "x"}, [1]])
-def test_what_is_no_state_is_refused(state: object) -> None:
+def test_value_that_is_no_state_is_refused(state: object) -> None:
     with pytest.raises(StateMismatch, match="isn't a state of a stream"):
         check_state(state)
 

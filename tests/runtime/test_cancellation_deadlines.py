@@ -67,7 +67,7 @@ def deadlines(loop: Clock) -> Deadlines:
     return Deadlines(cast("asyncio.AbstractEventLoop", loop))
 
 
-def test_each_is_told_at_its_time_by_one_timer(loop: Clock, deadlines: Deadlines) -> None:
+def test_deadlines_are_met_by_one_timer(loop: Clock, deadlines: Deadlines) -> None:
     ones = [Waiting(deadlines, due) for due in (5.0, 3.0, 4.0, 3.0)]
     assert len(loop.timers) == 1
     loop.go_to(10)
@@ -86,7 +86,7 @@ def test_a_thousand_that_come_and_go_set_one_timer(loop: Clock, deadlines: Deadl
     assert loop.timers == []
 
 
-def test_one_that_moves_its_deadline_back_is_told_then(loop: Clock, deadlines: Deadlines) -> None:
+def test_deadline_moved_back_is_met_at_its_new_time(loop: Clock, deadlines: Deadlines) -> None:
     one = Waiting(deadlines, 1.0)
     one.due = 7.0
     loop.go_to(6)
@@ -95,7 +95,7 @@ def test_one_that_moves_its_deadline_back_is_told_then(loop: Clock, deadlines: D
     assert one.told == [7.0]
 
 
-def test_one_that_moves_it_forward_and_says_so_is_told_then(loop: Clock, deadlines: Deadlines) -> None:
+def test_deadline_moved_forward_is_met_at_its_new_time(loop: Clock, deadlines: Deadlines) -> None:
     one = Waiting(deadlines, 7.0)
     one.due = 2.0
     deadlines.watch(one)
@@ -103,13 +103,13 @@ def test_one_that_moves_it_forward_and_says_so_is_told_then(loop: Clock, deadlin
     assert one.told == [2.0]
 
 
-def test_one_that_has_a_later_deadline_is_told_again(loop: Clock, deadlines: Deadlines) -> None:
+def test_deadline_followed_by_a_later_one_is_met_again(loop: Clock, deadlines: Deadlines) -> None:
     one = Waiting(deadlines, 1.0, again=2.0)
     loop.go_to(6)
     assert one.told == [1.0, 3.0, 5.0]
 
 
-def test_one_may_leave_and_another_come_while_they_are_told(loop: Clock, deadlines: Deadlines) -> None:
+def test_deadlines_may_leave_and_come_while_others_are_met(loop: Clock, deadlines: Deadlines) -> None:
     second = Waiting(deadlines, 1.0)
 
     class First(Waiting):
@@ -125,7 +125,7 @@ def test_one_may_leave_and_another_come_while_they_are_told(loop: Clock, deadlin
     assert (first.told, first.other.told, second.told) == ([1.0], [1.5], [])
 
 
-def test_nobody_is_told_after_the_end(loop: Clock, deadlines: Deadlines) -> None:
+def test_deadlines_call_nothing_after_the_end(loop: Clock, deadlines: Deadlines) -> None:
     one = Waiting(deadlines, 1.0)
     deadlines.close()
     loop.go_to(2)

@@ -22,7 +22,7 @@ async def settle() -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def test_it_ends_its_block_and_nothing_else() -> None:
+async def test_interrupt_ends_its_block_and_nothing_else() -> None:
     after: list[bool] = []
 
     async def run() -> None:
@@ -49,7 +49,7 @@ async def test_a_block_that_has_been_left_is_not_ended() -> None:
     assert not block.cancelled_caught
 
 
-async def test_what_the_block_raises_comes_out() -> None:
+async def test_error_of_the_block_comes_out() -> None:
     block = Interrupt()
 
     async def fail_when_cancelled() -> None:

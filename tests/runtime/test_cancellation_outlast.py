@@ -57,7 +57,7 @@ async def _let_go_on(call: Call) -> None:
     call.go_on.set()
 
 
-async def test_within_a_cancelled_scope_it_still_runs() -> None:
+async def test_call_within_a_cancelled_scope_still_runs() -> None:
     """As undoing does, which begins when its caller is cancelled already."""
     done = []
 
@@ -74,7 +74,7 @@ async def test_within_a_cancelled_scope_it_still_runs() -> None:
     assert done == [True]
 
 
-async def test_its_error_comes_out_by_itself() -> None:
+async def test_error_of_the_call_comes_out_by_itself() -> None:
     async def fail() -> None:
         raise LookupError("of the call")
 

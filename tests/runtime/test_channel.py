@@ -145,7 +145,7 @@ def test_close_ends_an_iteration_that_waits_in_another_thread() -> None:
     assert got == [[]]
 
 
-def test_who_is_cancelled_while_waiting_for_room_may_ask_again(loop_thread: LoopThread) -> None:
+def test_producer_cancelled_while_it_waits_may_ask_again(loop_thread: LoopThread) -> None:
     hand_over: ThreadChannel[int] = ThreadChannel(1)
 
     async def produce() -> None:

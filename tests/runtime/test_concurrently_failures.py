@@ -113,7 +113,7 @@ def test_a_copy_says_the_same_and_has_no_frames(error: BaseException) -> None:
     assert cause.__traceback__ is not None
 
 
-def test_where_an_error_that_is_not_ours_arose_is_said() -> None:
+def test_origin_of_an_error_that_is_not_ours_is_noted() -> None:
     for error, notes in ((OSError("fire"), 1), (NotFound("not there"), 0)):
         with suppress(OSError, AsyncFetchError):
             fail(error)
@@ -122,7 +122,7 @@ def test_where_an_error_that_is_not_ours_arose_is_said() -> None:
         assert all("in fail\n" in note for note in told)
 
 
-def test_of_a_group_no_member_has_frames() -> None:
+def test_members_of_a_group_have_no_frames() -> None:
     try:
         fail(OSError("fire"))
     except OSError as error:
@@ -199,7 +199,7 @@ async def test_a_load_leaves_no_frames(without_collector: None) -> None:
     assert frames.left() == 0
 
 
-async def test_those_who_share_a_load_keep_only_their_own_frames() -> None:
+async def test_callers_of_a_shared_load_keep_only_their_own_frames() -> None:
     shared: SharedLRU[str, Any] = SharedLRU(100)
     frames = Frames(NotFound("not there"))
     held: list[BaseException] = []
@@ -242,7 +242,7 @@ async def test_a_call_begun_in_a_task_group_leaves_no_frames(without_collector: 
 
 
 @pytest.mark.parametrize("error", [NotFound("not there"), OtherWords(3)])
-def test_what_could_not_be_opened_keeps_no_frames(without_collector: None, error: Exception) -> None:
+def test_context_that_could_not_be_opened_keeps_no_frames(without_collector: None, error: Exception) -> None:
     frames = Frames(error)
 
     class Opening:
@@ -276,7 +276,7 @@ async def test_a_stream_of_ranges_leaves_no_frames(without_collector: None) -> N
     assert frames.left() == 0
 
 
-async def test_those_who_share_a_request_hold_nothing_of_each_other(without_collector: None) -> None:
+async def test_callers_of_a_shared_request_keep_no_frames(without_collector: None) -> None:
     frames = Frames(NotFound("not there"))
     async with (
         RangeServer({}) as server,

@@ -232,7 +232,7 @@ def test_openssl_itself_forgets_threads() -> None:
     assert run(body).startswith((f"OPENSSL_thread_stop\n{found * 3}", "LibreSSL"))
 
 
-def test_who_held_something_knows_whether_a_child_may_see_it() -> None:
+def test_holders_know_whether_a_child_may_see_what_they_held() -> None:
     """What was there when a fork began, and what came while it was under way; and nothing that came afterwards."""
     body = """
     under_way = []

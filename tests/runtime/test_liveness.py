@@ -30,18 +30,18 @@ def test_silence_needs_no_more_than_beats(seen: Vitals | None) -> None:
     assert silence.look(62.0, 2.0, seen) == 0.0
 
 
-def test_whoever_computes_is_not_silent() -> None:
+def test_process_that_computes_is_not_silent() -> None:
     """A transform of two minutes that lets nobody else have the interpreter."""
     silence = Silence(0.0)
     assert max(silence.look(float(now), 1.0, Vitals(False, 0.05 * now)) for now in range(1, 121)) <= 1.0
 
 
-def test_whoever_only_wakes_up_is_silent() -> None:
+def test_process_that_only_wakes_up_is_silent() -> None:
     silence = Silence(0.0)
     assert max(silence.look(float(now), 1.0, Vitals(False, 0.01 * (now // 20))) for now in range(1, 121)) > 60.0
 
 
-def test_where_no_beat_is_due_only_a_stopped_process_is_silent() -> None:
+def test_process_without_a_due_beat_is_silent_only_if_stopped() -> None:
     silence = Silence(0.0)
     assert max(silence.look(float(now), None, IDLE) for now in range(1, 121)) == 0.0
     assert [silence.look(float(now), None, STOPPED) for now in range(121, 124)] == [1.0, 2.0, 3.0]

@@ -173,7 +173,7 @@ def test_an_interrupt_at_any_line_of_its_making_leaves_no_thread() -> None:
     assert line > 15
 
 
-def test_its_own_thread_is_refused() -> None:
+def test_loop_thread_refuses_calls_from_itself() -> None:
     with LoopThread() as loop_thread:
 
         async def call_back() -> None:
@@ -261,7 +261,7 @@ def test_a_coroutine_that_blocks_bounds_the_close(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.alone
 @pytest.mark.parametrize("late", [False, True], ids=["never", "late"])
-def test_what_was_waited_for_in_vain_is_not_waited_for_again(late: bool) -> None:
+def test_call_waited_for_in_vain_is_not_waited_for_again(late: bool) -> None:
     loop_thread = LoopThread()
     ident = loop_thread.run(_thread_ident)
     release = threading.Event()
@@ -481,13 +481,13 @@ def loops_made_by(make: Callable[[], Any]) -> Iterator[None]:
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("make", [_Refused, _RunsNothing])
-def test_who_asks_for_a_loop_that_never_runs_is_told(make: Callable[[], Any]) -> None:
+def test_loop_that_never_runs_is_a_closed_error(make: Callable[[], Any]) -> None:
     with loops_made_by(make), pytest.raises(ClosedError):
         LoopThread()
 
 
 @pytest.mark.timeout(10)
-def test_who_asks_for_a_thread_where_none_can_be_had_is_told() -> None:
+def test_thread_that_cannot_be_started_is_a_worker_error() -> None:
     before = threading.stack_size(2**46)  # more than there is of addresses
     try:
         with pytest.raises(WorkerError, match=r"can't start new thread.*ulimit -u"):
@@ -506,7 +506,7 @@ def test_a_call_that_the_loop_refuses_to_start_raises_why() -> None:
 
 
 @pytest.mark.timeout(10)
-def test_whoever_waits_when_the_loop_dies_is_told_why() -> None:
+def test_waiting_callers_get_the_reason_why_the_loop_died() -> None:
     """Of a call, an iterator, a context manager that is kept open, and from another loop."""
 
     @asynccontextmanager

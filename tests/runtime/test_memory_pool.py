@@ -56,7 +56,7 @@ def test_a_block_is_at_most_an_eighth_larger_than_asked(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(("sizes_recur", "more"), [(False, True), (True, False)])
-def test_where_sizes_recur_a_block_is_no_larger_than_asked(sizes_recur: bool, more: bool) -> None:
+def test_blocks_of_recurring_sizes_are_no_larger_than_asked(sizes_recur: bool, more: bool) -> None:
     pool = MemoryPool(9 * MIB, sizes_recur=sizes_recur)
     for _ in range(2):
         assert pool.take(5 * MIB + 3).nbytes == 5 * MIB + 3

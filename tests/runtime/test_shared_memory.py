@@ -39,7 +39,7 @@ def test_a_slot_that_was_given_up_is_not_handed_over_again(slots: MemorySlots) -
     assert slots.hand_over(slot) is None
 
 
-def test_what_has_no_view_is_given_back_without_a_next_one(slots: MemorySlots) -> None:
+def test_slot_without_a_view_is_given_back_without_a_next_one(slots: MemorySlots) -> None:
     slot, name = handed_over(slots)
     view = view_of(name)
     give_back_slots()

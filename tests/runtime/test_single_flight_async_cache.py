@@ -51,7 +51,7 @@ async def test_a_value_is_found_once(found: AsyncCache[str, str]) -> None:
     assert [await found.get("a", find) for _ in range(5)] == ["1"] * 5
 
 
-async def test_it_is_found_again_before_it_expires(found: AsyncCache[str, str], time: FakeTime) -> None:
+async def test_value_is_found_again_before_it_expires(found: AsyncCache[str, str], time: FakeTime) -> None:
     find = Finder(seconds=1000)
     await found.get("a", find)
     time.now += 1000 - MARGIN_SECONDS - 1
@@ -105,7 +105,7 @@ async def test_an_error_reaches_all_and_is_forgotten(found: AsyncCache[str, str]
 
 
 @pytest.mark.parametrize("error", [AttemptFailed(AccessDenied, "no", budget=RetryBudget(1)), ConfigError("no")])
-async def test_who_waited_has_an_error_of_its_own(found: AsyncCache[str, str], error: Exception) -> None:
+async def test_waiting_callers_have_errors_of_their_own(found: AsyncCache[str, str], error: Exception) -> None:
     find, errors = Finder(), []
     find.limiter, find.error = anyio.Event(), error
     error.__cause__ = OSError()
@@ -155,7 +155,7 @@ async def test_a_cancelled_searcher_hands_over(found: AsyncCache[str, str]) -> N
     assert (got, find.calls) == (["2"] * 3, 2)
 
 
-async def test_who_notices_first_rejects_for_all(found: AsyncCache[str, str], time: FakeTime) -> None:
+async def test_rejection_by_the_first_caller_counts_for_all(found: AsyncCache[str, str], time: FakeTime) -> None:
     find = Finder()
     old = await found.get("a", find)
     time.now += MEANT_SECONDS
@@ -183,7 +183,7 @@ async def test_the_least_recently_used_is_forgotten(found: AsyncCache[str, str])
     assert await found.get("b", find) == "5"
 
 
-async def test_who_is_told_of_an_error_may_ask_again_at_once(found: AsyncCache[str, str]) -> None:
+async def test_callers_may_ask_again_at_once_after_an_error(found: AsyncCache[str, str]) -> None:
     find, got = Finder(), []
     find.limiter, find.error = anyio.Event(), ConfigError("no")
 

@@ -40,7 +40,7 @@ async def test_least_recently_used_goes_first() -> None:
     assert load.calls == 5  # 0 1 2 3, and 1 again
 
 
-async def test_too_heavy_is_not_kept() -> None:
+async def test_too_heavy_value_is_not_kept() -> None:
     shared: SharedLRU[int, Block] = SharedLRU(9)
     load = Loader()
     assert (await shared.get(0, load)).nbytes == 10
@@ -100,7 +100,7 @@ async def test_a_cancelled_loader_leaves_nothing_behind() -> None:
     assert repr(shared) == "<SharedLRU 1 kept, 10 of 100 bytes>"
 
 
-async def test_what_loads_during_a_clear_is_handed_out_and_not_kept() -> None:
+async def test_value_loaded_during_a_clear_is_not_kept() -> None:
     shared: SharedLRU[int, Block] = SharedLRU(100)
     load = Loader()
     await shared.get(0, load)

@@ -38,7 +38,7 @@ async def settle() -> None:
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no")])
-async def test_all_have_the_outcome_of_one_call(error: Exception | None) -> None:
+async def test_callers_all_have_the_outcome_of_one_call(error: Exception | None) -> None:
     work, outcomes = Work(error), []
     relay = SharedCall(work)
 
@@ -94,7 +94,7 @@ async def test_a_cancelled_bystander_changes_nothing() -> None:
     assert (outcomes, work.starts) == ([7], 1)
 
 
-async def test_with_the_last_one_the_call_ends() -> None:
+async def test_call_ends_with_its_last_caller() -> None:
     work = Work()
     relay = SharedCall(work)
     with anyio.CancelScope() as scope:

@@ -47,7 +47,7 @@ async def test_closing_ends_what_was_accepted_from_a_peer_that_hangs() -> None:
         server.close()
 
 
-async def test_nothing_open_is_closed_at_once() -> None:
+async def test_close_takes_no_time_where_no_socket_is_open() -> None:
     made = Sockets()
     made.for_connecting(socket.AF_INET, socket.SOCK_STREAM, 0).close()
     with made.for_connecting(socket.AF_INET, socket.SOCK_STREAM, 0) as one:
@@ -56,7 +56,7 @@ async def test_nothing_open_is_closed_at_once() -> None:
         await made.aclose()
 
 
-async def test_none_is_made_after_the_close() -> None:
+async def test_socket_is_refused_after_the_close() -> None:
     """A call that goes on at the interpreter's exit tries again after its connection has ended."""
     made = Sockets()
     await made.aclose()

@@ -27,7 +27,7 @@ def test_structs_are_read_as_they_were_written(fields: dict[int, Any], after: by
 
 
 @given(st.binary(max_size=200))
-def test_what_is_no_struct_is_refused_or_read(data: bytes) -> None:
+def test_bytes_that_are_no_struct_are_refused_or_read(data: bytes) -> None:
     try:
         _, end = read_struct(memoryview(data))
     except (IndexError, ValueError):

@@ -157,9 +157,7 @@ async def test_a_file_of_zeros_fills_no_disk(fetcher: Fetcher, tmp_path: Path, m
         await UnpackedReader(fetcher, directory=tmp_path / "nowhere").fetch(url)
 
 
-async def test_what_is_kept_is_unpacked_once(
-    fetcher: Fetcher, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unpacked_file_is_kept(fetcher: Fetcher, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     urls = [packed(tmp_path / name, gzip.compress(name.encode() * 1000)) for name in "ab"]
     reader = UnpackedReader(fetcher, max_bytes=1500, directory=tmp_path)
     async with anyio.create_task_group() as group:

@@ -121,7 +121,7 @@ async def test_nulls_alone_are_not_read(tmp_path: Path, reader: LocalReader) -> 
         ({"column_encoding": {"video.bytes": "DELTA_LENGTH_BYTE_ARRAY"}}, "is encoded as DELTA_LENGTH_BYTE_ARRAY"),
     ],
 )
-async def test_why_a_column_has_no_places(
+async def test_column_without_places_says_why(
     tmp_path: Path, reader: LocalReader, options: dict[str, Any], reason: str
 ) -> None:
     write(path := tmp_path / "v.parquet", videos(5), **options)

@@ -44,19 +44,19 @@ def test_a_path_lies_on_the_deepest_and_last_mount_above_it(path: str, kind: str
 
 
 @pytest.mark.parametrize("path", ["/mnt/with space/a", "/mnt/lustre/old/a", "/mnt/ssh/a"])
-def test_what_has_no_proper_locks_is_unfit(path: str) -> None:
+def test_file_system_without_proper_locks_is_unfit(path: str) -> None:
     mount = mount_of(path, LINES)
     assert mount is not None
     assert why_unfit(mount)
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse", "fuse.s3fs", "fuse.gcsfuse", "lustre"])
-def test_the_kinds_that_are_refused(kind: str) -> None:
+def test_file_systems_that_are_refused(kind: str) -> None:
     assert why_unfit(Mount("/", kind, frozenset({"rw"})))
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "fuseblk", "ceph", "gpfs"])
-def test_the_kinds_that_are_not(kind: str) -> None:
+def test_file_systems_that_are_accepted(kind: str) -> None:
     assert why_unfit(Mount("/", kind, frozenset({"rw"}))) is None
     assert why_unfit(Mount("/", "lustre", frozenset({"rw", "localflock"}))) is None
 
@@ -77,7 +77,7 @@ def test_locks_that_do_not_exclude_are_found_out(tmp_path: Path, monkeypatch: py
         require_locks(tmp_path, tmp_path / "lock")
 
 
-def test_where_there_are_no_locks_at_all_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_locks_are_a_cache_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -99,7 +99,7 @@ def test_a_kill_at_any_moment_loses_no_room_and_spoils_no_byte(
     assert number > 40
 
 
-def test_what_others_are_writing_is_not_swept(tier: Tier) -> None:
+def test_file_another_process_writes_is_not_swept(tier: Tier) -> None:
     writer = tier.open()
     new = writer.folder.new_file(1000, lambda _: MIB)
     assert new is not None

@@ -125,7 +125,7 @@ async def test_arguments_are_those_of_the_fetcher(tier: Tier, site: Site) -> Non
                         one.fetch_stream(cast("Any", ranges))
 
 
-async def test_only_what_is_missing_is_asked_for_in_one_range_each(tier: Tier, site: Site) -> None:
+async def test_missing_bytes_are_asked_for_in_one_range_each(tier: Tier, site: Site) -> None:
     async with job(tier) as reader:
         await reader.fetch(site.url, MIB, 2 * MIB)
         await reader.fetch(site.url, 4 * MIB, 5 * MIB)
@@ -211,7 +211,7 @@ async def test_half_an_old_and_half_a_new_version_is_an_error(tier: Tier, site: 
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"weak"'])
-async def test_without_a_strong_etag_nothing_is_kept(tier: Tier, site: Site, etag: str | None) -> None:
+async def test_object_without_a_strong_etag_is_not_kept(tier: Tier, site: Site, etag: str | None) -> None:
     site.fault = Fault(answer_headers={"ETag": etag})
     for _ in range(2):
         async with job(tier) as reader:
@@ -295,7 +295,7 @@ async def test_a_full_disk_costs_nobody_any_bytes(tier: Tier, site: Site, monkey
     assert len(site.asked()) == 2
 
 
-async def test_nobody_waits_for_room_to_be_made(tier: Tier, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reads_do_not_wait_for_evictions(tier: Tier, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, goes_on, deleted = threading.Event(), threading.Event(), threading.Event()
     look, delete = Subdirectories.look, Subdirectories.delete_oldest
 
@@ -369,7 +369,7 @@ async def test_thousand_readers_ask_for_a_version_on_disk_once(tier: Tier, site:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-async def test_whatever_is_cancelled_when_the_next_read_is_right(tier: Tier, site: Site, data: st.DataObject) -> None:
+async def test_read_after_any_cancellation_is_right(tier: Tier, site: Site, data: st.DataObject) -> None:
     spans = data.draw(
         st.lists(st.tuples(st.integers(0, WHOLE - 1), st.integers(1, 2 * MIB)), min_size=1, max_size=4), label="spans"
     )
@@ -478,7 +478,7 @@ async def test_byte_cache_reads_evicted_bytes_from_disk(tier: Tier, site: Site) 
     assert len(site.asked()) == 4
 
 
-async def test_it_says_when_it_is_used_wrongly(tier: Tier, site: Site) -> None:
+async def test_disk_reader_refuses_wrong_use(tier: Tier, site: Site) -> None:
     async with Fetcher(CONFIG) as fetcher:
         disk = DiskTier(tier.directory, MIB, min_free_bytes=0)
         with pytest.raises(ConfigError, match="which version its bytes are of"):

@@ -208,7 +208,7 @@ OPERATIONS = st.lists(
     memory_bytes=st.sampled_from([BLOCK, 3 * BLOCK, AMPLE]),
     disk_bytes=st.sampled_from([3 * BLOCK, AMPLE]),
 )
-async def test_against_a_model(
+async def test_readers_behave_as_their_model(
     kind: str, operations: list[tuple[object, ...]], memory_bytes: int, disk_bytes: int
 ) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as directory, mock.patch.object(disk_layout, "BLOCK_BYTES", BLOCK):

@@ -52,7 +52,7 @@ async def test_a_second_job_reads_s3_from_the_disk(tier: Tier) -> None:
 
 @pytest.mark.usefixtures("aws_keys")
 @pytest.mark.parametrize("named_by", ["configuration", "environment"])
-async def test_one_url_at_two_endpoints_is_two_objects(
+async def test_s3_url_at_two_endpoints_is_two_objects(
     tier: Tier, monkeypatch: pytest.MonkeyPatch, named_by: str
 ) -> None:
     disk = DiskTier(tier.directory, 64 * MIB, min_free_bytes=0)
@@ -70,7 +70,7 @@ async def test_one_url_at_two_endpoints_is_two_objects(
             assert len(server.requests) == 1
 
 
-async def test_one_url_at_two_hubs_is_two_objects(tier: Tier) -> None:
+async def test_hub_url_at_two_hubs_is_two_objects(tier: Tier) -> None:
     for _ in range(2):
         async with HubServer() as server:
             server.push("datasets/org/name", {"a.bin": CONTENT})

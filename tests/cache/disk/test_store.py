@@ -28,7 +28,7 @@ FILE_BYTES = MIB + 4096
 """What a whole block takes: its header needs a page more."""
 
 
-def test_what_was_written_is_read_and_the_rest_is_missing(tier: Tier) -> None:
+def test_written_bytes_are_read_and_the_rest_is_missing(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 100, 3 * MIB + 7)
     assert get(disk, 100, 3 * MIB + 7) == []
@@ -45,20 +45,20 @@ def test_a_part_of_what_is_there_is_found(tier: Tier) -> None:
     assert get(disk, 9, 20) == [BlockSpan(9, 10)]
 
 
-def test_other_versions_and_objects_are_not(tier: Tier) -> None:
+def test_other_versions_and_objects_are_not_found(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 0, 100)
     for info in (ObjectInfo("https://data.example.org/a", WHOLE, '"two"'), ObjectInfo("https://x/a", WHOLE, '"one"')):
         assert get(disk, 0, 100, VersionFile.of(info)) == [BlockSpan(0, 100)]
 
 
-def test_it_is_found_again_after_a_restart_and_by_others(tier: Tier) -> None:
+def test_stored_bytes_are_found_after_a_restart_and_by_others(tier: Tier) -> None:
     put(tier.open(), 0, WHOLE)
     assert get(tier.open(), 0, WHOLE) == []
     assert tier.stores[1].folder.used_bytes() == tier.on_disk_bytes() == 6 * FILE_BYTES
 
 
-def test_what_has_to_come_from_the_disk_is_asked_for_at_once(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_not_in_memory_are_asked_for_at_once(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = tier.open()
     put(disk, 0, 3 * MIB)
     os.sync()
@@ -188,7 +188,7 @@ def test_files_deleted_underneath_give_their_room_back(tier: Tier) -> None:
 
 
 @pytest.mark.parametrize("gone", [".", "v1", "v1/new", "v1/objects", "v1/used", "v1/evicting"])
-def test_it_works_on_when_parts_of_it_or_all_is_deleted(tier: Tier, gone: str) -> None:
+def test_store_survives_deletion_of_its_files(tier: Tier, gone: str) -> None:
     one, two = tier.open(4 * FILE_BYTES), tier.open(4 * FILE_BYTES)
     put(one, 0, 4 * MIB)
     path = tier.directory / gone

@@ -112,7 +112,7 @@ class DiskTierMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(60)
-def test_against_a_model() -> None:
+def test_disk_tier_behaves_as_its_model() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     calm = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -67,7 +67,7 @@ def test_files_dated_by_a_fast_clock_are_evicted_like_others(
     assert disk.folder.survey().newest_use_ns <= wall.now_ns  # type: ignore[operator]
 
 
-def test_what_was_used_by_a_clock_that_was_slow_goes_first(tier: Tier, open_at: Callable[[Wall], DiskStore]) -> None:
+def test_files_dated_by_a_slow_clock_are_evicted_first(tier: Tier, open_at: Callable[[Wall], DiskStore]) -> None:
     wall = Wall(0)  # 1970: a machine without a battery
     disk = open_at(wall)
     put(disk, 0, 3 * MIB)

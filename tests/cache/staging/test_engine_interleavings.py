@@ -313,7 +313,7 @@ TestInterleavings.settings = settings(max_examples=120, stateful_step_count=30, 
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_one_file_is_read_once_in_every_order(has_room: bool) -> None:
+def test_shared_file_is_read_once_in_every_interleaving(has_room: bool) -> None:
     """All orders of what two handles and the threads do, one after another: the machine sees what is read twice."""
     order: list[tuple[int, int]] = []  # of each choice, which one was taken, and of how many
     orders = 0

@@ -349,7 +349,7 @@ def test_a_store_with_the_two_least_verbs_will_do(make_pool: MakePool) -> None:
     assert pool.get_lazy(Least(), "x").get() == {"name": "x"}
 
 
-def test_what_cannot_be_pickled_is_an_error_that_names_it(make_pool: MakePool) -> None:
+def test_value_that_cannot_be_pickled_is_named_in_the_error(make_pool: MakePool) -> None:
     store = DecodingStore(GatedStore(TEN), lambda raw, name: threading.Lock())
     pool = make_pool(method="pickle")
     with pytest.raises(CacheError, match=r"'a', a lock, can't be pickled"):
@@ -442,7 +442,7 @@ def test_figures_show_what_it_does(make_pool: MakePool) -> None:
     assert pool.statistics().reads == 3
 
 
-def test_both_pools_have_one_face() -> None:
+def test_pools_with_and_without_cache_have_one_interface() -> None:
     pools: list[StagingPool] = [CachePool(), NoCachePool()]
     for pool in pools:
         lazy = pool.get_lazy(GatedStore(TEN), "a")

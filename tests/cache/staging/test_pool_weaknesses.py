@@ -65,7 +65,7 @@ def test_w01_get_during_the_read_into_a_full_cache_returns(make_pool: MakePool) 
     assert full.get() == TEN["a"]
 
 
-def test_w01_so_does_one_whose_reader_has_room_set_aside(make_pool: MakePool) -> None:
+def test_w01_get_during_a_read_with_reserved_room_returns(make_pool: MakePool) -> None:
     store = GatedStore(TEN)
     store.hold("a")
     pool = make_pool(workers=1, max_bytes=10)
@@ -153,7 +153,7 @@ def test_w06_a_direct_read_holds_no_lock(make_pool: MakePool) -> None:
     assert (got.result(), busy.get(), other.get()) == (TEN["b"], TEN["a"], TEN["c"])
 
 
-def test_w06_nor_does_decoding(make_pool: MakePool) -> None:
+def test_w06_decoding_holds_no_lock(make_pool: MakePool) -> None:
     pool = make_pool()
     store = GatedStore(TEN)
     decoding = DecodingStore(store, lambda raw, _: (pool.statistics().entries, raw))
@@ -328,7 +328,7 @@ def test_w13_a_full_disk_costs_nobody_a_sample(
     assert is_empty(pool)
 
 
-def test_w13_nor_does_a_directory_that_cannot_be_made(make_pool: MakePool, parent: Path) -> None:
+def test_w13_directory_that_cannot_be_made_costs_no_sample(make_pool: MakePool, parent: Path) -> None:
     pool = make_pool()
     parent.write_bytes(b"in the way")
     lazy = pool.get_lazy(GatedStore(TEN), "a")

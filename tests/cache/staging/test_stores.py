@@ -64,7 +64,7 @@ def test_a_name_cannot_leave_its_root(root: Path, name: str) -> None:
             store.read_raw(name)
 
 
-def test_what_a_directory_cannot_read_is_an_error_of_ours(root: Path, tmp_path: Path) -> None:
+def test_unreadable_file_of_a_directory_is_an_error_of_ours(root: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="nothing"):
         DirectoryStore(root)["nothing.txt"]
     with pytest.raises(FetchError, match=r"[Dd]irectory"):
@@ -341,7 +341,7 @@ def test_sparse_members_are_left_out(root: Path, tmp_path: Path, form: str) -> N
         assert store["007.txt"][0] == FILES["007.txt"]
 
 
-def test_what_names_nothing_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_impossible_name_is_an_error_of_ours(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"isn't a url: check its host") as caught:
         TarStore("https://user:secret@[bad/x.tar")
     assert "secret" not in str(caught.value)
@@ -360,9 +360,7 @@ def test_two_archives_of_one_name_are_refused() -> None:
         TarStore([])
 
 
-def test_who_is_told_that_an_index_failed_may_ask_again_at_once(
-    server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_index_may_be_asked_for_again_at_once(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     members, again = remote._members, []
     with TarStore(f"{server.url}/one.tar", config(server)) as store:
 
