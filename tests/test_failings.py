@@ -117,7 +117,7 @@ FAILINGS = {
     13: Failing(
         "decoded frames are what is shuffled, by gigabytes a worker",
         (
-            "stream/test_decode_jobs.py::test_what_waits_for_its_turn_is_bounded",
+            "stream/test_decode_jobs.py::test_samples_waiting_for_their_turn_are_bounded",
             "end_to_end/test_memory.py::test_memory_and_files_stay_flat_within_the_bounds",
         ),
     ),
@@ -155,7 +155,7 @@ FAILINGS = {
     18: Failing(
         "the decoder seeks over a remote file by many small ranges",
         (
-            "lerobot/test_episode_cache.py::test_each_clip_is_one_request_however_many_read",
+            "lerobot/test_episode_cache.py::test_clip_is_one_request_for_any_number_of_readers",
             "lerobot/test_episode_cache_traffic.py::test_a_shuffled_pass_fetches_little_more_than_it_needs",
         ),
     ),
@@ -165,7 +165,7 @@ FAILINGS = {
             "lerobot/test_metadata.py::test_a_footer_goes_with_its_table",
             "lerobot/test_rows.py::test_every_byte_of_a_file_is_fetched_once",
             "lerobot/test_video_index.py::test_concurrent_plans_share_one_fetch",
-            "end_to_end/test_lifecycle.py::test_nothing_is_left_open",
+            "end_to_end/test_lifecycle.py::test_threads_and_files_are_not_left_open",
         ),
     ),
     20: Failing(

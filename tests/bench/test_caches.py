@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_it_measures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_caches_bench_measures_every_question(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     small = [
         (read_back, {"OBJECT_BYTES": 8 * caches.MIB, "RANGES": 3}),
         (caches, {"OBJECTS": 40, "HITS": 10, "WRITES": 3, "EVICTED_FILES": 20, "STAGED_FILES": 32}),

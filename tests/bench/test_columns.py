@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_it_compares_with_pyarrow(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_bench_compares_with_pyarrow(capsys: pytest.CaptureFixture[str]) -> None:
     assert columns.main(["--episodes", "6", "--length", "10", "--repeats", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found) == 4

@@ -44,7 +44,7 @@ def test_every_installed_client_is_measured(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_known_is_written_after_each_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_written_after_each_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved, picture = tmp_path / "engine.json", tmp_path / "engine.png"
     known: list[int] = []
 
@@ -62,7 +62,7 @@ def test_what_is_known_is_written_after_each_case(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(("minutes", "why"), [("0", "the time was up"), ("1", "too much memory in each client")])
-def test_what_is_left_out_is_named(
+def test_cases_and_clients_that_are_left_out_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, minutes: str, why: str
 ) -> None:
     monkeypatch.setattr(engine, "OBJECT_BYTES", engine.MIB)
@@ -104,7 +104,7 @@ def test_a_goal_is_met_where_it_is_in_every_case() -> None:
     assert signed == "asyncfetch-s3 / s3fs, plain and TLS, 1024-16384 KiB: 0.25 (0.25-0.25), goal 0.25: met"
 
 
-def test_what_a_default_run_measures_covers_every_goal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_run_covers_every_goal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_spec", lambda _: object())
     assert {name for goal in GOALS for name in (goal.ours, goal.peer)} <= {*engine.plan_of(engine.parse([])).clients}
 

@@ -14,7 +14,7 @@ from bench.isolation import Hosts, ranges_of
 pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 
-def test_each_kind_of_bad_host_has_its_ratios() -> None:
+def test_isolation_has_ratios_for_each_kind_of_bad_host() -> None:
     with Hosts(4) as hosts:
         ratios = isolation.measure_isolation(hosts, 8, 2)
     assert list(ratios) == list(isolation.BAD)

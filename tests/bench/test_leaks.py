@@ -11,7 +11,7 @@ from bench import leaks
 pytestmark = pytest.mark.usefixtures("needs_nginx", "programs_are_warm")
 
 
-def test_what_is_held_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_leaks_bench_prints_what_is_held(capsys: pytest.CaptureFixture[str]) -> None:
     leaks.main(["--requests", "300", "--plain", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [*found] == ["web", "s3", "hub", "fsspec"]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 
 @pytest.mark.timeout(120)
-def test_it_tells_what_a_member_costs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_members_bench_tells_the_cost_of_a_member(capsys: pytest.CaptureFixture[str]) -> None:
     assert members.main(["--members", "1", "4", "--repeats", "1", "--json"]) == 0
     found: Mapping[str, object] = json.loads(capsys.readouterr().out)
     assert set(found) == {"mixtures", "a_member"}

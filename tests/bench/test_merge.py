@@ -22,7 +22,7 @@ def test_a_merge_writes_every_byte_once(capsys: pytest.CaptureFixture[str]) -> N
     assert {("served", "flat, 3 workers"), ("local", "pairs, 3 workers")} <= rows.keys()
 
 
-def test_some_of_the_rows_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_bench_measures_chosen_rows_alone(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--members", "2", "--repeats", "1", "--workers", "1,2", "--only", "local, flat"]
     merge.main(["--json", *arguments])
     rows = json.loads(capsys.readouterr().out)["rows"]

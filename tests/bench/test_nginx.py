@@ -136,7 +136,7 @@ def test_a_broken_configuration_says_what_nginx_says(root: Path, monkeypatch: py
     assert server.ca_file is None
 
 
-def test_what_is_missing_is_named_with_its_remedy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nginx_or_module_is_named_with_its_remedy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nginx, "LUA_MODULES", ("/nowhere.so",))
     with pytest.raises(MissingDependency, match="libnginx-mod-http-lua"):
         NginxServer(root, first_byte_seconds=0.1).__enter__()
@@ -167,7 +167,7 @@ async def test_plain_answers_are_not_held_back(root: Path) -> None:
     assert min(seconds[-50:]) < 0.02
 
 
-def test_what_it_uses_of_the_cores_is_told_while_it_runs(root: Path) -> None:
+def test_nginx_cpu_seconds_are_known_while_it_runs(root: Path) -> None:
     server = NginxServer(root)
     with pytest.raises(ClosedError, match="entered"):
         _ = server.cpu_seconds

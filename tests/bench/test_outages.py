@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(60)
-def test_each_sample_comes_once(tmp_path: Path) -> None:
+def test_samples_come_once_over_restarts_of_the_server(tmp_path: Path) -> None:
     samples = 4 * EPISODE_FRAMES
     write_dataset(tmp_path / "dataset", episodes=4, length=EPISODE_FRAMES, distinct_videos=1)
     found = epoch(tmp_path / "dataset", samples, workers=0, restarts=2, max_away_seconds=0.5, seed=0)

@@ -15,7 +15,7 @@ def test_a_slow_start_is_not_standing_still() -> None:
     assert started.describe(late) == "has read nothing in the 60.1 s since its start"
 
 
-def test_one_that_has_read_may_pause_for_seconds_only() -> None:
+def test_process_that_has_read_may_pause_for_seconds_only() -> None:
     at_work = Progress(5, 0.0).seen(6, 30.0).seen(6, 35.0)
     assert not at_work.is_late(30.0 + STILL_SECONDS)
     late = 30.0 + STILL_SECONDS + SOON

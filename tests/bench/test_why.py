@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 
 @pytest.mark.timeout(150)  # five processes, each of which imports torch
-def test_what_was_made_is_compared_with_what_is_named(tmp_path: Path) -> None:
+def test_bench_why_compares_made_causes_with_named_ones(tmp_path: Path) -> None:
     write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
     rows = why.measure(
         tmp_path, Console(quiet=True), rounds=1, seconds=0.5, gains=False, only=["a slow consumer", "a cold disk cache"]
@@ -41,7 +41,7 @@ def test_the_defaults_are_set_beside_a_grid(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(100)
-def test_what_it_costs_to_know(tmp_path: Path) -> None:
+def test_bench_why_measures_the_cost_of_reports(tmp_path: Path) -> None:
     write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
     figures = why.measure_costs(tmp_path, Console(quiet=True), repeats=1)
     assert figures.keys() == set(why.TURNS)

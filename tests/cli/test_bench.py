@@ -36,7 +36,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_how_fast_a_dataset_streams_and_why(tmp_path: Path, workers: int) -> None:
+def test_bench_measures_how_fast_a_dataset_streams_and_why(tmp_path: Path, workers: int) -> None:
     # An epoch takes a while: the ms from one's last sample to the next one's first question are no pass's.
     truth = write_dataset(tmp_path / "one", episodes=(54, 55, 56), codec="h264", width=96, height=64)
     picture = tmp_path / "out.png"

@@ -194,7 +194,7 @@ def test_an_error_is_one_line_and_exit_code_2(
     assert told.count("\n") == 1
 
 
-def test_what_takes_long_shows_how_far_it_is(store: DiskStore) -> None:
+def test_prune_shows_its_progress(store: DiskStore) -> None:
     shown: list[tuple[str, float]] = []
     store.folder.prune(0, lambda doing, share: shown.append((doing, share)))
     shelves = len(list((store.tier.path / "v1/objects").iterdir()))
@@ -219,6 +219,6 @@ def test_sizes_are_read(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.2.3", "GiB", "1 XB", "ten", "1e9", "1_000", "9" * 5000, "9" * 400 + "k"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is no size"):
         parse_bytes(text)

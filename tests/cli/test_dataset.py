@@ -69,7 +69,7 @@ def findings(truth: DatasetTruth, *options: str) -> dict[tuple[str, int | None],
     return {(one["what"], one["episode"]): one["details"] for one in json.loads(done.stdout)["findings"]}
 
 
-def test_what_is_missing_or_off_is_found_by_episode(truth: DatasetTruth) -> None:
+def test_check_finds_missing_frames_and_wrong_times_by_episode(truth: DatasetTruth) -> None:
     (truth.root / "meta" / "stats.json").unlink()
 
     def late(table: pa.Table) -> pa.Table:
@@ -157,7 +157,7 @@ def test_a_video_shorter_than_its_rows_is_found_without_decoding(tmp_path: Path)
     assert findings(truth) == {("missing frames", 1): lacking, ("missing frames", 2): lacking}
 
 
-def test_what_is_read_otherwise_than_declared_is_found(truth: DatasetTruth) -> None:
+def test_check_finds_files_that_differ_from_info_json(truth: DatasetTruth) -> None:
     path = truth.root / "meta/info.json"
     info = json.loads(path.read_text())
     info["features"][truth.cameras[0]]["shape"] = [60, 96, 3]
@@ -169,7 +169,7 @@ def test_what_is_read_otherwise_than_declared_is_found(truth: DatasetTruth) -> N
     assert "counts 99 frames where there are 15" in found["totals", None]
 
 
-def test_what_can_not_be_read_is_found(truth: DatasetTruth) -> None:
+def test_check_finds_rows_and_info_that_cannot_be_read(truth: DatasetTruth) -> None:
     path = truth.root / "meta/info.json"
     info = json.loads(path.read_text())
     info["features"]["action"]["dtype"] = "uint8"
@@ -233,7 +233,7 @@ def test_files_are_listed_and_copied_and_gone_on_with(truth: DatasetTruth, tmp_p
     assert f", {len(files) - 1} already there" in again.stdout
 
 
-def test_what_is_there_is_compared_by_size_or_by_content(truth: DatasetTruth, tmp_path: Path) -> None:
+def test_cp_compares_existing_files_by_size_or_by_content(truth: DatasetTruth, tmp_path: Path) -> None:
     place, info = tmp_path / "two", truth.root / "meta" / "info.json"
     run("cp", "-r", truth.root, place)
     changed = place / "meta" / "info.json"
@@ -288,7 +288,7 @@ def test_a_file_of_a_server_and_a_bucket(truth: DatasetTruth, tmp_path: Path, mo
         assert "s3://robots/info.json" in run("ls", "s3://robots/", "--ca-file", s3.ca_file).stdout
 
 
-def test_what_is_installed() -> None:
+def test_env_lists_decoders_and_packages() -> None:
     done = run("env", "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)

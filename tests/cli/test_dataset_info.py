@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_what_a_dataset_is_and_what_ranks_fetch_of_it(tmp_path: Path) -> None:
+def test_info_shows_a_dataset_and_the_traffic_of_its_ranks(tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "one", episodes=(4, 5, 6), codec="h264", width=96, height=64)
     done = CliRunner().invoke(app, ["info", str(truth.root)])
     assert done.exit_code == 0, done.output

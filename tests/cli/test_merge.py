@@ -71,7 +71,7 @@ def test_fewer_than_one_worker_is_refused(tmp_path: Path) -> None:
     assert isinstance(done.exception, ConfigError)
 
 
-def test_one_path_is_too_few(tmp_path: Path) -> None:
+def test_merge_needs_more_than_one_path(tmp_path: Path) -> None:
     done = runner.invoke(app, ["merge", str(tmp_path)])
     assert done.exit_code == 2
     assert "at least one dataset" in done.output

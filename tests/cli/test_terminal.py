@@ -162,7 +162,7 @@ def test_a_reader_that_goes_away_is_no_error(truth: DatasetTruth) -> None:
         assert listing.stderr.read() == b""
 
 
-def test_what_is_wrong_is_one_line_and_code_2() -> None:
+def test_error_is_one_line_and_exit_code_2() -> None:
     for arguments in (["info", "/nowhere"], ["check", "/nowhere"], ["ls", "/nowhere"], ["cp", "/nowhere", "/tmp/x"]):
         done = piped(*arguments)
         assert done.returncode == 2

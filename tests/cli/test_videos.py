@@ -95,7 +95,7 @@ def test_broken_videos_are_named_once_it_is_written(folder: Path, tmp_path: Path
     assert "c.mp4" in done.stdout.splitlines()[-1]
 
 
-def test_what_is_in_a_collection(folder: Path, shard: Path, spans: Path) -> None:
+def test_info_shows_what_a_collection_holds(folder: Path, shard: Path, spans: Path) -> None:
     of_folder = told("info", folder)
     assert (of_folder["entries"], of_folder["videos"], of_folder["files"]) == (2, 2, 2)
     assert of_folder["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
@@ -115,7 +115,7 @@ def test_what_is_in_a_collection(folder: Path, shard: Path, spans: Path) -> None
     assert "  caption: string\n" in text
 
 
-def test_what_is_broken_is_found(folder: Path, spans: Path) -> None:
+def test_check_finds_broken_videos(folder: Path, spans: Path) -> None:
     for options in ([], ["--decode"]):
         done = run("check", folder, *options)
         assert (done.exit_code, done.stdout) == (0, "nothing found\n"), done.output
@@ -173,7 +173,7 @@ def test_entries_are_listed(shard: Path, spans: Path, movies: dict[str, bytes]) 
     assert len(run("ls", shard.parent, "--kind", "tars").stdout.splitlines()) == 2
 
 
-def test_what_is_neither_is_said_to_be_so(tmp_path: Path) -> None:
+def test_folder_without_dataset_or_videos_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"a")
     for command in ("info", "check"):
         done = run(command, tmp_path)

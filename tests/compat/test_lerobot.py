@@ -30,7 +30,7 @@ def test_dataset_class_without_lerobot_is_the_same_error() -> None:
             kind("lerobot/pusht", root="/nowhere")
 
 
-def test_nothing_imports_lerobot_before_it_is_used() -> None:
+def test_lerobot_is_not_imported_before_it_is_used() -> None:
     code = (
         "import sys, asyncfetch, asyncfetch.torch, asyncfetch.cli.app; assert 'asyncfetch.compat' not in sys.modules; "
         "import asyncfetch.compat.lerobot; assert 'lerobot' not in sys.modules"

@@ -155,7 +155,7 @@ def large_served(large: DatasetTruth, serve: Serve) -> Iterator[Served]:
 
 
 @pytest.mark.timeout(120)
-async def test_each_byte_is_sent_once_for_all_nodes_and_epochs(
+async def test_bytes_are_sent_once_for_all_nodes_and_epochs(
     large_served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each epoch is another job's, whose memory is empty. A node that is lost has read half of the dataset."""

@@ -270,7 +270,7 @@ def places() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_ends_in_silence_and_leaves_nothing(
+def test_program_ends_in_silence_and_leaves_nothing(
     name: str,
     tls: RangeServer,
     plain: RangeServer,

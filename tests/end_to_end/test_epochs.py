@@ -129,7 +129,7 @@ def test_a_copy_of_a_dataset_counts_its_own_workers_epochs(stream: af.Stream, co
 
 
 @pytest.mark.timeout(60)
-def test_all_datasets_of_a_stream_count_in_one_place(stream: af.Stream) -> None:
+def test_datasets_of_a_stream_count_epochs_in_one_place(stream: af.Stream) -> None:
     """Though a spawned worker knows none but its own."""
     dataset, _ = af.torch.StreamDataset(stream), af.torch.StreamDataset(stream)
     assert list(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn"))

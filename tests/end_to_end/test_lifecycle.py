@@ -155,7 +155,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("end", ["stream.close(); del stream", "del stream"], ids=["closed", "dropped"])
-def test_nothing_is_left_open(served: Served, tmp_path: Path, end: str) -> None:
+def test_threads_and_files_are_not_left_open(served: Served, tmp_path: Path, end: str) -> None:
     """In one process, one after the other: each way must leave threads and files as the one before did.
 
     The collector of cycles, for which a program may wait for long, isn't asked for help.

@@ -68,7 +68,7 @@ ENTRIES: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
 
 @pytest.mark.parametrize("run", NOT_ASYNCIO, ids=["trio", "anyio", "guest", "nothing"])
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
-def test_whoever_enters_a_loop_says_that_it_needs_asyncio(
+def test_coroutines_on_other_loops_say_that_they_need_asyncio(
     entry: Callable[[], Coroutine[Any, Any, object]], run: Callable[[Any], object]
 ) -> None:
     with pytest.raises(af.ConfigError, match=r"needs asyncio, which doesn't run here: .* asyncio\.run\(\.\.\.\)"):
@@ -76,7 +76,7 @@ def test_whoever_enters_a_loop_says_that_it_needs_asyncio(
 
 
 @pytest.mark.parametrize("run", NOT_ASYNCIO, ids=["trio", "anyio", "guest", "nothing"])
-def test_what_runs_in_threads_says_so_too(run: Callable[[Any], object], tmp_path: Path) -> None:
+def test_calls_in_threads_say_that_they_need_asyncio(run: Callable[[Any], object], tmp_path: Path) -> None:
     client = TensorClient()
     with client, af.CachePool(tmp_path, workers=1, max_bytes=2**20, method="raw") as pool:
         for work in (lambda: picks_up(pool), lambda: client.localize([])):
@@ -98,7 +98,7 @@ async def test_a_guest_of_asyncio_is_told_of_what_asyncio_has_entered() -> None:
             (await ended).unwrap()
 
 
-async def test_what_trio_could_not_enter_asyncio_can() -> None:
+async def test_fetcher_that_trio_could_not_enter_works_in_asyncio() -> None:
     fetcher = af.Fetcher()
     with pytest.raises(af.ConfigError, match="needs asyncio"):
         await asyncio.to_thread(trio.run, fetcher.__aenter__)

@@ -120,7 +120,7 @@ def test_an_interrupted_quickstart_ends_in_silence(small_dataset: DatasetTruth) 
     ],
     ids=["dataset", "cache", "record", "batch"],
 )
-def test_they_say_in_a_line_what_is_wrong(
+def test_examples_say_in_a_line_what_is_wrong(
     small_dataset: DatasetTruth, tmp_path: Path, name: str, arguments: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "file").touch()

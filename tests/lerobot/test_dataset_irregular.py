@@ -132,7 +132,7 @@ async def test_episodes_are_read_beside_one_that_lacks_its_rows(library: Library
         await check_renumbered(served.dataset, truth, numbers)
 
 
-async def test_what_fails_of_an_episode_is_kept_by_its_own_number(library: Library, tmp_path: Path) -> None:
+async def test_episode_failure_is_kept_under_the_episodes_own_number(library: Library, tmp_path: Path) -> None:
     root = renumbered(library(episodes=(6, 3, 4, 5)), tmp_path / "gaps", (0, None, 3, 8))
     (root / video_path(TOP, 1)).unlink()
     async with serve(root) as served:

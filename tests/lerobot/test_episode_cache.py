@@ -121,7 +121,7 @@ def kind(request: ServedRequest) -> str:
     ("withheld", "asked"),
     [("index", "footer"), ("footer", "index"), ("clip", "rows"), ("rows", "clip")],
 )
-async def test_nothing_waits_for_what_it_does_not_depend_on(library: Library, withheld: str, asked: str) -> None:
+async def test_requests_wait_only_for_what_they_depend_on(library: Library, withheld: str, asked: str) -> None:
     """So an episode takes two requests one after the other: for where its rows and clips lie, and for these."""
     truth = library(episodes=8, length=300, width=64, height=64, distinct_videos=1)
     came = {name: anyio.Event() for name in ("metadata", "index", "footer", "rows", "clip")}
@@ -231,7 +231,7 @@ async def test_awaited_episode_overtakes_prefetched_ones(many_files: DatasetTrut
         assert len(served.requests("/videos/")) == 2 * 24 * CAMERAS
 
 
-async def test_each_clip_is_one_request_however_many_read(truth: DatasetTruth) -> None:
+async def test_clip_is_one_request_for_any_number_of_readers(truth: DatasetTruth) -> None:
     async with serve(truth, joins=False) as served:
         await know_indexes(served)
         places = [(episode, frame) for episode in range(3) for frame in range(5)] * 4
@@ -274,7 +274,7 @@ async def test_a_failed_prefetch_is_not_remembered(truth: DatasetTruth) -> None:
             check_sample(await dataset.sample(episode, 1), truth, episode, 1)
 
 
-async def test_those_who_wait_for_one_fetch_share_its_failure(truth: DatasetTruth) -> None:
+async def test_waiters_for_one_fetch_share_its_failure(truth: DatasetTruth) -> None:
     content = in_memory(truth)
     video = content.pop(video_path(TOP))
     async with serve(content) as served:
@@ -411,7 +411,7 @@ async def test_decoders_are_kept_between_reads(truth: DatasetTruth) -> None:
         assert (decoders.misses, decoders.hits, decoders.size) == (CAMERAS, 3 * CAMERAS, CAMERAS)
 
 
-async def test_each_reader_of_an_episode_has_a_decoder_of_its_own(truth: DatasetTruth) -> None:
+async def test_readers_of_an_episode_have_a_decoder_each(truth: DatasetTruth) -> None:
     async with serve(truth) as served:
         await served.dataset.ready(0)
         with await reader_of(served.dataset).hold(0) as episode:
@@ -426,7 +426,7 @@ async def test_each_reader_of_an_episode_has_a_decoder_of_its_own(truth: Dataset
 # Room.
 
 
-async def test_what_does_not_fit_is_fetched_again(truth: DatasetTruth) -> None:
+async def test_episodes_that_do_not_fit_are_fetched_again(truth: DatasetTruth) -> None:
     async with serve(truth, max_bytes=await budget(truth, 3), joins=False) as served:
         dataset = served.dataset
         await know_indexes(served)
@@ -611,7 +611,7 @@ async def test_an_error_in_the_block_comes_out_as_it_is(truth: DatasetTruth) -> 
             raise ZeroDivisionError
 
 
-async def test_it_belongs_to_its_loop(truth: DatasetTruth) -> None:
+async def test_dataset_belongs_to_its_loop(truth: DatasetTruth) -> None:
     async with serve(truth, features=["action"]) as served:
         await served.dataset.ready(0)
 
@@ -651,7 +651,7 @@ async def test_a_replaced_video_is_an_error_and_then_planned_anew(truth: Dataset
         assert new[WRIST].equal(old[WRIST])
 
 
-async def test_what_is_held_of_a_replaced_video_stays_as_it_was(truth: DatasetTruth, other_video: bytes) -> None:
+async def test_held_episode_of_a_replaced_video_keeps_its_frames(truth: DatasetTruth, other_video: bytes) -> None:
     content = in_memory(truth)
     async with serve(content) as served:
         dataset = served.dataset

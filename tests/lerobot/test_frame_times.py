@@ -54,7 +54,7 @@ def gaps(draw: st.DrawFn) -> list[int]:
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-async def test_each_row_has_the_frame_nearest_to_its_time(
+async def test_row_has_the_frame_nearest_to_its_time(
     truth: DatasetTruth, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     shown = shown_after(data.draw(gaps(), "gaps"))

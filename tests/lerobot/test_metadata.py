@@ -75,7 +75,7 @@ async def test_recorded_dataset(reader: LocalReader, name: str) -> None:
             assert span.num_frames == episode.length
 
 
-async def test_each_small_file_costs_one_request(reader: LocalReader) -> None:
+async def test_small_files_cost_one_request_each(reader: LocalReader) -> None:
     await load_metadata(reader, str(DATA / "h264"))
     assert sorted(Path(path).name for path, _, _ in reader.log) == [
         "file-000.parquet",

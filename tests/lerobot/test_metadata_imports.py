@@ -24,7 +24,7 @@ def test_importing_the_room_does_not_import_pyarrow() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-async def test_without_pyarrow_the_command_is_named(
+async def test_missing_pyarrow_error_names_the_install_command(
     reader: LocalReader, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tables.write(tmp_path)

@@ -555,7 +555,7 @@ async def test_an_open_file_weighs_what_it_takes(reader: LocalReader, tmp_path: 
     assert 1 < sum(file.nbytes for file in files) / (allocated_bytes() - before) < 1.25
 
 
-async def test_what_is_kept_is_bounded(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+async def test_kept_rows_are_bounded_in_bytes(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
     large(tables)
     rows = await open_rows(reader, tables.write(tmp_path, group_rows=750), max_bytes=300_000)
     peak = 0

@@ -273,7 +273,7 @@ async def test_lists_are_the_receivers_own(truth: DatasetTruth, windows: dict[st
     ],
     ids=repr,
 )
-async def test_nothing_is_fetched_of_other_features(
+async def test_features_that_are_not_chosen_are_not_fetched(
     truth: DatasetTruth, chosen: list[str], fetched: tuple[str, ...]
 ) -> None:
     async with serve(truth, features=chosen) as served:

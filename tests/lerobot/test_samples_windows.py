@@ -63,7 +63,7 @@ def test_arrays_and_numpy_numbers_are_windows() -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_window(window: Any, message: str) -> None:  # noqa: ANN401
+def test_window_that_is_no_list_of_offsets_is_refused(window: Any, message: str) -> None:  # noqa: ANN401
     with pytest.raises(ConfigError, match=message):
         resolve(window)
 

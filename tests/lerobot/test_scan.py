@@ -114,7 +114,7 @@ async def test_an_episode_of_which_no_row_group_has_a_row_is_an_error(tmp_path: 
             [batch async for batch in dataset.columns(KEYS, episodes=[3])]
 
 
-async def test_what_is_no_column_is_refused(tmp_path: Path) -> None:
+async def test_columns_refuses_wrong_keys_and_episodes(tmp_path: Path) -> None:
     truth = write(tmp_path / "one")
     async with open_dataset(truth.root) as dataset:
         for keys, told in {

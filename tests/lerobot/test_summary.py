@@ -29,7 +29,7 @@ def bytes_of(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
-def test_what_is_in_it_with_the_sizes_of_its_files(tmp_path: Path) -> None:
+def test_dataset_info_gives_the_content_and_file_sizes(tmp_path: Path) -> None:
     truth = write(tmp_path / "one")
     with RangeServer(truth.root) as server:
         config = af.StreamConfig(fetch=af.FetchConfig(ca_file=str(server.ca_file)))

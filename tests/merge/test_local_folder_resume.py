@@ -155,7 +155,7 @@ async def test_two_merges_do_not_build_for_one_destination(library: Library, tmp
     assert names(tmp_path) == {"out"}
 
 
-async def test_what_was_to_be_replaced_comes_back(library: Library, tmp_path: Path) -> None:
+async def test_replaced_folder_comes_back_after_a_kill(library: Library, tmp_path: Path) -> None:
     """Killed between the two renames, whatever is called next."""
     root, target = library(episodes=(4, 5)).root, tmp_path / "out"
     target.mkdir()
@@ -194,7 +194,7 @@ async def test_a_full_disk_is_seen_before_anything_is_written(
     assert not names(tmp_path)
 
 
-async def test_what_the_system_refuses_is_an_error_of_ours(library: Library, tmp_path: Path) -> None:
+async def test_system_errors_are_raised_as_merge_errors(library: Library, tmp_path: Path) -> None:
     """A place that can't be, and a file that may not become so long, as on a disk that others fill meanwhile."""
     root, soft_hard = library(episodes=(9, 4, 5)).root, resource.getrlimit(resource.RLIMIT_FSIZE)
     (tmp_path / "file").touch()
@@ -242,7 +242,7 @@ async def die_behind_the_end(what: str, source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-async def test_what_was_killed_behind_its_end_is_told_by_the_same_call(
+async def test_merge_killed_after_its_end_is_reported_by_the_same_call(
     library: Library, tmp_path: Path, overwrite: bool
 ) -> None:
     """And isn't written again."""
@@ -273,7 +273,7 @@ async def test_of_a_split_killed_between_its_parts_the_rest_is_written(library: 
 
 
 @pytest.mark.parametrize("change", ["a file less", "a file more", "another byte", "other sources"])
-async def test_what_is_not_what_was_asked_for_is_refused(library: Library, tmp_path: Path, change: str) -> None:
+async def test_folder_that_differs_from_the_merge_is_refused(library: Library, tmp_path: Path, change: str) -> None:
     source, target = library(episodes=(4, 5)).root, tmp_path / "out"
     await die_behind_the_end("merge", source, target)
     path = next(target.rglob("*.mp4"))

@@ -128,7 +128,7 @@ async def test_depth_is_described_by_its_files(library: Library, tmp_path: Path)
     assert (info["video.pix_fmt"], info["video.codec"], info["is_depth_map"]) == ("gray12le", "hevc", True)
 
 
-async def test_what_describes_the_encoder_may_differ(library: Library, tmp_path: Path) -> None:
+async def test_encoder_details_may_differ(library: Library, tmp_path: Path) -> None:
     """And what was probed by another version: per-feature fps, numbers of the video as floats."""
 
     def change(info: dict[str, Any]) -> None:
@@ -164,9 +164,7 @@ PICTURE = {"dtype": "image", "shape": [2, 2, 1], "names": ["height", "width", "c
         {},
     ],
 )
-async def test_what_is_said_of_a_picture_in_the_table_stays(
-    library: Library, tmp_path: Path, info: dict[str, Any]
-) -> None:
+async def test_info_of_a_picture_in_the_table_stays(library: Library, tmp_path: Path, info: dict[str, Any]) -> None:
     """Also of numbers. What comes of it can be merged with what it is made of."""
 
     def change(said: dict[str, Any]) -> None:
@@ -193,7 +191,7 @@ async def test_what_is_said_of_a_picture_in_the_table_stays(
     assert one.differences == two.differences == ()
 
 
-async def test_what_sources_say_differently_is_listed(library: Library, tmp_path: Path) -> None:
+async def test_differences_between_sources_are_listed(library: Library, tmp_path: Path) -> None:
     """Of a feature, of its info, and of the whole; in one source only, too."""
 
     def change(said: dict[str, Any]) -> None:
@@ -350,7 +348,7 @@ async def test_a_dry_run_writes_nothing(library: Library, tmp_path: Path) -> Non
         assert 0.4 < file.bytes / (tmp_path / "out" / file.path).stat().st_size < 2
 
 
-async def test_what_is_not_carried_over_is_named(library: Library, tmp_path: Path) -> None:
+async def test_files_that_are_not_carried_over_are_named(library: Library, tmp_path: Path) -> None:
     """By what can be listed; a web server can't."""
     root = tmp_path / "source"
     shutil.copytree(library(episodes=(4, 5)).root, root)

@@ -50,7 +50,7 @@ def built_in(scratch: Path) -> list[str]:
 
 
 @pytest.mark.may_block  # it looks into the scratch folder
-async def test_what_a_killed_merge_left_on_the_disk_is_swept(library: Library, scratch: Path) -> None:
+async def test_scratch_folder_of_a_killed_merge_is_swept(library: Library, scratch: Path) -> None:
     """And what a living one has there isn't."""
     (scratch / "asyncfetch-merging-dead/videos").mkdir(parents=True)
     (scratch / "asyncfetch-merging-dead/lock").touch()
@@ -62,7 +62,7 @@ async def test_what_a_killed_merge_left_on_the_disk_is_swept(library: Library, s
     assert built_in(scratch) == []
 
 
-async def test_it_is_what_a_merge_to_a_folder_is(
+async def test_merge_to_s3_writes_what_a_merge_to_a_folder_does(
     library: Library, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """File for file, info.json last; no more files are on the disk than workers; a source lies there as well."""
@@ -132,7 +132,7 @@ def put_files(server: S3Server, behind: int = 0) -> set[str]:
 
 @pytest.mark.timeout(60)  # hundreds of requests
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "replaced"])
-async def test_what_is_interrupted_is_gone_on_with(library: Library, tmp_path: Path, overwrite: bool) -> None:
+async def test_interrupted_merge_is_gone_on_with(library: Library, tmp_path: Path, overwrite: bool) -> None:
     """Behind what is whole still; without leave to overwrite, too, but not when it has become a dataset."""
     root = library(episodes=(9, 4, 5), gop=6).root
     options: dict[str, Any] = {"video_file_max_bytes": 1, "data_file_max_bytes": 10_000, "workers": 1}
@@ -261,7 +261,7 @@ async def test_a_dataset_whose_merge_was_killed_behind_its_end_is_one(library: L
     assert not any("merging" in name for name in content)
 
 
-async def test_what_ended_behind_its_end_is_told_by_the_same_call(library: Library) -> None:
+async def test_merge_that_failed_after_its_end_is_reported_by_a_rerun(library: Library) -> None:
     """Where its notes could not be removed any more; but not when the dataset has been changed since."""
     root = library(episodes=(4, 5)).root
     content: dict[str, bytes] = {}
@@ -312,13 +312,13 @@ async def test_the_case_of_the_scheme_makes_no_other_place(library: Library) -> 
 
 
 @pytest.mark.parametrize("destination", ["https://h/out", "hf://datasets/o/n", "gs://b/x"])
-async def test_where_a_merge_can_not_write(destination: str, library: Library) -> None:
+async def test_destination_that_cannot_be_written_is_refused(destination: str, library: Library) -> None:
     with pytest.raises(ConfigError, match="below an s3:// prefix"):
         await merge_datasets([library(episodes=(4,)).root], destination)
 
 
 @pytest.mark.parametrize("status", [403, 500])
-async def test_whether_a_listing_of_what_is_left_out_may_fail(library: Library, tmp_path: Path, status: int) -> None:
+async def test_listing_of_what_is_left_out_may_fail(library: Library, tmp_path: Path, status: int) -> None:
     """Only where one may read and not list."""
     content = {f"bucket/set/{path}": data for path, data in all_files(library(episodes=(4, 5)).root).items()}
     content["bucket/set/meta/lineage.json"] = b"{}"

@@ -141,7 +141,7 @@ async def test_rows_are_found_where_index_begins_anew(
     await check_merged(tmp_path / "out", [truth, truth])
 
 
-async def test_what_info_json_says_wrong_is_put_right(library: Library, tmp_path: Path) -> None:
+async def test_wrong_info_json_is_put_right(library: Library, tmp_path: Path) -> None:
     """Sizes of pictures, and totals; then it is as another source, and is told of once."""
     truth = library(episodes=(4, 5))
 
@@ -299,7 +299,7 @@ async def test_sources_behind_https(library: Library, tmp_path: Path) -> None:
     await check_merged(tmp_path / "out", truths)
 
 
-async def test_all_files_of_a_source_are_looked_at_side_by_side(library: Library) -> None:
+async def test_files_of_a_source_are_looked_at_side_by_side(library: Library) -> None:
     truth = library(episodes=(3,) * 6, episodes_per_video_file=2, episodes_per_data_file=2)
     async with (
         RangeServer(truth.root, first_byte_seconds=0.05) as server,
@@ -505,7 +505,7 @@ async def test_types_that_differ_otherwise_are_listed(
     assert names(tmp_path) == {"0", "1"}
 
 
-async def test_what_is_numbered_anew_has_room(library: Library, tmp_path: Path) -> None:
+async def test_renumbered_columns_have_room_for_larger_numbers(library: Library, tmp_path: Path) -> None:
     """Numbers that were stored as narrow as one source needs them."""
     truth = library(episodes=(4, 5) * 8)
     shutil.copytree(truth.root, tmp_path / "source")

@@ -65,7 +65,7 @@ async def test_selected_episodes(
     assert videos < 0.9 * sum(path.stat().st_size for path in (truth.root / "videos").rglob("*.mp4"))
 
 
-async def test_all_episodes_are_what_a_merge_of_one_is(library: Library, tmp_path: Path) -> None:
+async def test_selection_of_all_episodes_is_a_merge_of_one_dataset(library: Library, tmp_path: Path) -> None:
     """File for file. And parts of it, merged, are the whole again."""
     root = library(episodes=LENGTHS).root
     await merge_datasets([root], tmp_path / "merged")
@@ -91,7 +91,7 @@ async def test_statistics_are_those_of_the_selected(library: Library, tmp_path: 
     assert stats[TOP]["count"] == [sum(counts)]
 
 
-async def test_nothing_of_other_episodes_is_read(library: Library, tmp_path: Path) -> None:
+async def test_files_of_other_episodes_are_not_read(library: Library, tmp_path: Path) -> None:
     truth = library(episodes=LENGTHS, **EPISODE_FILE)
     async with RangeServer(truth.root) as server:
         fetch = FetchConfig(ca_file=server.ca_file, trust_env=False)
@@ -131,7 +131,7 @@ async def test_an_episode_that_is_not_there(library: Library, tmp_path: Path) ->
 
 @pytest.mark.parametrize("numbers", [(0, None, 2, 3), (None, 4, 10**6, None), (8, 2, 2**63 - 2, 5)], ids=str)
 @pytest.mark.parametrize("counts_all", [False, True], ids=["rows", "numbers"])
-async def test_what_no_episode_names_is_left_out(
+async def test_unlisted_episode_is_left_out(
     library: Library, tmp_path: Path, numbers: tuple[int | None, ...], counts_all: bool
 ) -> None:
     """Its rows, its videos and what stats.json says of its pictures; the others are numbered anew, in their order."""
@@ -237,7 +237,9 @@ async def test_a_split_of_a_broken_dataset_leaves_nothing(library: Library, tmp_
         ({"a": np.float32(0.5)}, 4, {"a": [0, 1]}),
     ],
 )
-def test_who_gets_which_episodes(splits: dict[str, Any], count: int, expected: dict[str, list[int]]) -> None:
+def test_split_episodes_by_shares_counts_and_lists(
+    splits: dict[str, Any], count: int, expected: dict[str, list[int]]
+) -> None:
     assert split_episodes(range(count), splits) == expected
 
 
@@ -371,7 +373,7 @@ async def test_an_old_datasets_episodes_are_those_of_its_table(library: Library,
         assert read_identity((await dataset.sample(1, 3))[TOP]) == truth.identity(1, 3, TOP)
 
 
-async def test_what_needs_no_conversion_is_not_copied(library: Library, tmp_path: Path) -> None:
+async def test_dataset_that_needs_no_conversion_is_not_copied(library: Library, tmp_path: Path) -> None:
     root = library(episodes=(4,)).root
     with pytest.raises(MergeError, match=rf"{root} is a LeRobot v3\.0 dataset already.*merge it alone"):
         await convert_dataset(root, tmp_path / "out")

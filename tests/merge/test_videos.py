@@ -45,7 +45,7 @@ def test_an_episode_between_key_frames_stays_with_what_it_needs() -> None:
     ]
 
 
-def test_what_no_episode_needs_is_left_out() -> None:
+def test_groups_that_no_episode_needs_are_left_out() -> None:
     index = encode(40, gop=10, options={"sc_threshold": "0", "bf": "0"})
     (segment,) = cut_file(index, [span(3, first=22, frames=5)], fps=30)
     assert (segment.first, segment.stop, segment.num_frames, segment.places) == (20, 30, 10, ((3, 2, 5),))

@@ -92,7 +92,7 @@ async def test_the_same_bytes_and_report(library: Library, tmp_path: Path, start
     assert len(started) == 2
 
 
-async def test_what_only_this_process_has_is_read_here(library: Library, tmp_path: Path, started: list[int]) -> None:
+async def test_memory_filesystem_is_read_in_this_process(library: Library, tmp_path: Path, started: list[int]) -> None:
     """A file system of fsspec's in memory."""
     fsspec = pytest.importorskip("fsspec")
     root = library(episodes=(4, 5)).root

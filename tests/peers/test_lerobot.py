@@ -829,7 +829,7 @@ def test_a_run_of_two_ranks_goes_on_with_others(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_where_a_long_run_is_takes_no_longer(workers: int) -> None:
+def test_state_at_takes_no_longer_for_a_long_run(workers: int) -> None:
     dataset = compat.StreamingLeRobotDataset("a/b", root=DATA / "small_files")
     loader = {"batch_size": 5, "num_workers": workers, "world_size": 2}
     whole = -(-31 // 5) if not workers else -(-16 // 5) + -(-15 // 5)  # of 63 frames a rank has 31

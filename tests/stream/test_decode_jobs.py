@@ -75,7 +75,7 @@ def test_job_is_started_by_its_first_micro_batch(case: tuple[list[Step], Sizes])
 
 
 @given(case=cases())
-def test_what_waits_for_its_turn_is_bounded(case: tuple[list[Step], Sizes]) -> None:
+def test_samples_waiting_for_their_turn_are_bounded(case: tuple[list[Step], Sizes]) -> None:
     steps, sizes = case
     undelivered = 0
     for micro_batch in micro_batches(steps, sizes):

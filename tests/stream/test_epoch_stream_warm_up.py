@@ -41,7 +41,7 @@ def test_warm_up_leaves_only_clips_to_read(server: RangeServer) -> None:
     stream.close()
 
 
-def test_with_clips_the_first_samples_need_no_server(server: RangeServer) -> None:
+def test_warm_up_with_clips_reads_the_first_samples_ahead(server: RangeServer) -> None:
     for source in (
         af.Stream(server.url, config=config(server)),
         af.Mixture([af.Stream(server.url)], weights=[1.0], config=config(server)),
@@ -53,7 +53,7 @@ def test_with_clips_the_first_samples_need_no_server(server: RangeServer) -> Non
         source.close()
 
 
-def test_what_can_not_be_read_is_raised_at_its_sample(server: RangeServer, tmp_path: Path) -> None:
+def test_warm_up_leaves_a_read_error_to_its_sample(server: RangeServer, tmp_path: Path) -> None:
     next((tmp_path / "one" / "videos").rglob("*.mp4")).unlink()
     stream = af.Stream(server.url, config=config(server))
     stream.warm_up(clips=True)

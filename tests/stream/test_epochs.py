@@ -168,7 +168,7 @@ def test_a_number_of_workers_that_can_not_be_counted_is_refused(workers: int) ->
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "1", True, 2**63, 2**63 - 1])
-async def test_what_is_no_epoch_is_refused(truth: DatasetTruth, epoch: Any) -> None:  # noqa: ANN401
+async def test_epoch_out_of_range_or_no_whole_number_is_refused(truth: DatasetTruth, epoch: Any) -> None:  # noqa: ANN401
     stream = af.Stream(str(truth.root))
     with pytest.raises(af.ConfigError, match=f"epoch must be a whole number from 0, below .*, not {epoch!r}"):
         stream.set_epoch(epoch)

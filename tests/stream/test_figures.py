@@ -118,7 +118,7 @@ async def test_a_page_keeps_what_it_can_of_a_dataset_with_many_hosts(truth: Data
     assert page.statistics() == many.without_hosts()  # of a process that was killed while it wrote, the one before
 
 
-async def test_what_two_processes_wrote_at_once_is_nothing(truth: DatasetTruth) -> None:
+async def test_page_torn_by_two_writers_reads_as_empty(truth: DatasetTruth) -> None:
     statistics = await statistics_of(truth)
     page = board().claim(1, 0, 1, 0)
     assert page is not None

@@ -116,7 +116,9 @@ def test_members_give_their_epochs_in_turns_over_the_network(truths: list[Datase
 @SEVERAL_STREAMS
 @any_moment
 @given(taken=st.integers(0, 130), again=st.integers(0, 60), epoch=st.integers(0, 2))
-def test_it_goes_on_in_the_same_order(mixed: af.Mixture, other: af.Mixture, taken: int, again: int, epoch: int) -> None:
+def test_mixture_goes_on_in_the_same_order(
+    mixed: af.Mixture, other: af.Mixture, taken: int, again: int, epoch: int
+) -> None:
     mixed.set_epoch(epoch)
     whole = keys(mixed)
     mixed.set_epoch(epoch)
@@ -165,7 +167,7 @@ async def test_consumers_share_it_and_others_go_on(truths: list[DatasetTruth], d
     assert sorted(given) == sorted(whole)
 
 
-def test_what_tells_the_padding_takes_no_features_place(truths: list[DatasetTruth], tmp_path: Path) -> None:
+def test_padding_key_does_not_replace_a_feature(truths: list[DatasetTruth], tmp_path: Path) -> None:
     shutil.copytree(truths[0].root, root := tmp_path / "renamed")
     for path in (root / "data").rglob("*.parquet"):
         table = pq.read_table(path).rename_columns({"action": "is_padding"})

@@ -143,7 +143,7 @@ def test_batches_of_a_rest_are_the_same_for_any_number_of_ranks(
     mixed.close()
 
 
-def test_one_rank_does_not_deal_out_anew_what_it_does_not_know(truths: list[DatasetTruth]) -> None:
+def test_state_of_one_rank_is_refused_for_another_batch_size(truths: list[DatasetTruth]) -> None:
     mixed = parted(truths)
     assert len(list(itertools.islice(source_of(mixed).iterate(Placement(1, 2, batch_size=4)), 8))) == 8
     state = saved(mixed.state_dict())

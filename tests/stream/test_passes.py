@@ -205,7 +205,7 @@ def raise_at(place: int, error: BaseException) -> Callable[[dict[str, Any]], dic
     return transform
 
 
-def test_what_a_transform_returns_is_delivered_whatever_it_is(truth: DatasetTruth) -> None:
+def test_transform_may_return_any_value(truth: DatasetTruth) -> None:
     results: list[Any] = [False, 0, "text"]
     stream = stream_of(truth, transform=lambda sample: results[index(sample) % 3])
     assert list(stream) == [results[number % 3] for number in range(truth.num_frames)]
@@ -420,7 +420,7 @@ async def test_statistics_of_a_pass(truth: DatasetTruth) -> None:
     assert after.wait.p50_seconds <= after.wait.max_seconds <= after.waited_seconds
 
 
-def test_one_stream_on_two_loops_one_after_the_other(truth: DatasetTruth) -> None:
+def test_stream_is_read_on_two_loops_one_after_the_other(truth: DatasetTruth) -> None:
     stream = stream_of(truth)
 
     async def read() -> list[int]:

@@ -149,7 +149,7 @@ def test_silent_host_is_reported_as_opening(truth: DatasetTruth) -> None:
     assert "no sample has come; " in str(report)
 
 
-def test_a_pass_that_was_not_asked_yet_reports_what_those_before_it_read(truth: DatasetTruth) -> None:
+def test_unread_pass_reports_the_reads_of_the_passes_before_it(truth: DatasetTruth) -> None:
     with RangeServer(truth.root, tls=False) as server:
         stream = af.Stream(server.url, config=config())
         assert sum(1 for _ in stream) == truth.num_frames
@@ -361,7 +361,7 @@ def test_process_of_serve_samples_is_reported_on_and_afterwards(truth: DatasetTr
 
 
 @pytest.mark.usefixtures("programs_are_warm")
-def test_what_ended_the_pass_of_serve_samples_is_told(truth: DatasetTruth) -> None:
+def test_report_of_serve_samples_says_how_the_pass_ended(truth: DatasetTruth) -> None:
     stream = af.Stream(truth.root, transform=refuse, config=config())
     with serve_samples(stream, batch_size=4) as batches:
         for _ in range(2):

@@ -170,7 +170,7 @@ def test_bad_first_samples_are_replaced_by_the_first_good_one(broken: str) -> No
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_where_nothing_is_good_the_error_is_raised(broken: str, on_error: str) -> None:
+def test_error_is_raised_if_all_samples_are_bad(broken: str, on_error: str) -> None:
     stream = make(broken, on_error, episodes=[3])
     with pytest.raises(af.NotFound, match="file-003"):
         list(stream)
@@ -190,7 +190,7 @@ def test_member_without_good_samples_has_nothing(broken: str) -> None:
     stream.close()
 
 
-def test_who_gets_none_to_replace_the_bad_ones_by_says_so(broken: str) -> None:
+def test_worker_without_good_samples_raises_an_error(broken: str) -> None:
     stream = make(broken, "replace", shuffle=False, episodes=[3, 1])
     message = 'rank 0 of 1, worker 0 of 2 got no good sample .* NotFound: .*file-003.* on_error="skip"'
     with pytest.raises(af.DatasetError, match=message) as caught:
@@ -217,7 +217,7 @@ class Uncopied:
         raise ValueError("there is one of me")
 
 
-def test_where_nothing_is_bad_samples_need_no_copies(truth: DatasetTruth) -> None:
+def test_good_samples_need_no_copies(truth: DatasetTruth) -> None:
     stream = make(str(truth.root), "replace", transform=lambda sample: {**sample, "resource": Uncopied()})
     assert sorted(indices(stream)) == list(range(truth.num_frames))
     assert stream.epoch == 1
@@ -238,7 +238,7 @@ def test_replacement_that_can_not_be_copied_is_an_error(broken: str, episodes: l
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("taken", [3, 11, 17])
-def test_it_is_gone_on_with_as_if_it_had_not_been_stopped(broken: str, on_error: str, taken: int) -> None:
+def test_resumed_epoch_goes_on_as_if_it_had_not_been_stopped(broken: str, on_error: str, taken: int) -> None:
     stream = make(broken, on_error, shuffle=False, episodes=[1, 3, 5, 0])
     whole = indices(stream)
     samples = source_of(stream).iterate(Placement(), epoch=0)
@@ -299,7 +299,7 @@ def test_the_list_stays_in_its_process(broken: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
-def test_what_loader_workers_find_is_listed_where_the_loader_is(broken: str, truth: DatasetTruth, method: str) -> None:
+def test_bad_data_found_by_loader_workers_is_listed(broken: str, truth: DatasetTruth, method: str) -> None:
     """A stream's that are forked, a mixture's that are spawned."""
     whole = list(range(truth.num_frames))
     members = [make(broken, "skip"), make(str(truth.root), "skip")]
@@ -321,7 +321,7 @@ def test_what_loader_workers_find_is_listed_where_the_loader_is(broken: str, tru
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_what_workers_of_any_dataset_of_a_stream_find_is_listed(broken: str) -> None:
+def test_bad_data_found_by_workers_of_any_dataset_is_listed(broken: str) -> None:
     stream = make(broken, "skip")
     dataset, _ = af.torch.StreamDataset(stream), af.torch.StreamDataset(stream)
     list(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork"))
@@ -337,7 +337,7 @@ def places(batch: Any) -> list[tuple[int, int]]:  # noqa: ANN401
 
 @pytest.mark.usefixtures("programs_are_warm")
 @pytest.mark.timeout(120)
-def test_what_the_process_of_serve_samples_finds_is_listed_here(broken: str) -> None:
+def test_bad_data_found_by_serve_samples_is_listed(broken: str) -> None:
     stream = make(broken, "skip")
     with af.serve_samples(stream, 4) as batches:
         for times in (1, 2):
@@ -395,7 +395,7 @@ def test_a_rest_of_which_nothing_is_good_is_no_reason_to_stop(broken: str, on_er
     stream.close()
 
 
-async def test_what_is_bad_about_the_next_epoch_does_not_end_this_one(
+async def test_error_of_the_next_epoch_does_not_end_this_one(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: object, stretch: Stretch) -> None:

@@ -450,7 +450,7 @@ def test_two_at_once_and_a_dataset_that_is_not_there(truth: DatasetTruth) -> Non
         assert indices(one) == alone(truth, 0)
 
 
-def test_it_outlives_the_thread_that_entered_it(truth: DatasetTruth) -> None:
+def test_server_process_outlives_the_thread_that_entered_it(truth: DatasetTruth) -> None:
     batches = af.serve_samples(stream_of(truth), 4)
     thread = threading.Thread(target=batches.__enter__)
     thread.start()
@@ -469,7 +469,7 @@ async def test_a_stream_of_an_open_dataset_is_refused(truth: DatasetTruth) -> No
 
 
 @pytest.mark.parametrize("other", ["https://data.example.org/pick-place", [1, 2]])
-def test_what_is_no_stream_is_refused(other: Any) -> None:  # noqa: ANN401
+def test_source_that_is_no_stream_is_refused(other: Any) -> None:  # noqa: ANN401
     with pytest.raises(af.ConfigError, match="serve_samples takes a Stream"):
         af.serve_samples(other)
     with pytest.raises(af.ConfigError, match="StreamDataset takes a Stream"):
@@ -497,7 +497,7 @@ def test_a_process_that_may_have_no_children_is_told(truth: DatasetTruth, monkey
         af.serve_samples(stream_of(truth)).__enter__()
 
 
-def test_it_is_used_inside_of_its_block_and_once(truth: DatasetTruth) -> None:
+def test_serve_samples_is_used_once_and_within_its_block(truth: DatasetTruth) -> None:
     batches = af.serve_samples(stream_of(truth))
     with pytest.raises(af.ClosedError, match="with serve_samples"):
         next(iter(batches))
@@ -589,7 +589,7 @@ def test_the_process_ends_and_nothing_is_said(truth: DatasetTruth, tmp_path: Pat
 
 
 @pytest.mark.alone
-def test_it_dies_with_its_parent_whatever_kills_that(truth: DatasetTruth, tmp_path: Path) -> None:
+def test_server_process_dies_with_its_parent(truth: DatasetTruth, tmp_path: Path) -> None:
     """Also where a child forked from the parent has a copy of the connection, which so doesn't end."""
     body = """
     if __name__ == "__main__":

@@ -192,7 +192,7 @@ def test_no_more_samples_wait_than_there_is_room_for(truth: DatasetTruth, expect
         assert of_dataset(stream_of(truth, **options), state=states[number - 1]) == got[number:]
 
 
-def test_what_waits_behind_bad_data_comes_too(tmp_path: Path) -> None:
+def test_samples_waiting_behind_bad_data_are_delivered(tmp_path: Path) -> None:
     """Where the last samples are left out, the pass has ended before the last batches are made."""
     truth = write_dataset(tmp_path, episodes=(9, 9, 9), width=64, height=64, cameras=[TOP], episodes_per_video_file=1)
     next((tmp_path / f"videos/{TOP}").glob("*/file-002.mp4")).unlink()
@@ -212,7 +212,7 @@ def test_what_waits_behind_bad_data_comes_too(tmp_path: Path) -> None:
         assert of_dataset(stream_of(truth, **options), state=state) == got[number:]
 
 
-def test_what_has_no_buckets_is_refused(truth: DatasetTruth) -> None:
+def test_bucket_by_without_buckets_is_refused(truth: DatasetTruth) -> None:
     options: Any = {"bucket_by": "size"}
     with pytest.raises(af.ConfigError, match="bucket_by must be 'frames', 'shape' or None, not 'size'"):
         af.serve_samples(stream_of(truth), **options)

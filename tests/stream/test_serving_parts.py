@@ -324,7 +324,7 @@ def test_our_errors_arrive_whole() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyError("k"), SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_others_arrive_as_they_are_with_where_they_were_raised(error: BaseException) -> None:
+def test_foreign_errors_arrive_unchanged_with_their_traceback(error: BaseException) -> None:
     arrived = raised(error)
     assert type(arrived) is type(error)
     assert arrived.args == error.args

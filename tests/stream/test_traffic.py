@@ -79,7 +79,7 @@ def fetched_by(
 
 @pytest.mark.parametrize("make", [stream_of, mixture_of])
 @pytest.mark.parametrize(("ranks", "batch"), [(1, None), (2, 4), (3, None), (2, None)])
-def test_what_is_told_is_what_a_server_counts(
+def test_traffic_plan_is_what_a_server_counts(
     large: DatasetTruth,
     server: RangeServer,
     make: Callable[[str], af.Stream | af.Mixture],
@@ -120,7 +120,7 @@ def test_parts_of_episodes_are_told_by_their_frames(parted: DatasetTruth, ranks:
 
 @pytest.mark.parametrize("make", [stream_of, mixture_of])
 @pytest.mark.parametrize("taken", [1, 30, 70])
-def test_what_other_ranks_fetch_of_a_rest_is_told(
+def test_traffic_of_a_resumed_epoch_is_planned_for_other_ranks(
     large: DatasetTruth, server: RangeServer, make: Callable[[str], af.Stream | af.Mixture], taken: int
 ) -> None:
     """Of a piece that was begun a rank fetches what it needs once, though two of its lanes give frames of it."""

@@ -284,7 +284,7 @@ async def test_put_localize_clear_leaves_nothing(backend: Backend, client: Tenso
     assert (now.entries, now.bytes, now.in_flight, now.in_flight_bytes, now.pinned_bytes) == (0, 0, 0, 0, 0)
 
 
-async def test_nothing_to_do_is_no_request(backend: Backend, client: TensorClient) -> None:
+async def test_object_without_tensors_costs_no_request(backend: Backend, client: TensorClient) -> None:
     obj = {"a": [1, 2], "b": "text"}
     assert await client.remotize(obj, backend.server) is obj
     assert await client.localize(obj) is obj
@@ -315,7 +315,7 @@ def fake() -> torch.Tensor:
     ],
     ids=["meta", "sparse", "shrunk", "fake", "zero", "lazy", "without"],
 )
-async def test_what_cant_be_stored_is_said(
+async def test_tensor_that_cannot_be_stored_is_refused(
     backend: Backend, client: TensorClient, make: Callable[[], torch.Tensor], said: str
 ) -> None:
     with pytest.raises(TensorError, match=said):
@@ -339,7 +339,7 @@ async def test_a_structure_that_holds_itself_is_refused(backend: Backend, client
         await client.remotize(endless, backend.server)
 
 
-async def test_it_is_used_within_its_block(backend: Backend) -> None:
+async def test_client_is_used_within_its_block(backend: Backend) -> None:
     client = backend.client()
     with pytest.raises(ClosedError):
         await client.localize([])

@@ -111,7 +111,7 @@ async def test_closing_ends_calls_of_tasks_and_threads(scripted: ScriptedServer)
     assert [type(error) for error in errors] == [ClosedError, ClosedError]
 
 
-async def test_one_server_is_down_and_the_others_shards_arrive(server: TensorServer) -> None:
+async def test_shards_of_other_servers_arrive_if_one_is_down(server: TensorServer) -> None:
     async with http_client() as client:
         there = await client.remotize([torch.ones(3), torch.ones(200_000)], server.url)
         async with TensorServer(max_bytes=MIB) as gone:
@@ -148,7 +148,7 @@ async def test_an_error_isnt_kept(scripted: ScriptedServer) -> None:
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("own", [False, True])
-async def test_what_isnt_as_it_was_said_to_be_is_an_error(
+async def test_remote_tensor_with_a_wrong_shape_or_dtype_is_refused(
     server: TensorServer, change: dict[str, object], together: bool, kept: bool, own: bool
 ) -> None:
     async with http_client(own=server if own else None) as client:
@@ -175,7 +175,7 @@ async def test_what_isnt_as_it_was_said_to_be_is_an_error(
     ],
     ids=str,
 )
-async def test_what_no_remotize_made_is_an_error(server: TensorServer, change: dict[str, object]) -> None:
+async def test_remote_tensor_that_no_remotize_made_is_refused(server: TensorServer, change: dict[str, object]) -> None:
     async with http_client() as client:
         remote: RemoteTensor = await client.remotize(torch.ones(3), server.url)
         before = client.statistics()
@@ -239,7 +239,7 @@ for is_collected in (True, False):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-async def test_what_a_client_keeps_for_reuse_has_one_bound(
+async def test_buffers_a_client_keeps_for_reuse_have_one_bound(
     server: TensorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of its engine: what bodies land in, and what is copied out of them, comes from one pool."""
@@ -261,7 +261,7 @@ def own_threads() -> int:
     return sum(thread.name != "AnyIO worker thread" for thread in threading.enumerate())
 
 
-async def test_nothing_is_left_behind() -> None:
+async def test_threads_files_and_tasks_are_not_left_behind() -> None:
     async def once() -> None:
         async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True) as client:
             remotes = await client.remotize([torch.ones(3), torch.ones(100_000)], server.url)

@@ -50,7 +50,7 @@ async def test_another_process_reads_and_clears() -> None:
             await client.localize(remote)
 
 
-async def test_what_a_process_stored_is_lost_with_it() -> None:
+async def test_tensors_of_a_killed_process_are_lost() -> None:
     def work() -> tuple[RemoteTensor, int]:
         with TensorClient() as client:
             return client.remotize(torch.ones(1_000_000)), os.getpid()
@@ -68,7 +68,7 @@ async def localize_until_ray_has_noticed(client: TensorClient, remote: RemoteTen
         await client.localize(remote)
 
 
-async def test_without_its_directory_it_starts_afresh() -> None:
+async def test_store_that_lost_its_directory_starts_afresh() -> None:
     import ray
 
     async with ray_client(max_bytes=0) as client:
@@ -116,7 +116,7 @@ async def test_ray_is_chosen_where_it_is_initialised(server: TensorServer) -> No
     assert server.statistics().stored == 0
 
 
-async def test_one_structure_may_be_in_both(server: TensorServer) -> None:
+async def test_structure_may_be_in_both_stores(server: TensorServer) -> None:
     async with ray_client() as by_ray, http_client() as by_http:
         mixed = [await by_ray.remotize(torch.ones(3)), await by_http.remotize(torch.zeros(2), server.url)]
         assert set(by_http.collect_shards(mixed)) == {RAY, server.url}
@@ -130,7 +130,7 @@ async def test_http_needs_a_server() -> None:
             await client.remotize(torch.ones(1))
 
 
-async def test_where_ray_isnt_initialised_it_isnt_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ray_is_not_started_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     async with ray_client() as client:
@@ -145,7 +145,7 @@ async def test_where_ray_isnt_initialised_it_isnt_started(monkeypatch: pytest.Mo
                 await call()
 
 
-def test_nothing_is_reported_to_anybody() -> None:
+def test_usage_reports_of_ray_are_off() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from ray._common.usage import usage_lib

@@ -90,7 +90,7 @@ async def test_the_same_shard_may_come_twice_and_another_may_not(session: aiohtt
         (frame(100).replace(b"AFT1", b"AFT9"), 400, "AFT9"),
     ],
 )
-async def test_what_is_no_frame_is_refused(
+async def test_body_that_is_no_frame_is_refused(
     session: aiohttp.ClientSession, server: TensorServer, body: bytes, status: int, said: str
 ) -> None:
     answered, reason = await put(session, body)
@@ -175,7 +175,9 @@ async def test_an_upload_whose_sender_vanishes_gives_its_room_back(server: Tenso
     assert server.statistics().shards == 0
 
 
-async def test_what_is_deleted_while_it_comes_isnt_kept(server: TensorServer, session: aiohttp.ClientSession) -> None:
+async def test_shard_deleted_during_its_upload_is_not_kept(
+    server: TensorServer, session: aiohttp.ClientSession
+) -> None:
     body = frame(100_000)
     head = f"PUT /shards/{SHARD} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     host, port = server.url.removeprefix("http://").split(":")
@@ -341,7 +343,7 @@ async def test_a_server_for_all_addresses_says_one_that_can_be_reached() -> None
         assert server.url.startswith("http://node-7:")
 
 
-def test_it_can_be_entered_once_and_is_gone_afterwards() -> None:
+def test_server_can_be_entered_once_and_is_gone_afterwards() -> None:
     server = TensorServer(max_bytes=1000)
     with pytest.raises(ClosedError):
         _ = server.url

@@ -32,7 +32,7 @@ def directories() -> set[str]:
     return {path.name for path in ROOT.glob("asyncfetch-tensors-*")}
 
 
-async def test_what_is_of_one_request_is_looked_for_there_first() -> None:
+async def test_shared_memory_is_read_before_the_server_is_asked() -> None:
     tensors = [torch.full((size,), float(size)) for size in (100, 20_000, 25_000, 30_000)]
     async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True) as client:
         remotes = await client.remotize(tensors, server.url)
@@ -181,7 +181,7 @@ async def test_a_damaged_file_is_noticed() -> None:
             await client.localize(remote)
 
 
-async def test_nothing_is_left_behind() -> None:
+async def test_shared_directory_is_not_left_behind() -> None:
     async with TensorServer(max_bytes=64 * MIB) as server, http_client() as client:
         directory = server.storage._shared_directory
         assert directory is not None
@@ -252,7 +252,9 @@ with TensorServer(max_bytes=1 << 26, shared_memory=False) as server, TensorClien
 
 
 @pytest.mark.parametrize("forgotten_by", ["clear", "time"])
-async def test_what_a_killed_server_left_isnt_read_for_ever(monkeypatch: pytest.MonkeyPatch, forgotten_by: str) -> None:
+async def test_shared_memory_of_a_killed_server_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, forgotten_by: str
+) -> None:
     if forgotten_by == "time":
         monkeypatch.setattr(http_store, "ASK_AGAIN_SECONDS", 0.0)
     async with http_client(shared_memory=True, max_bytes=0) as client:
@@ -308,7 +310,7 @@ def test_only_whole_files_of_the_right_size_are_read() -> None:
         directory.close()
 
 
-async def test_where_shared_memory_is_full_private_memory_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_private_memory_serves_if_shared_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SharedDirectory, "create", lambda *_: None)
     async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True) as client:
         remote = await client.remotize(torch.ones(100_000), server.url)

@@ -107,7 +107,7 @@ def test_no_shape_is_believed_beyond_the_limit(shape: list[int]) -> None:
         (28, b"\xee", "dtype 238"),
     ],
 )
-def test_what_is_off_is_said(at: int, value: bytes, said: str) -> None:
+def test_header_error_names_the_wrong_value(at: int, value: bytes, said: str) -> None:
     head = bytearray(Header(SHARD, "uint8", (3,), 3, 0, "little").encode().ljust(MAX_HEADER_BYTES, b"\0"))
     head[at : at + len(value)] = value
     with pytest.raises(TensorError, match=said):

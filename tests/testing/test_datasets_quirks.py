@@ -172,7 +172,7 @@ def test_an_empty_video_file(tmp_path: Path, plain: DatasetTruth) -> None:
 
 
 @pytest.mark.parametrize("feature", ["timestamp", "index"])
-def test_without_a_default_feature(tmp_path: Path, feature: str) -> None:
+def test_default_feature_can_be_left_out(tmp_path: Path, feature: str) -> None:
     truth = write(tmp_path, without_default_feature=feature, orphan_rows=1)
 
     assert feature not in info(truth)["features"]

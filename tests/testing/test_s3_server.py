@@ -58,7 +58,7 @@ def presigned(server: S3Server, *, keys: Keys = Keys(), region: str = "us-east-1
     return url
 
 
-def test_what_botocore_signs_is_served(server: S3Server) -> None:
+def test_request_signed_by_botocore_is_served(server: S3Server) -> None:
     status, headers, body = get(presigned(server), server.ca_file, {"Range": "bytes=3-9"})
     assert (status, headers["Content-Range"], body) == (206, "bytes 3-9/256", CONTENT[3:10])
 

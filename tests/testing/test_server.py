@@ -121,7 +121,7 @@ def test_a_range_to_be_ignored_is_the_whole_object(server: RangeServer, asked: s
     assert "Content-Range" not in reply.headers
 
 
-def test_without_a_range_the_whole_object_comes_described(server: RangeServer) -> None:
+def test_request_without_a_range_gets_the_whole_object(server: RangeServer) -> None:
     reply = ask(server, "/a.bin")
     assert (reply.status, reply.body, reply.headers["Accept-Ranges"]) == (200, CONTENT, "bytes")
     assert reply.headers["ETag"].startswith('"')
@@ -134,13 +134,13 @@ def test_head_describes_and_ignores_the_range(server: RangeServer) -> None:
     assert (reply.status, reply.headers["Content-Length"], reply.body) == (200, str(SIZE), b"")
 
 
-def test_what_is_not_there_is_404_and_what_is_not_a_read_is_405(server: RangeServer) -> None:
+def test_missing_object_is_404_and_write_method_is_405(server: RangeServer) -> None:
     assert ask(server, "/b.bin").status == 404
     reply = ask(server, "/a.bin", method="DELETE")
     assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD")
 
 
-def test_if_match_lets_the_same_version_pass_only(server: RangeServer) -> None:
+def test_request_with_if_match_needs_the_same_version(server: RangeServer) -> None:
     etag = ask(server, "/a.bin").headers["ETag"]
     assert ask(server, "/a.bin", If_Match=etag).status == 200
     assert ask(server, "/a.bin", If_Match=f'"other", {etag}').status == 200
@@ -149,7 +149,7 @@ def test_if_match_lets_the_same_version_pass_only(server: RangeServer) -> None:
     assert ask(server, "/a.bin", If_Match=f"W/{etag}", Range="bytes=0-0").status == 412
 
 
-def test_if_range_gives_the_whole_object_of_another_version(server: RangeServer) -> None:
+def test_request_with_if_range_gets_a_changed_object_whole(server: RangeServer) -> None:
     described = ask(server, "/a.bin").headers
     assert ask(server, "/a.bin", Range="bytes=0-4", If_Range=described["ETag"]).status == 206
     assert ask(server, "/a.bin", Range="bytes=0-4", If_Range=described["Last-Modified"]).status == 206
@@ -214,7 +214,7 @@ def raw_status(server: RangeServer, target: bytes) -> int:
         b"/%ff%fe",
     ],
 )
-def test_nothing_but_files_below_the_root_is_served(tmp_path: Path, target: bytes) -> None:
+def test_paths_that_are_no_file_below_the_root_are_404(tmp_path: Path, target: bytes) -> None:
     root = tmp_path / "root"
     (root / "inside").mkdir(parents=True)
     (tmp_path / "secret").write_bytes(b"secret")
@@ -381,7 +381,7 @@ def test_every_third_request_fails() -> None:
         assert [ask(server, "/a").status for _ in range(6)] == [200, 200, 500, 200, 200, 500]
 
 
-def test_one_path_fails_once() -> None:
+def test_fault_once_fails_one_path_once() -> None:
     with RangeServer({"a": b"x", "b": b"y"}, fault=FaultOnce("/a", Fault.status(500))) as server:
         assert [ask(server, path).status for path in ("/b", "/a", "/a")] == [200, 500, 200]
 
@@ -410,7 +410,7 @@ def test_the_first_byte_waits() -> None:
         assert time.monotonic() - started >= 0.1
 
 
-def test_one_response_can_be_slower_than_the_others() -> None:
+def test_response_can_be_slower_than_the_others() -> None:
     with RangeServer({"a": b"x"}, fault=FaultOnce("/a", Fault.slow(first_byte_seconds=0.5))) as server:
         ask(server, "/a")
         ask(server, "/a")
@@ -667,7 +667,7 @@ def test_tls_without_trustme_says_what_to_install(monkeypatch: pytest.MonkeyPatc
         server.__enter__()
 
 
-async def test_nothing_blocks_the_loop(tmp_path: Path) -> None:
+async def test_server_does_not_block_the_loop(tmp_path: Path) -> None:
     blockbuster = pytest.importorskip("blockbuster")
     (tmp_path / "a").write_bytes(bytes(600_000))
     with blockbuster.blockbuster_ctx("asyncfetch.testing"):
@@ -689,7 +689,7 @@ async def test_nothing_blocks_the_loop(tmp_path: Path) -> None:
         ("max_log", (-1, 1.5, None)),
     ],
 )
-def test_what_no_argument_may_be(name: str, values: Iterable[object]) -> None:
+def test_server_refuses_wrong_arguments(name: str, values: Iterable[object]) -> None:
     for value in values:
         arguments: dict[str, Any] = {"content": {}, name: value}
         with pytest.raises(ConfigError, match=name):
@@ -706,7 +706,7 @@ def test_what_no_argument_may_be(name: str, values: Iterable[object]) -> None:
         lambda: FaultEvery(0, Fault.gzip()),
     ],
 )
-def test_what_can_be_no_fault(make: Callable[[], object]) -> None:
+def test_fault_refuses_wrong_arguments(make: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         make()
 

@@ -46,7 +46,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_can_not_be_used_is_refused_in_words(case: str) -> None:
+def test_arguments_that_cannot_be_used_are_refused_in_words(case: str) -> None:
     call, message = WRONG[case]
     with pytest.raises(af.ConfigError, match=message):
         call()
@@ -79,7 +79,7 @@ def once(*values: Any) -> Iterator[Any]:  # noqa: ANN401
     yield from values
 
 
-def test_what_can_be_gone_through_only_once_is_taken_at_once(truth: DatasetTruth) -> None:
+def test_iterators_given_as_arguments_are_read_at_once(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), features=once("action"), episodes=once(1, 2))  # type: ignore[arg-type]
     for _ in range(2):
         assert all("action" in sample for sample in stream)
@@ -92,7 +92,7 @@ def test_what_can_be_gone_through_only_once_is_taken_at_once(truth: DatasetTruth
         frames.close()
 
 
-def test_without_torch_a_stream_says_how_to_get_it(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_error_names_the_install_command(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = af.Stream(str(truth.root), features=["action"])
     import_torch.cache_clear()
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -214,7 +214,7 @@ def test_pictures_unlike_their_metadata_are_stacked_apart(tmp_path: Path) -> Non
     stream.close()
 
 
-def test_what_is_held_of_a_batch_is_never_written_to(truth: DatasetTruth) -> None:
+def test_held_batch_is_never_written_to(truth: DatasetTruth) -> None:
     """Whole batches, slices, pickles and what other threads have, beyond the epoch and the stream, too."""
     stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
     held: list[Any] = []
@@ -294,7 +294,7 @@ async def test_rows_of_pictures_are_decoded_ahead_in_most_of_the_room(
         assert 64 * 5 // 8 <= max(started) < 64
 
 
-def test_who_keeps_actions_keeps_no_pictures(truth: DatasetTruth) -> None:
+def test_kept_actions_hold_no_memory_of_pictures(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
     batch = next(iter(af.torch.StreamDataset(stream, SIZE)))
     assert batch["action"].untyped_storage().nbytes() == batch["action"].nbytes
@@ -327,7 +327,7 @@ def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_copies")
-def test_what_is_held_of_a_workers_batch_is_never_written_to(truth: DatasetTruth) -> None:
+def test_held_batch_of_a_worker_is_never_written_to(truth: DatasetTruth) -> None:
     """More of them than are views, slices and pickles, while the worker goes on and behind its end."""
     stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
     expected = list(together(source_of(stream).iterate(Placement(), epoch=0), 2))
@@ -433,7 +433,7 @@ def test_memory_that_is_too_small_by_now_is_kept_by_neither_side() -> None:
     del held
 
 
-def test_who_keeps_a_workers_actions_keeps_no_pictures(truth: DatasetTruth) -> None:
+def test_kept_actions_of_a_worker_hold_no_memory_of_pictures(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
     batch = next(iter(loader_of(stream, SIZE, num_workers=1, multiprocessing_context="fork")))
     assert batch["action"].untyped_storage().nbytes() == batch["action"].nbytes
@@ -570,7 +570,7 @@ def test_a_batch_may_be_larger_than_what_there_is(truth: DatasetTruth) -> None:
     stream.close()
 
 
-def test_what_a_rank_takes_is_known_before(truth: DatasetTruth) -> None:
+def test_memory_plan_of_a_rank_is_known_before(truth: DatasetTruth) -> None:
     mib = 2**20
     stream = af.Stream(str(truth.root), config=af.StreamConfig(max_bytes=100 * mib, decoded_max_bytes=50 * mib))
     alone, batches, workers = (

@@ -92,7 +92,7 @@ def test_batches_of_as_many_frames_hold_lists_of_other_sizes(truth: DatasetTruth
     assert any(isinstance(batch["video"], list) for batch in batches)
 
 
-def test_without_buckets_a_mixed_batch_holds_lists(truth: DatasetTruth) -> None:
+def test_mixed_batch_without_buckets_holds_lists(truth: DatasetTruth) -> None:
     batches = list(dataset_of(truth, bucket_by=None))
     assert [len(batch["video"]) for batch in batches] == [3] * 10
     assert any(isinstance(batch["video"], list) for batch in batches)
@@ -225,7 +225,7 @@ def test_a_batch_that_cannot_be_made_comes_again(truth: DatasetTruth) -> None:
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])
-def test_what_waits_behind_bad_data_comes_too(tmp_path: Path, broken: int) -> None:
+def test_samples_waiting_behind_bad_data_are_delivered(tmp_path: Path, broken: int) -> None:
     """Also where the pass has ended before the last batches are made, because its last samples were left out."""
     write_dataset(tmp_path, episodes=(9, 9, 9), width=64, height=64, cameras=[TOP], episodes_per_video_file=1)
     next((tmp_path / f"videos/{TOP}").glob(f"*/file-00{broken}.mp4")).unlink()
@@ -280,7 +280,7 @@ def test_workers_have_buckets_of_their_own(truth: DatasetTruth) -> None:
     assert all(isinstance(batch["video"], torch.Tensor) for batch in batches)
 
 
-def test_what_is_not_known_before_is_refused(truth: DatasetTruth) -> None:
+def test_bucketed_dataset_refuses_len_and_state_after(truth: DatasetTruth) -> None:
     dataset = dataset_of(truth)
     with pytest.raises(UsageError, match="the number of batches isn't known before"):
         len(dataset)

@@ -64,7 +64,7 @@ def test_an_index_out_of_range_is_an_index_error(dataset: af.torch.FrameDataset,
 
 
 @pytest.mark.parametrize("index", [slice(0, 2), 1.0, "1", None], ids=repr)
-def test_what_is_no_whole_number_is_refused(dataset: af.torch.FrameDataset, index: Any) -> None:  # noqa: ANN401
+def test_index_that_is_no_whole_number_is_refused(dataset: af.torch.FrameDataset, index: Any) -> None:  # noqa: ANN401
     with pytest.raises(TypeError):
         dataset[index]
 
@@ -189,14 +189,14 @@ def unbatched(loader: DataLoader[Any], truth: DatasetTruth) -> list[tuple[int, i
     ]
 
 
-def test_it_pickles_as_what_to_read(dataset: af.torch.FrameDataset, truth: DatasetTruth) -> None:
+def test_dataset_pickles_as_what_to_read(dataset: af.torch.FrameDataset, truth: DatasetTruth) -> None:
     dataset[0]
     other = pickle.loads(pickle.dumps(dataset))
     assert key_of(other[4], truth) == (0, 4)
     other.close()
 
 
-def test_it_opens_again_after_close(dataset: af.torch.FrameDataset, truth: DatasetTruth) -> None:
+def test_dataset_opens_again_after_close(dataset: af.torch.FrameDataset, truth: DatasetTruth) -> None:
     for _ in range(2):
         assert key_of(dataset[5], truth) == (1, 0)
         dataset.close()

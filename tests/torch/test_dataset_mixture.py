@@ -238,7 +238,7 @@ def test_bad_samples_neither_mix_members_nor_spoil_a_state(
 
 
 @pytest.mark.parametrize("ends", ["uneven", "drop", "pad"])
-def test_who_makes_no_batches_is_given_all_that_is_left(
+def test_reader_without_batches_is_given_all_that_is_left(
     truth: DatasetTruth,
     wide: DatasetTruth,
     ends: Any,  # noqa: ANN401

@@ -149,7 +149,7 @@ def tell(dataset: af.torch.StreamDataset, connection: Connection) -> None:
     connection.send((*before, dataset.report().num_workers))
 
 
-def test_what_ended_a_workers_pass_is_told(truth: DatasetTruth) -> None:
+def test_report_says_how_a_workers_pass_ended(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), transform=refuse, config=CONFIG)
     dataset = af.torch.StreamDataset(stream)
     with pytest.raises(ValueError, match="refused"):

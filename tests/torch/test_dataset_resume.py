@@ -74,7 +74,9 @@ def other(truth: DatasetTruth) -> Any:  # noqa: ANN401
 
 @any_moment
 @given(taken=st.integers(0, TOTAL), again=st.integers(0, TOTAL), epoch=st.integers(0, 2))
-def test_it_goes_on_in_the_same_order(stream: af.Stream, other: af.Stream, taken: int, again: int, epoch: int) -> None:
+def test_epoch_goes_on_in_the_same_order(
+    stream: af.Stream, other: af.Stream, taken: int, again: int, epoch: int
+) -> None:
     stream.load_state_dict(beginning(epoch))
     whole = keys_of(stream)
     assert stream.epoch == epoch + 1
@@ -263,7 +265,7 @@ def test_state_of_an_epochs_end_fits_its_dataset_and_order(
 
 
 @pytest.mark.parametrize("change", [{"format": "x"}, {"version": 2}, {"epoch": -1}, {"epoch": "0"}, {"legs": []}])
-def test_what_is_no_state_is_refused_at_once(stream: af.Stream, change: dict[str, Any]) -> None:
+def test_changed_state_is_refused_at_once(stream: af.Stream, change: dict[str, Any]) -> None:
     next(iter(stream))
     with pytest.raises(StateMismatch):
         stream.load_state_dict(stream.state_dict() | change)
@@ -312,7 +314,7 @@ def test_resumed_epoch_that_is_set_again_is_whole(stream: af.Stream, other: af.S
     assert len({*given, *left}) == len(given) + len(left) == TOTAL
 
 
-def test_what_is_set_or_loaded_within_a_pass_outlasts_it(stream: af.Stream) -> None:
+def test_epoch_or_state_set_within_a_pass_outlasts_it(stream: af.Stream) -> None:
     samples = iter(stream)
     next(samples)
     state = saved(stream.state_dict())
@@ -577,7 +579,7 @@ def test_behind_an_epoch_no_batches_are_none_of_the_next(stream: af.Stream, work
         ({"batches": 1, "num_workers": -1}, "num_workers must be a whole number from 0 to 1024, not -1"),
     ],
 )
-def test_what_is_no_number_of_batches_is_refused(stream: af.Stream, arguments: dict[str, Any], message: str) -> None:
+def test_state_after_refuses_wrong_numbers(stream: af.Stream, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         af.torch.StreamDataset(stream).state_after(**arguments)
 
@@ -654,7 +656,7 @@ def test_a_state_behind_padding_is_read_where_there_is_none(truth: DatasetTruth)
 
 
 @pytest.mark.parametrize("state", [None, "x", [1], {}])
-def test_what_is_no_state_at_all_is_refused(stream: af.Stream, state: Any) -> None:  # noqa: ANN401
+def test_value_that_is_no_state_is_refused(stream: af.Stream, state: Any) -> None:  # noqa: ANN401
     with pytest.raises(StateMismatch, match="isn't a state"):
         stream.load_state_dict(state)
 

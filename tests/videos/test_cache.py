@@ -84,7 +84,7 @@ def test_no_more_is_fetched_than_the_groups_needed(
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
-def test_each_byte_comes_once_for_two_workers_together(heavy: dict[str, bytes], server: RangeServer) -> None:
+def test_bytes_are_fetched_once_for_two_workers_together(heavy: dict[str, bytes], server: RangeServer) -> None:
     names = sorted(heavy)
     with closing(stream_of(server, names, SAMPLERS["all"], size=(8, 8))) as stream:
         loader = DataLoader(af.torch.StreamDataset(stream, 4), None, num_workers=2, multiprocessing_context="fork")

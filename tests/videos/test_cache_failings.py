@@ -91,7 +91,7 @@ def test_a_broken_video_says_which_and_what_helps(
     assert any(remedy in str(caught.value) for remedy in ("copy the file anew", "check the path"))
 
 
-def test_what_a_member_holds_is_named_where_it_is_wrong(corpus: Path, tmp_path: Path) -> None:
+def test_broken_member_is_named_in_the_error(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "a.mp4").symlink_to(corpus / "front.mp4")
     (tmp_path / "a.json").write_text("{")
     with (

@@ -89,7 +89,7 @@ def test_an_index_says_lengths_and_places() -> None:
     assert found.place(2) == Place("b")
 
 
-def test_without_an_index_nothing_is_known() -> None:
+def test_entries_without_an_index_have_no_lengths_or_sizes() -> None:
     found = entries(["a", "b"])
     assert np.isnan(found.lengths()).all()
     assert found.largest_picture() is None

@@ -70,7 +70,7 @@ def stream(corpus: Path, kind: str) -> Iterator[af.Stream]:
 
 @any_moment
 @given(data=st.data(), worlds=st.lists(st.integers(1, 4), min_size=1, max_size=3))
-def test_each_window_comes_once_over_any_ranks(
+def test_windows_come_once_over_any_ranks(
     corpus: Path, stream: af.Stream, data: st.DataObject, worlds: list[int]
 ) -> None:
     """Those of a rank that is resumed as one of others, too, and each with the frames that it has in one reading."""
@@ -116,7 +116,7 @@ def test_other_windows_are_the_same_in_each_epoch(corpus: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_each_window_comes_once_over_any_workers(corpus: Path, kind: str, world_size: int, workers: int) -> None:
+def test_windows_come_once_over_any_workers(corpus: Path, kind: str, world_size: int, workers: int) -> None:
     found = []
     with closing(make_stream(corpus, kind)) as stream:
         whole = times_of(source_of(stream).iterate(Placement(), epoch=0))
@@ -183,7 +183,7 @@ def test_chosen_entries_are_read_alone(corpus: Path) -> None:
         next(iter(stream))
 
 
-def test_what_only_lerobot_has_is_refused(corpus: Path) -> None:
+def test_lerobot_only_attributes_and_options_are_refused(corpus: Path) -> None:
     with closing(make_stream(corpus, "all")) as stream:
         for name in ("fps", "features", "stats"):
             with pytest.raises(UsageError, match="isn't a LeRobot dataset"):
@@ -209,7 +209,7 @@ def test_what_only_lerobot_has_is_refused(corpus: Path) -> None:
         ({"size": (0, 8)}, "height must be at least 1"),
     ],
 )
-def test_what_no_stream_of_videos_can_be_is_refused(corpus: Path, wrong: dict[str, Any], why: str) -> None:
+def test_stream_of_videos_refuses_wrong_options(corpus: Path, wrong: dict[str, Any], why: str) -> None:
     given: dict[str, Any] = {"clips": SAMPLERS["all"]} | wrong
     with pytest.raises(ConfigError, match=why):
         af.Stream(af.Videos.from_folder(corpus), **given)

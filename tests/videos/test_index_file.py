@@ -72,7 +72,7 @@ def of_index(tmp_path: Path, videos: Videos, server: RangeServer | None = None) 
     return Videos.from_table(tmp_path / "videos.parquet"), report
 
 
-def test_each_video_is_measured(folder: Path) -> None:
+def test_index_measures_every_video(folder: Path) -> None:
     report = written(Videos.from_folder(folder), folder / "videos.parquet")
     found = rows(folder / "videos.parquet")
     assert found["video"] == ["a.mp4", "b.mp4", "c.mp4", "d.webm", "e.mp4"]
@@ -336,7 +336,9 @@ def test_a_changed_collection_is_measured_anew(folder: Path, tmp_path: Path, cap
         ("taken.parquet", "no index"),
     ],
 )
-def test_where_an_index_can_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, match: str) -> None:
+def test_index_path_that_cannot_be_written_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, match: str
+) -> None:
     monkeypatch.chdir(folder)
     pq.write_table(pa.table({"video": ["a.mp4"]}), "taken.parquet")
     with pytest.raises(ConfigError, match=match):

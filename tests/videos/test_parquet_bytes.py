@@ -72,7 +72,7 @@ async def test_bytes_as_datasets_writes_them(fetcher: Fetcher, tmp_path: Path) -
     assert await content(fetcher, entries) == data
 
 
-async def test_their_places_cost_few_bytes_and_requests(tmp_path: Path) -> None:
+async def test_places_of_videos_cost_few_bytes_and_requests(tmp_path: Path) -> None:
     data = videos(25)
     write_as_datasets(tmp_path / "train.parquet", data, [None] * 25)
     async with RangeServer(tmp_path) as server, Fetcher(FetchConfig(ca_file=server.ca_file)) as fetcher:

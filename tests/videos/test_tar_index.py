@@ -58,7 +58,7 @@ LINE = b"mp4 512 100 a.mp4"
         (b"v1.2 1\n" + LINE + b" txt 1024 10 a.txt\n", "can't lie at byte 1024"),
     ],
 )
-def test_what_cannot_be_the_shards_index_is_refused(index: bytes, message: str) -> None:
+def test_index_that_does_not_fit_the_shard_is_refused(index: bytes, message: str) -> None:
     with pytest.raises(FormatError, match=f"no index of the shard.*{message}") as error:
         parse_index(index, url=URL + "?sig=secret", size=len(DATA))
     assert "secret" not in str(error.value)
@@ -94,6 +94,6 @@ def test_wids_says_which_shards_there_are() -> None:
         (wids({"url": "a.tar", "nsamples": "3"}), "it says that a shard has '3' samples"),
     ],
 )
-def test_what_is_no_wids_index_is_refused(content: bytes, message: str) -> None:
+def test_file_that_is_no_wids_index_is_refused(content: bytes, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         parse_wids(content, url="https://h/index.json")

@@ -152,7 +152,7 @@ async def test_shards_without_a_video_are_an_error() -> None:
         await entries_of({"a.tar": shard([])})
 
 
-async def test_one_of_several_videos_is_chosen() -> None:
+async def test_video_is_chosen_from_several_in_a_sample() -> None:
     content = {"a.tar": shard([{"__key__": "x", "left.mp4": b"left", "right.mp4": b"r"}])}
     with pytest.raises(FormatError, match=r"sample 'x' has several videos: left.mp4, right.mp4; choose one with video"):
         await entries_of(content)

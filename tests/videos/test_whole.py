@@ -77,7 +77,7 @@ def test_frames_decoded_in_turn_are_brought_to_a_size(corpus: Path, tmp_path: Pa
     assert batch["video"][0].equal(sample["video"])
 
 
-def test_it_is_fetched_once_for_clips_in_a_row(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_video_read_whole_is_fetched_once_for_clips_in_a_row(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = (corpus / "web.webm").read_bytes()
     with RangeServer({"a.webm": data}) as server:
         videos = af.Videos.from_table([{"video": f"{server.url}/a.webm"}])

@@ -272,7 +272,7 @@ def test_only_longer_clips_reach_over_the_end(
 
 
 @given(some_video(), st.integers(1, 9), st.integers(1, 12))
-def test_all_has_each_step_once(video: tuple[NDArray[np.float64], float], step: int, num_frames: int) -> None:
+def test_pick_all_has_every_step_once(video: tuple[NDArray[np.float64], float], step: int, num_frames: int) -> None:
     times, end = video
     sampler = ClipSampler(num_frames, step=step, pick="all")
     clips = [sampler.window(times, end, i) for i in range(int(sampler.count(frames=len(times))))]
@@ -282,7 +282,7 @@ def test_all_has_each_step_once(video: tuple[NDArray[np.float64], float], step: 
 
 @pytest.mark.parametrize("begin", [0, 4, 7, 1000, 100_003])
 @pytest.mark.parametrize("rate", [24, 30, 60])
-def test_all_at_the_videos_rate_is_every_frame(begin: int, rate: int) -> None:
+def test_pick_all_at_the_videos_rate_is_every_frame(begin: int, rate: int) -> None:
     """Though sums of such seconds are off by a bit or two."""
     times = (begin + np.arange(300)) / rate
     sampler = ClipSampler(7, fps=rate, pick="all")
