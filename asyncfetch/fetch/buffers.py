@@ -93,7 +93,7 @@ class SplitBuffer:
         self[part][:] = content
 
     def toreadonly(self) -> memoryview:
-        """See ChainedBuffer."""
+        """Nothing: it may be in several views."""
         return _EMPTY
 
     def cut(self, one: ByteRange) -> memoryview:

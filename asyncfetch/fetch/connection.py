@@ -21,11 +21,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import anyio
+from typing_extensions import override
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.answer import Answer, Phase, no_place
 from asyncfetch.fetch.refusals import broken
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
+from asyncfetch.runtime.cancellation import Deadline
 from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class PooledConnectionDied(AttemptFailed):
     """The server had closed the idle connection: the request never reached it, so repeating it is free."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(asyncio.BufferedProtocol, Deadline):
     """One connection.
 
     The sender of a request awaits the future that ``send`` returns, and then looks: the body has landed
@@ -253,24 +255,24 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- what asyncio tells it
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
         self.transport = transport  # type: ignore[assignment]
         peer = transport.get_extra_info("peername")
         self.peer = (str(peer[0]), int(peer[1])) if peer else None
         self._since, self.due = self._deadlines.time(), inf
         self._deadlines.watch(self)
 
+    @override
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio."""
         if self.answer.phase is _AWAITING_HEAD:
             return memoryview(self._scratch)
         room = self.answer.room()
         # Of what has left the socket already all is taken, paid for or not.
         return room if self._allowance is None else room[: self._allowance.left_bytes or None]
 
+    @override
     def buffer_updated(self, nbytes: int) -> None:
-        """See asyncio."""
         answer = self.answer
         before, phase = answer.received_bytes, answer.phase
         is_news = answer.came(nbytes)
@@ -293,26 +295,28 @@ class Connection(asyncio.BufferedProtocol):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
 
+    @override
     def eof_received(self) -> None:
-        """See asyncio."""
         self._end(None)
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
         self._end(exc)
         self._idle.pop(self, None)
         self._deadlines.leave(self)
 
+    @override
     def pause_writing(self) -> None:
-        """See asyncio. Writers never wait: a request is short, and its connection has nothing else to do."""
+        """Writers never wait: a request is short, and its connection has nothing else to do."""
 
+    @override
     def resume_writing(self) -> None:
-        """See ``pause_writing``."""
+        pass
 
     # --- its limits of time
 
+    @override
     def is_due(self, now: float) -> None:
-        """See Deadline."""
         # Progress only notes the time: setting a timer with every chunk would cost a tenth of the whole fetch.
         if now - self.due > LOOP_LAG_SECONDS:
             self._since = now

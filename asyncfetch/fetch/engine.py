@@ -129,7 +129,7 @@ class Transports:
                 return self._others
 
     async def endpoint(self, url: str) -> str:
-        """See EndpointReader."""
+        """The store that the object lies in, where its transport is configured with one; else empty."""
         transport = self.of(url)
         return await transport.endpoint(url) if isinstance(transport, S3Transport | HubTransport) else ""
 

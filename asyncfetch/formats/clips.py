@@ -75,9 +75,9 @@ class PlannedClip:
     first_frame: int = 0
     """Number of its first frame in the episode."""
     misplaced: NDArray[np.float64] | None = None
-    """See Clip."""
+    """Shape (N, 2), as in ``Clip``: when each frame is due and when it is shown, if these are too far apart."""
     earlier: int | None = None
-    """See Mp4Index.clip."""
+    """Number of key frames by which it starts earlier, as ``Mp4Index.clip`` takes it."""
     offset: int = 0
     """Position of the video in the file at this url."""
 

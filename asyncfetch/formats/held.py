@@ -173,14 +173,14 @@ class HeldStretch(Generic[X]):
             return decoder.frames(frames)
 
     def each(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> list[torch.Tensor]:
-        """See ``frames``; duplicates are one tensor."""
+        """The same as ``frames``, in a list; duplicates are one tensor."""
         with self.decoding(camera, frames, reader) as decoder:
             return decoder.each(frames)
 
     def give(
         self, camera: str, frames: Sequence[int], take: Callable[[int, torch.Tensor], None], *, reader: int = 0
     ) -> None:
-        """See ``frames``; each is given by ``take(place in frames, picture)`` as soon as it is decoded."""
+        """Decode the same as ``frames``: ``take(place in frames, picture)`` is called as soon as each is there."""
         with self.decoding(camera, frames, reader) as decoder:
             decoder.give(frames, take)
 

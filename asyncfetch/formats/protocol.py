@@ -137,6 +137,8 @@ class OpenFormat(Protocol):
 class Format(Protocol):
     """Data of one kind, and how it is read; not open. Pickles as the stream does that reads it."""
 
+    __slots__ = ()
+
     @property
     def is_open(self) -> bool:
         """True if it reads what a user has opened, with an engine of its own: it can't follow into other processes."""

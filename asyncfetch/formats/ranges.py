@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.config import PrivateUrl, StreamConfig, rank_config
 from asyncfetch.config.checks import is_whole_number, require
@@ -25,6 +26,7 @@ from asyncfetch.errors import AsyncFetchError, ConfigError, EpisodeNotFound, For
 from asyncfetch.fetch import Fetcher
 from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
+from asyncfetch.formats.protocol import Format, SampleMaker
 from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.samples import Field, by_reader
 from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, EpisodeCacheStatistics, KeptPart, StretchCache
@@ -213,8 +215,8 @@ class RangeCache(StretchCache[PlannedRange, Parts, HeldRanges]):
         self._names = names
         self._stat = engine.reader.stat
 
+    @override
     def name(self, stretch: Stretch) -> str:
-        """See StretchCache."""
         return f"samples [{stretch.start}, {stretch.stop}) of {redact_url(self._names[stretch.episode])}"
 
     def asked(self, episode: int, number: int) -> Mapping[str, ByteRange]:
@@ -270,7 +272,7 @@ def _closed(one: ByteRange, size: int) -> ByteRange:
     return ByteRange(one.url, start, size)
 
 
-class RangeSamples:
+class RangeSamples(SampleMaker):
     """Makes the samples of a format of a user's own. Thread-safe, as far as that is."""
 
     reach: Reach = ()
@@ -283,16 +285,17 @@ class RangeSamples:
         self._largest_bytes = 0 if self._layout is None else sum(field.nbytes for field in self._layout.values())
 
     @property
+    @override
     def sample_bytes(self) -> int:
         """About what one sample takes: as much as the largest so far."""
         return self._largest_bytes or GUESSED_SAMPLE_BYTES
 
+    @override
     def layout(self) -> dict[str, Field] | None:
-        """See SampleMaker."""
         return self._layout
 
+    @override
     def build(self, asked: Sequence[Asked]) -> list[Sample]:
-        """The samples that are asked for, in order."""
         samples: list[Sample] = [{} for _ in asked]
         with forks_wait():
             for held, _, places in by_reader(asked):
@@ -300,8 +303,8 @@ class RangeSamples:
                     samples[place] = self._sample(held, asked[place][1])
         return samples
 
+    @override
     def write(self, asked: Sequence[Asked], rows: Sequence[Row]) -> None:
-        """The samples that are asked for, each into its row."""
         assert self._layout is not None
         for sample, row in zip(self.build(asked), rows, strict=True):
             for key, value in sample.items():
@@ -392,30 +395,30 @@ class OpenRanges:
 
     @property
     def frames_per_second(self) -> float | None:
-        """See OpenFormat: such that ``segment_seconds``, as it is by default, is ``segment_samples``."""
+        """The rate at which the default ``segment_seconds`` is ``segment_samples``; None where each is a segment."""
         if self._format.segment_samples == 1:
             return None
         return self._format.segment_samples / StreamConfig().segment_seconds
 
     def episodes(self, chosen: Sequence[int] | None) -> Sequence[int]:
-        """See OpenFormat."""
+        """Return the numbers of all entries, or of those chosen. EpisodeNotFound where one isn't there."""
         return range(len(self._names)) if chosen is None else self._positions(chosen).tolist()
 
     def lengths(self, chosen: Sequence[int] | None) -> NDArray[np.int64]:
-        """See OpenFormat."""
+        """Return how many samples each of them gives."""
         return self._counts if chosen is None else self._counts[self._positions(chosen)]
 
     def files(self, chosen: Sequence[int] | None) -> dict[str, NDArray[np.int64]]:
-        """See OpenFormat."""
+        """Return their numbers once more: each entry counts as a file."""
         return {"entry": np.array(self.episodes(chosen), np.int64)}
 
     def urls(self, episode: int) -> list[str]:
-        """See OpenFormat."""
+        """Return the urls of an entry's first sample, or the entry's name where that has none."""
         asked = self._cache.asked(episode, 0) if self._counts[episode] else {}
         return list(dict.fromkeys(one.url for one in asked.values())) or [self._names[episode]]
 
     def sample_maker(self) -> RangeSamples:
-        """See OpenFormat."""
+        """Return the maker of its samples, which all passes share."""
         return self._samples
 
     def _positions(self, chosen: Sequence[int]) -> NDArray[np.int64]:
@@ -427,7 +430,7 @@ class OpenRanges:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class OwnFormat:
+class OwnFormat(Format):
     """A format of a user's own, as a stream reads it."""
 
     format: RangeFormat
@@ -440,12 +443,13 @@ class OwnFormat:
         is_count = is_whole_number(samples) and samples >= 1
         require(is_count, f"{kind}.segment_samples must be a whole number from 1, not {samples!r}")
 
+    @override
     def reader(self) -> None:
-        """See Format."""
+        pass
 
     @asynccontextmanager
+    @override
     async def opened(self, engine: Engine | None, config: StreamConfig) -> AsyncIterator[OpenRanges]:
-        """Open it over an engine."""
         assert engine is not None
         reading = copy.copy(self.format)
         if engine.rank is None:

@@ -30,6 +30,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from typing_extensions import override
+
 from asyncfetch.errors import AsyncFetchError, CacheError, ObjectChanged
 from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.formats.held import ClipDecoders, HeldStretch, StretchEntry
@@ -96,8 +98,9 @@ class EpisodeCacheStatistics(Figures):
     whole_bytes: int = 0
     """Bytes of those files."""
 
+    @override
     def _since(self, earlier: EpisodeCacheStatistics) -> EpisodeCacheStatistics:
-        """See ``counted_since``; ``kept`` says how many more are kept than then."""
+        """``kept`` says how many more are kept than then."""
         return replace(Figures._since(self, earlier), kept=self.kept - earlier.kept)
 
 
@@ -434,7 +437,7 @@ class StretchCache(ABC, Generic[P, X, H]):
         return await self._all_of(entry.stretch, planned, lease)
 
     async def _fetch_common(self, stretch: Stretch) -> tuple[X, Mapping[str, P], Mapping[str, Lease]] | None:
-        """See ``_fetch`` and ``hold_common``."""
+        """Plan the stretch, then have it in memory of all loader workers; None where not all of it has room there."""
         rank = self._rank
         assert rank is not None
 

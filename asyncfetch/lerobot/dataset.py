@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
 from asyncfetch.config.checks import explains_keywords
@@ -346,6 +347,7 @@ class EpisodeReader(StretchReader[HeldEpisode]):
         self.check()
         return self._metadata.episodes[episode]
 
+    @override
     def _stretch(self, wanted: Stretch | int) -> Stretch:
         """The stretch that is meant. All of an episode is the same one, however far windows reach."""
         episode = self.episode(wanted.episode if isinstance(wanted, Stretch) else wanted)
@@ -353,11 +355,9 @@ class EpisodeReader(StretchReader[HeldEpisode]):
             return wanted
         return Stretch(episode.index, 0, episode.length)
 
+    @override
     async def hold(self, wanted: Stretch | int) -> HeldEpisode:
-        """See StretchReader.
-
-        Where all of the episode is in memory, or on its way, it is that, and nothing is fetched twice.
-        """
+        """The stretch, or all of the episode where that is in memory or on its way: nothing is fetched twice."""
         stretch = self._stretch(wanted)
         whole = self._stretch(stretch.episode)
         if whole in self._prefetches or self._episodes.is_held(whole):
@@ -365,7 +365,7 @@ class EpisodeReader(StretchReader[HeldEpisode]):
         return self._episodes.hold_nowait(whole) or await super().hold(stretch)
 
     async def missing_frames(self, wanted: Stretch | int, *, by_rows: bool) -> Mapping[str, int]:
-        """See EpisodeCache; reads no clip."""
+        """Return how many frames the video of each camera lacks: see EpisodeCache. Reads no clip."""
         return await self._episodes.missing_frames(self._stretch(wanted), by_rows=by_rows)
 
     def sample_builder(self, windows: Windows | None) -> SampleBuilder:

@@ -16,6 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from typing_extensions import override
+
 from asyncfetch.errors import DatasetError, redact_url
 from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.held import HeldStretch
@@ -64,8 +66,9 @@ class HeldEpisode(HeldStretch[EpisodeRows]):
         return self.beside
 
     @contextmanager
+    @override
     def decoding(self, camera: str, frames: Sequence[int], reader: int) -> Iterator[FrameDecoder]:
-        """See HeldStretch; the frames must be of the stretch."""
+        """The frames must be of the stretch."""
         length = self.episode.length
         start, stop = self.stretch.span(camera, length)
         for frame in frames:
@@ -113,8 +116,8 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         self._held_rows: WeakValueDictionary[Stretch | int, EpisodeRows] = WeakValueDictionary()
         self._rows_come_first = False  # once clips were fetched that the rows didn't ask for
 
+    @override
     def name(self, stretch: Stretch) -> str:
-        """See StretchCache."""
         return stretch.name(self._episodes[stretch.episode].length)
 
     def _held_by(self, entry: StretchEntry[EpisodeRows], *, by_pass: bool = False) -> HeldEpisode:

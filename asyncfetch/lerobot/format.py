@@ -6,6 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
+from asyncfetch.formats.protocol import Format
 from asyncfetch.lerobot.dataset import LeRobotDataset, reader_of
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeRobotFormat:
+class LeRobotFormat(Format):
     """A LeRobot dataset, and how it is read; ``Stream`` documents the fields."""
 
     source: str | LeRobotDataset
@@ -35,15 +38,16 @@ class LeRobotFormat:
     size: PictureSize | None = None
 
     @property
+    @override
     def is_open(self) -> bool:
-        """True if a user has opened it."""
         return isinstance(self.source, LeRobotDataset)
 
+    @override
     def reader(self) -> EpisodeReader | None:
-        """See Format."""
         return reader_of(self.source) if isinstance(self.source, LeRobotDataset) else None
 
     @asynccontextmanager
+    @override
     async def opened(self, engine: Engine | None, config: StreamConfig) -> AsyncIterator[OpenLeRobot]:
         """Open it over an engine; one that is open stays open."""
         if isinstance(self.source, LeRobotDataset):
@@ -79,29 +83,29 @@ class OpenLeRobot:
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
-        """See OpenFormat."""
+        """The statistics of its features, for normalising; None where it has none."""
         return self.dataset.stats
 
     def episodes(self, chosen: Sequence[int] | None) -> Sequence[int]:
-        """See OpenFormat."""
+        """Return the indices of all episodes, or those chosen."""
         return self.dataset.episodes.indices if chosen is None else chosen
 
     def lengths(self, chosen: Sequence[int] | None) -> NDArray[np.integer[Any]]:
-        """See OpenFormat."""
+        """Return how many frames each of them has. EpisodeNotFound where one isn't there."""
         table = self.dataset.episodes
         return table.lengths if chosen is None else table.lengths[table.positions(chosen)]
 
     def files(self, chosen: Sequence[int] | None) -> dict[str, NDArray[np.int64]]:
-        """See OpenFormat."""
+        """Return the number of the video file that each of them lies in, by camera."""
         table = self.dataset.episodes
         places = slice(None) if chosen is None else table.positions(chosen)
         return {camera: table.video_files(camera)[places] for camera in self.dataset.cameras}
 
     def urls(self, episode: int) -> list[str]:
-        """See OpenFormat."""
+        """Return the videos of an episode, and last the table of its rows."""
         known = self.dataset.episodes[episode]
         return [*(span.url for span in known.videos.values()), known.data_url]
 
     def sample_maker(self) -> SampleBuilder:
-        """See OpenFormat."""
+        """Return a maker of samples with its windows. ConfigError where they don't fit."""
         return self.reader.sample_builder(self._windows)

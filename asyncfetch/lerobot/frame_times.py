@@ -52,7 +52,7 @@ class RowFrames(NamedTuple):
     samples: NDArray[np.int64]
     """The sample of each row, in the order of ``Mp4Index``; -1 where the video has none. Two rows may have the same."""
     misplaced: NDArray[np.float64] | None
-    """See Clip."""
+    """Shape (N, 2), as in ``Clip``: when each row's frame is due and when it is shown, if these are too far apart."""
 
 
 def find_frames(

@@ -20,9 +20,10 @@ ListTables = Callable[[str], Awaitable["list[str] | None"]]
 
 
 async def list_tables(fetcher: Fetcher, directory: str) -> list[str] | None:
-    """See ListTables. Plain web servers can't be listed, and elsewhere one may read, but not list.
+    """List a directory's tables, as ``ListTables`` says; None where that isn't possible, or not allowed.
 
-    FetchError where there is a listing, but it could not be had: names that are guessed instead may not be all.
+    Plain web servers can't be listed, and elsewhere one may read, but not list. FetchError where there is a
+    listing, but it could not be had: names that are guessed instead may not be all.
     """
     try:
         files = await fetcher.listdir(directory, recursive=True)

@@ -450,7 +450,7 @@ def _track_format(stsd: Box, entry: Box, timescale: int, geometry: bytes) -> Tra
 
 
 def _length_bytes(entry: Box) -> int:
-    """See TrackFormat."""
+    """Bytes of the length before each NAL unit of HEVC or H.264; 0 of other codecs."""
     if entry.kind in HEVC | H264:
         for box in entry.children(VISUAL_ENTRY_BYTES):
             if (place := LENGTH_SIZES.get(box.kind)) is not None:

@@ -117,6 +117,8 @@ async def outlast(call: Callable[[], Awaitable[None]], *, seconds: float) -> Non
 class Deadline(Protocol):
     """Something that has a deadline. Compared by identity."""
 
+    __slots__ = ()
+
     due: float
     """Time by the loop's clock. It may be put off freely; bringing it forward needs a call of ``watch``."""
 

@@ -207,7 +207,7 @@ class _LoopEngine:
         call_on(self._loop, self._callbacks.put_nowait, callback)  # the thread's end settles what waits there
 
     def start(self, call: LoopCall[Any]) -> None:
-        """See ``LoopCall.start``."""
+        """Start the call on the loop, and settle it where that has ended already."""
         self.calls.add(call)
         context = _context()
         self.call_soon(lambda: context.run(self._group.start_soon, call.serve))

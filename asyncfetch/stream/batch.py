@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,26 +63,27 @@ class BatchMemory(Protocol):
         """Arrays of these sizes."""
 
 
-class PooledMemory:
+class PooledMemory(BatchMemory):
     """Blocks of this process, each used again when the last tensor on it is gone."""
 
     def __init__(self, pool: MemoryPool) -> None:
         self._pool = pool
 
+    @override
     def take(self, nbytes: Sequence[int]) -> Room:
-        """See BatchMemory: a block for each, so that actions that are kept keep no pictures."""
+        """Each is a block of its own, so that actions that are kept keep no pictures."""
         return Room([self._pool.take(each) for each in nbytes])
 
 
-class PinnedMemory:
+class PinnedMemory(BatchMemory):
     """Page-locked memory of torch's own, from which a copy to the GPU needs no other one before it.
 
     Torch keeps it for the next batch. And it knows which copies to a device still read it: memory that we had pinned
     would be filled again under a copy that runs.
     """
 
+    @override
     def take(self, nbytes: Sequence[int]) -> Room:
-        """See BatchMemory."""
         import torch
 
         tensors = [torch.empty(each, dtype=torch.uint8, device="cpu", pin_memory=True) for each in nbytes]

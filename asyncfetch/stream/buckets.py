@@ -60,7 +60,7 @@ class Bucketing:
     """A rule by which samples become batches."""
 
     by: BucketBy
-    """See ``bucket_of``."""
+    """The likeness of the samples of a batch: in the number of their frames, or in the shapes of their pictures."""
     size: int
     """Samples of a full batch."""
     drop_last: bool

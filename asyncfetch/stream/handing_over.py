@@ -16,11 +16,12 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.runtime.memory_pool import block_bytes
 from asyncfetch.runtime.shared_memory import HEAD_BYTES, view_of
-from asyncfetch.stream.batch import Room
+from asyncfetch.stream.batch import BatchMemory, Room
 
 if TYPE_CHECKING:
     import torch
@@ -76,12 +77,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
-class SlotMemory:
-    """Batches in slots, to be handed to another process as they are. See ``BatchMemory``."""
+class SlotMemory(BatchMemory):
+    """Batches in slots, to be handed to another process as they are."""
 
     def __init__(self, slots: MemorySlots) -> None:
         self.slots = slots
 
+    @override
     def take(self, nbytes: Sequence[int]) -> Room:
         """All of a batch in one slot."""
         starts, stop = [], HEAD_BYTES

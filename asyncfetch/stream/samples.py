@@ -462,12 +462,12 @@ class RunningPass(AsyncIterator[Any]):
         self._current.appendleft(self._latest)
 
     def give_but(self, waiting: Iterable[int]) -> None:
-        """See StreamIterator."""
+        """Count all samples that came as delivered, for the state, but those with these numbers, which wait."""
         self._plan.progress.deliver(max(self._plan.begun, self._latest.delivered), waiting)
 
     @property
     def latest_numbers(self) -> range:
-        """See StreamIterator."""
+        """The number of the sample that came last, and those of what is empty beside it."""
         return self._latest.numbers
 
     @property
@@ -476,7 +476,7 @@ class RunningPass(AsyncIterator[Any]):
         return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
 
     def state_dict(self) -> State:
-        """See SamplePass."""
+        """Return what was delivered of the epoch, this pass and those before it."""
         return self._plan.progress.state()
 
     async def _next_micro_batch(self) -> list[DeliveredSample]:
@@ -563,11 +563,11 @@ class RunningPass(AsyncIterator[Any]):
         return self._ahead.path(since, Cause.HAND_OVER if self._delivery.samples else Cause.OPENING)
 
     def handing_over(self) -> AbstractContextManager[None]:
-        """See PassFigures, for a consumer on this loop."""
+        """Count a block that makes a batch, or hands it over, for a consumer on this loop."""
         return self.figures.handing_over()
 
     def statistics(self) -> PassStatistics:
-        """See SamplePass."""
+        """Return a snapshot; it may be taken in any thread."""
         wait = self._waits.snapshot()
         return PassStatistics(
             samples=self._delivery.samples,

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.errors import COPY_ANEW, CacheError, ConfigError, FormatError, redact_url
 from asyncfetch.tables.pages import CODECS, lone_footer
@@ -171,10 +172,11 @@ class _PieceSource(io.RawIOBase):
         self.nbytes += len(piece)
         self.fed_bytes += len(piece)
 
+    @override
     def readable(self) -> bool:
-        """See RawIOBase."""
         return True
 
+    @override
     def read(self, size: int = -1) -> bytes:
         """The next bytes: fewer where a piece ends."""
         if not self._pieces:

@@ -25,6 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, FormatError, MissingDependency, install_command, redact_url
 from asyncfetch.ranges import HEADERS_BYTES, ByteRange
@@ -464,24 +465,25 @@ class SparseFile(io.RawIOBase):
         self._size = size
         self._position = 0
 
+    @override
     def readable(self) -> bool:
-        """See RawIOBase, as for the others."""
         return True
 
+    @override
     def seekable(self) -> bool:
-        """It is."""
         return True
 
+    @override
     def tell(self) -> int:
-        """Position of the next read."""
         return self._position
 
+    @override
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = origin + offset
         return self._position
 
+    @override
     def read(self, size: int = -1) -> memoryview | bytes:
         """Bytes from the position on, fewer at the end."""
         start = self._position

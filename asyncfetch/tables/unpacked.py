@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.errors import CacheError, FormatError, ObjectChanged, RangeNotSatisfiable, redact_url
 from asyncfetch.fetch.batch import each_on_its_own
 from asyncfetch.fetch.objects import ObjectMemory, difference
-from asyncfetch.fetch.reader import byte_count, byte_ranges, closed_range
+from asyncfetch.fetch.reader import VersionedReader, byte_count, byte_ranges, closed_range
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import allocate
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from asyncfetch.fetch.reader import VersionedReader, WritableBuffer
+    from asyncfetch.fetch.reader import WritableBuffer
     from asyncfetch.tables.packed import Packed
 
 KEPT_BYTES = 16 * 1024**3
@@ -53,8 +54,8 @@ MAX_KNOWN = 65_536
 _log = logging.getLogger("asyncfetch")
 
 
-class UnpackedReader:
-    """A VersionedReader that also reads packed parts, by their urls. Loop-bound.
+class UnpackedReader(VersionedReader):
+    """A reader that also reads packed parts, by their urls. Loop-bound.
 
     Args:
         reader: Reads all other urls, and the packed bytes; entered by the caller.
@@ -82,8 +83,8 @@ class UnpackedReader:
         self._threads = anyio.CapacityLimiter(UNPACKED_AT_ONCE)
         self._turns = anyio.CapacityLimiter(UNPACKED_AT_ONCE)
 
+    @override
     def known(self, url: str) -> ObjectInfo | None:
-        """See VersionedReader, as for the other verbs."""
         packed = packed_part(url)
         if packed is None:
             return self._reader.known(url)
@@ -92,15 +93,15 @@ class UnpackedReader:
             return None
         return info
 
+    @override
     async def stat(self, url: str) -> ObjectInfo:
-        """Size and version."""
         packed = packed_part(url)
         if packed is None:
             return await self._reader.stat(url)
         return self.known(url) or (await self._part(url, packed))[1]
 
+    @override
     async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        """Bytes [start, stop)."""
         packed = packed_part(url)
         if packed is None:
             return await self._reader.fetch(url, start, stop)
@@ -110,33 +111,33 @@ class UnpackedReader:
         stop = info.size if wanted.stop is None else wanted.stop
         return await self._read(part, info, packed, start, stop)
 
+    @override
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        """Size, version, and first bytes."""
         packed = packed_part(url)
         if packed is None:
             return await self._reader.fetch_head(url, max_bytes)
         part, info = await self._part(url, packed)
         return info, await self._read(part, info, packed, 0, min(byte_count(max_bytes), info.size))
 
+    @override
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        """Size, version, and last bytes."""
         packed = packed_part(url)
         if packed is None:
             return await self._reader.fetch_tail(url, max_bytes)
         part, info = await self._part(url, packed)
         return info, await self._read(part, info, packed, max(0, info.size - byte_count(max_bytes)), info.size)
 
+    @override
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
-        """Bytes [start, stop) into a buffer."""
         if packed_part(url) is None:
             await self._reader.fetch_into(url, start, stop, buffer)
         else:
             await self.read_into(url, start, stop, buffer)
 
+    @override
     async def read_into(
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
     ) -> ObjectInfo:
-        """``fetch_into`` that returns the version, and insists on ``version`` if there is one."""
         packed = packed_part(url)
         if packed is None:
             return await self._reader.read_into(url, start, stop, buffer, version=version)
@@ -148,17 +149,17 @@ class UnpackedReader:
         await self._fill(part, info, packed, wanted.start, wanted.start + len(view), view)
         return info
 
+    @override
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
-        """All ranges, in input order."""
         ranges = byte_ranges(ranges)
         if not any(MARK in one.url for one in ranges):
             return await self._reader.fetch_many(ranges)
         return await gather(*(partial(self.fetch, one.url, one.start, one.stop) for one in ranges))
 
+    @override
     def fetch_stream(
         self, ranges: Iterable[ByteRange]
     ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
-        """(index in ``ranges``, whole range) pairs as they arrive."""
         ranges = byte_ranges(ranges)
         if not any(MARK in one.url for one in ranges):
             return self._reader.fetch_stream(ranges)

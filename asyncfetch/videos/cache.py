@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.errors import COPY_ANEW, FormatError, FrameMissing, redact_url
 from asyncfetch.formats.clips import PlannedRange
@@ -115,8 +116,8 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
         self._named: set[Place] = set()
         self._packed: set[Packed] = set()
 
+    @override
     def name(self, stretch: Stretch) -> str:
-        """See StretchCache."""
         windows = f"clip {stretch.start}"
         if stretch.stop > stretch.start + 1:
             windows = f"clips [{stretch.start}, {stretch.stop})"

@@ -10,10 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.errors import AsyncFetchError, DatasetError, DecodeError, NotFound
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.formats.choice import check_keys
+from asyncfetch.formats.protocol import Format
 from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.stretch import Stretch
 from asyncfetch.runtime.fork import LoopGuard
@@ -44,7 +46,7 @@ NOMINAL_FPS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideosFormat:
+class VideosFormat(Format):
     """A collection, and how it is read; ``Stream`` documents the fields."""
 
     videos: Videos
@@ -57,12 +59,13 @@ class VideosFormat:
 
     is_open = False
 
+    @override
     def reader(self) -> None:
-        """See Format."""
+        pass
 
     @asynccontextmanager
+    @override
     async def opened(self, engine: Engine | None, config: StreamConfig) -> AsyncIterator[OpenVideos]:
-        """Open it over an engine."""
         assert engine is not None
         opened = OpenVideos(self, await self.videos.open(engine), engine, config)
         await opened.measure()
@@ -171,7 +174,7 @@ class OpenVideos:
 
     @property
     def frames_per_second(self) -> float | None:
-        """See OpenFormat: windows that follow each other are held as one; each of the others is by itself."""
+        """Windows of a second, if they follow each other: these are held as one. None if each is held by itself."""
         clips = self._clips
         if clips.pick == "all":
             return (clips.fps or NOMINAL_FPS / (clips.step or 1)) / clips.num_frames
@@ -179,26 +182,26 @@ class OpenVideos:
 
     @property
     def draws_anew(self) -> bool:
-        """See OpenFormat."""
+        """True if windows are random: each epoch has others."""
         return self._clips.pick == "random"
 
     def episodes(self, chosen: Sequence[int] | None) -> Sequence[int]:
-        """See OpenFormat."""
+        """Return the numbers of all entries, or of those chosen. EpisodeNotFound where one isn't there."""
         return range(len(self.entries)) if chosen is None else self.entries.positions(chosen).tolist()
 
     def lengths(self, chosen: Sequence[int] | None) -> NDArray[np.int64]:
-        """See OpenFormat."""
+        """Return how many windows each of them gives."""
         return self._counts if chosen is None else self._counts[self.entries.positions(chosen)]
 
     def files(self, chosen: Sequence[int] | None) -> dict[str, NDArray[np.int64]]:
-        """See OpenFormat."""
+        """Return the number of the file that each one's video lies in."""
         files = self.entries.files
         return {"video": files if chosen is None else files[self.entries.positions(chosen)]}
 
     def urls(self, episode: int) -> list[str]:
-        """See OpenFormat."""
+        """Return the url of an entry's video."""
         return [self.entries.place(episode).url]
 
     def sample_maker(self) -> WindowSamples:
-        """See OpenFormat."""
+        """Return a new maker of samples of its windows."""
         return self._maker()

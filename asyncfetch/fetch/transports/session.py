@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import anyio
+from typing_extensions import override
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
 from asyncfetch.fetch import connection
 from asyncfetch.fetch.refusals import MAX_FIELDS, MAX_VALUE_BYTES, SESSION_ERRORS, session_failure
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of
 from asyncfetch.fetch.urls import host_name
-from asyncfetch.runtime.cancellation import Interrupt
+from asyncfetch.runtime.cancellation import Deadline, Interrupt
 from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class _Request(aiohttp.ClientRequest):
         return await super().send(conn)
 
 
-class Exchange:
+class Exchange(Deadline):
     """One request of a session and its answer, with a limit on each phase."""
 
     due = math.inf
@@ -350,8 +351,8 @@ class Exchange:
                 raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE, self.status)
         return bytes(body)
 
+    @override
     def is_due(self, now: float) -> None:
-        """See Deadline."""
         if now - self.due > connection.LOOP_LAG_SECONDS:
             self._since = now
         if now >= self._since + self._seconds:
