@@ -318,7 +318,8 @@ for name, options in json.loads(sys.argv[1]).items():
     dataset, mapped = StreamingLeRobotDataset(name, **options), LeRobotDataset(name, **options)
     indices = sorted(int(sample["index"]) for sample in dataset)
     assert int(mapped[-1]["index"]) == indices[-1]
-    print(name, indices == list(range(dataset.num_frames)), dataset.num_frames, dataset._source.members[0].source)
+    source = dataset._source.members[0].format.source
+    print(name, indices == list(range(dataset.num_frames)), dataset.num_frames, source)
     mapped.close()
 """
 """Reads datasets by their names, in a process whose environment says where the Hub is."""
