@@ -6,7 +6,7 @@ batch         many ranges: bounded workers, ranges as they arrive, also those of
 buffers       one answer into the memory of several ranges
 download      one range over its attempts: what has landed, in which version
 retry         the one retry loop: which failure is tried again, or looks like a host that is away; when; how many of a
-              host's; how long a caller waits for one that is away
+              host's; how long a caller waits for one that is away; when to warn of one that fails most requests
 request       a user's url as a ranged GET: where to, what it carries, and what its answer is. Pure
 responses     whether an answer holds exactly what was asked. Pure
 refusals      what a refusal, or an error in place of an answer, means, in words

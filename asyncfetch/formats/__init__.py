@@ -6,7 +6,7 @@ choice          keys that a user chooses, and the error where one isn't there
 stretch         neighbouring frames of an episode, which are read as one
 clips           the bytes that a stretch needs: ranges, and clips cut out of videos by their indexes
 held            a stretch while it is read: its bytes, clips and decoders
-stretch_cache   stretches in memory, each byte fetched once
+stretch_cache   stretches in memory, each byte fetched once; the error where the clips of one don't fit
 reader          an open dataset's reader: fetched ahead, held while it is read
 ranges          formats of a user's own, of which each sample is made of some byte ranges
 """

@@ -3,7 +3,8 @@
     apply         merge_datasets: its contract, its report, its arguments
     subsets       some episodes, the parts of a split, a v2 dataset: merges of one source
     sources       all that is read of each dataset before a merge; statistics of a part aren't those of the whole
-    plan          agreement of the sources; the file, frame and task of each episode; tables, and common types
+    plan          agreement of the sources; the file, frame and task of each episode; tables, and common types; the
+                  fingerprint, by which an interrupted merge is known again
     job           a planned merge, and carrying it out: the order of the pieces, and their sums
     tasks         the pieces that write: each file, and the metadata at the end, with the statistics of pictures
     summaries     statistics, and the pieces that read rows back for them

@@ -1,7 +1,7 @@
 """Collections of videos that aren't LeRobot's: tables of spans, folders, tar shards, bytes in Parquet.
 
 collection  Videos: where a collection is found
-entry_table its entries, by rows; entries: a table's columns as entries
+entry_table its entries, by rows; entries: a table's columns as entries: urls, times as text, rows that are wrong
 tables      tables of spans: Parquet, CSV, JSON lines, in memory
 parquet_bytes  videos in a column of Parquet
 folders     folders and prefixes; VideoFolder's metadata
