@@ -224,7 +224,7 @@ def _warn_of_few_segments(plan: PassPlan, opened: OpenDatasets) -> None:
     seconds = min(max(1, int(most)) / fps for most, fps in zip(frames, rates, strict=True))
     _log.warning(
         "this rank has %d segments of an epoch, fewer than the %d samples of a batch, so several samples of each come "
-        "of one recording: StreamConfig(segment_seconds=%g) cuts episodes into more, down to groups of pictures",
+        "of one recording: StreamConfig(segment_seconds=%g) cuts recordings into more, down to groups of pictures",
         segments,
         batch,
         math.floor(1000 * seconds) / 1000,  # more would be too long
