@@ -65,7 +65,7 @@ class _Slot:
     """True until its first use is announced."""
     users: int = 0
     readers: int = 0
-    """Those of its users that have it."""
+    """Users that have it, and haven't ended their use."""
     finished: bool = False
 
     def step(self, now: float) -> WaitStep:
@@ -342,8 +342,11 @@ class Prefetcher:
         if held is not None:  # last: its room else goes to pieces that are needed later
             held.release()
 
-    def _takes_room_for(self, first: _Slot) -> bool:
-        """Take back the last piece that nothing reads, if it comes after ``first``, whose clips weigh more by now."""
+    def _take_room_for(self, first: _Slot) -> bool:
+        """Take back the last piece that nothing reads and that comes after ``first``; False if there is none.
+
+        Such pieces hold room only where the clips of ``first`` turned out to weigh more than it had claimed.
+        """
         for slot in reversed(self._slots.values()):
             if slot is first:
                 return False
@@ -388,7 +391,7 @@ class Prefetcher:
                     self._unclaimed.popleft()
                     continue
                 if first.held is None:
-                    if self._takes_room_for(first):
+                    if self._take_room_for(first):
                         continue
                     wanted_bytes = first.size_bytes
                     for slot in self._unclaimed:

@@ -152,7 +152,7 @@ class PassFigures:
             self._page.fail(self._failure)
 
     def begin(self, statistics: Callable[[], DatasetStatistics | None], path: Callable[[], Iterable[WaitStep]]) -> None:
-        """Count reads from now on, by the statistics of the open datasets; on the loop."""
+        """Count reads from now on, by the statistics of the open datasets."""
         self._seen_before = statistics() if self._is_open else None
         self.path, self.seen = path, statistics
 

@@ -236,13 +236,13 @@ def _speak_for_torch() -> None:
         try:
             below(number, frame)
         except RuntimeError as error:
-            about = [workers for workers in list(_all_workers) if workers.are_named_in(error)]
-            why = about[0].why(error) if about else None
-            if why is None:
+            workers = next((each for each in list(_all_workers) if each.are_named_in(error)), None)
+            why = None if workers is None else workers.why(error)
+            if workers is None or why is None:
                 raise
-            about[0].lost = kept(why)  # its frames would keep the iterator, and so the other workers
-            if about[0].waits_in_main and frame is not None and frame.f_code.co_filename in _BLOCKING:
-                about[0].waits_in_main = False
+            workers.lost = kept(why)  # its frames would keep the iterator, and so the other workers
+            if workers.waits_in_main and frame is not None and frame.f_code.co_filename in _BLOCKING:
+                workers.waits_in_main = False
                 raise why from error
 
     handler.speaks_for = below  # type: ignore[attr-defined]
