@@ -270,7 +270,6 @@ class SizedValue(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it holds."""
-        ...
 
 
 W = TypeVar("W", bound=SizedValue)
