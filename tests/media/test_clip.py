@@ -349,7 +349,7 @@ def test_frames_of_equal_time_are_missing_and_neighbours_stay(
 @pytest.mark.parametrize(("first", "count"), [(3, 0), (7, 2), (10_000, 4)])
 def test_plan_with_nothing_to_show_is_empty(make_video: Callable[[str], Video], first: int, count: int) -> None:
     plan = clip_of(make_video("dropped-frames").index(), first, count, fps=FPS)
-    assert (plan.start, plan.stop, plan.header_bytes, plan.num_samples) == (0, 0, 0, 0)
+    assert (plan.start, plan.stop, plan.header, plan.num_samples) == (0, 0, b"", 0)
     assert plan.frame_index.tolist() == plan.pts.tolist() == [-1] * count
 
 
