@@ -33,8 +33,8 @@ class StretchEntry(Generic[X]):
     """A stretch that is read or waited for."""
 
     stretch: Stretch
-    name: str
-    """Its name in messages."""
+    name_of: Callable[[Stretch], str]
+    """Gives a stretch's name in messages."""
     holders: int = 0
     passes: int = 0
     """Holders that are passes."""
@@ -49,6 +49,11 @@ class StretchEntry(Generic[X]):
     """The plan that its bytes were fetched by."""
     clips: Mapping[str, Clip] = field(default_factory=dict)
     leases: Mapping[str, Lease] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return self.name_of(self.stretch)
 
 
 class ClipDecoders:

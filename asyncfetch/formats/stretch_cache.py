@@ -318,7 +318,7 @@ class StretchCache(ABC, Generic[P, X, H]):
     # How it works.
 
     def _new_entry(self, stretch: Stretch) -> StretchEntry[X]:
-        entry = self._held[stretch] = StretchEntry(stretch, self.name(stretch))
+        entry = self._held[stretch] = StretchEntry(stretch, self.name)
         return entry
 
     async def _loaded(self, held: H, *, is_common: bool) -> H:

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from typing_extensions import override
 
-from asyncfetch.errors import DatasetError, redact_url
+from asyncfetch.errors import DatasetError
 from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, KeptPart, PlanChange, StretchCache, kept_plan
@@ -191,7 +191,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         except DatasetError:
             self._forget_index(url)
             raise
-        self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), redact_url(url))
+        self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), url)
         return clip
 
     def _forget_index(self, url: str) -> None:
@@ -238,8 +238,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         return numbers.with_pictures(parts)
 
     def _over(self, stretch: Stretch, name: str, planned: EpisodeClip, buffer: memoryview) -> Clip:
-        where = f"{name} of {self.name(stretch)} in {redact_url(planned.url)}"
-        return planned.over(buffer, name=where, depth=self._depth[name])
+        return planned.over(buffer, name=planned.name, depth=self._depth[name])
 
     def _start_earlier(self, name: str, planned: EpisodeClip) -> None:
         # Where they do so already, for others that were under way with it did, they stay as they are.

@@ -172,11 +172,12 @@ class EpisodeTable:
         DatasetError where the table doesn't say where the episode's files are, or contradicts itself about it.
         """
         position = self._position(index)
-        if position not in self._made:
+        made = self._made.get(position)
+        if made is None:
             if len(self._made) >= MAX_MADE:
                 self._made.clear()
             start, length = int(self.starts[position]), int(self.lengths[position])
-            self._made[position] = Episode(
+            made = self._made[position] = Episode(
                 index=self.indices[position],
                 length=length,
                 tasks=self._tasks[position],
@@ -185,7 +186,7 @@ class EpisodeTable:
                 to_index=start + length,
                 videos={camera: self._span(position, camera) for camera in self._videos},
             )
-        return self._made[position]
+        return made
 
     def positions(self, indices: Sequence[int]) -> NDArray[np.int64]:
         """Return where these episodes stand in ``indices``; EpisodeNotFound where one doesn't."""
@@ -208,7 +209,7 @@ class EpisodeTable:
             return None
         number = operator.index(index)
         position = bisect_left(self.indices, number)
-        return position if position < len(self) and self.indices[position] == number else None
+        return position if position < len(self.lengths) and self.indices[position] == number else None
 
     def _not_found(self, index: object) -> EpisodeNotFound:
         have = "it has none"

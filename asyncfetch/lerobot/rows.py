@@ -313,6 +313,8 @@ class RowReader:
             if feature.has_column and (columns is None or key in columns or key in DEFAULT_FEATURES)
         }
         self._numbers = {key: feature for key, feature in self._features.items() if feature.kind != "image"}
+        self.picture_keys = tuple(key for key in self._features if key not in self._numbers)
+        """Keys of the features that are pictures in the table."""
         self._reader = reader
         self.metadata = metadata
         self._run = run
@@ -324,11 +326,6 @@ class RowReader:
 
     def __repr__(self) -> str:
         return f"<RowReader of {redact_url(self.metadata.url)!r}, {self._kept!r}>"
-
-    @property
-    def picture_keys(self) -> tuple[str, ...]:
-        """Keys of the features that are pictures in the table."""
-        return tuple(key for key in self._features if key not in self._numbers)
 
     async def rows(self, episode: Episode, *, pictures: bool = True) -> EpisodeRows:
         """All rows of the episode, where ``pictures`` aren't wanted without those.

@@ -147,7 +147,7 @@ class SampleBuilder:
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
         size: PictureSize | None = None,
-        found_picture: Callable[[str, Sequence[int], str], None] = lambda _key, _sizes, _where: None,
+        found_picture: Callable[[str, Sequence[int], str], None] = lambda _key, _sizes, _url: None,
     ) -> None:
         """``size`` is that of all pictures; those of cameras come in it from their decoders."""
         self._features = features
@@ -302,7 +302,7 @@ class SampleBuilder:
         if feature.is_camera:
             return held.each(feature.key, frames, reader=reader)
         decoded = _decode_images(held.episode, feature, self._field(feature).dtype, held.rows[feature.key], frames)
-        self._found_picture(feature.key, next(iter(decoded.values())).shape, redact_url(held.episode.data_url))
+        self._found_picture(feature.key, next(iter(decoded.values())).shape, held.episode.data_url)
         if self._size is not None:
             decoded = {frame: self._size.resize(image) for frame, image in decoded.items()}
         shapes = {tuple(image.shape) for image in decoded.values()}

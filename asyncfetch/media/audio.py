@@ -179,7 +179,7 @@ class AudioIndex:
             (time,) = self.samples.decode_times(sample, sample + 1).tolist()
             early = self.samples.count_before(time - ceil(EARLIER_SECONDS * self.timescale))
             sample = max(0, min(sample - EARLIER_FRAMES, early))
-        return sample if self.samples.sync is None else self.samples.decodable_from(sample, MAX_POSITION)
+        return self.samples.decodable_from(np.array([sample]))
 
 
 def _ranges(

@@ -219,11 +219,6 @@ class ClipPlan:
     refresh: Refresh | None = None
     """Its samples where it was cut for a decoder that starts at a recovery point."""
 
-    @property
-    def header_bytes(self) -> int:
-        """Length of the header."""
-        return len(self.header)
-
 
 @dataclass(frozen=True, slots=True)
 class TrackFormat:

@@ -109,27 +109,35 @@ class SampleTable:
         times = self.decode_times(first, min(first + BLOCK, self.num_samples))
         return first + int(np.searchsorted(times, time))
 
-    def presented_between(self, start: int, stop: int) -> tuple[int, int]:
-        """A range of samples that holds every one presented in [start, stop), and maybe others."""
+    def presented(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The samples presented in [start, stop), in that order, and when, before any edit list."""
         least, greatest = self.composition_limits
-        return self.count_before(start - greatest), self.count_before(stop - least)
+        low, high = np.searchsorted(self.block_times, (start - greatest, stop - least)).tolist()
+        first = max(0, low - 1) * BLOCK
+        times = self.presentation_times(first, max(first, min(high * BLOCK, self.num_samples)))
+        order = np.argsort(times, kind="stable")
+        low, high = np.searchsorted(times, (start, stop), sorter=order).tolist()
+        order = order[low:high]
+        return order + first, times[order]
 
-    def decodable_from(self, sample: int, time: int, earlier: int = 0) -> int:
-        """Return where decoding has to start for samples from ``sample`` on that are presented from ``time`` on.
+    def decodable_from(self, samples: NDArray[np.int64], earlier: int = 0) -> int:
+        """Return where decoding has to start for these samples, at least one.
 
-        That is the last key frame at or before ``sample``. One more back where pictures are wanted that follow the key
-        frame in decode order and precede it on the screen (open GOP): they may refer to the group before; standards let
-        them refer no further. The first sample where there is no key frame in front. Some more key frames ``earlier``
-        where decoding can't start at every one that the file marks.
+        That is the last key frame at or before the first of them. One more back where pictures are wanted that follow
+        the key frame in decode order and precede it on the screen (open GOP): they may refer to the group before;
+        standards let them refer no further. The first sample where there is no key frame in front. Some more key frames
+        ``earlier`` where decoding can't start at every one that the file marks.
         """
+        lowest = int(samples.min())
         if self.sync is None:
-            return sample
-        nearest = int(np.searchsorted(self.sync, sample, "right")) - 1
+            return lowest
+        nearest = int(np.searchsorted(self.sync, lowest, "right")) - 1
         if nearest < 0:
             return 0
-        key = int(self.sync[nearest])
-        if int(self.presentation_times(key, key + 1)[0]) > time:
-            earlier += 1
+        if self.has_open_gops:
+            key = int(self.sync[nearest])
+            times = self.presentation_times(key, int(samples.max()) + 1)
+            earlier += bool((times[samples - key] < times[0]).any())
         return int(self.sync[max(0, nearest - earlier)])
 
     def last_entry_before(self, stop: int) -> int:
@@ -157,8 +165,8 @@ class SampleTable:
 
     def byte_runs(self, first: int, stop: int) -> ByteRuns:
         """Return where samples [first, stop) lie in the file; at least one sample."""
-        low = int(np.searchsorted(self.run_first, first, "right")) - 1
-        high = int(np.searchsorted(self.run_first, stop))
+        behind, high = np.searchsorted(self.run_first, (first + 1, stop)).tolist()
+        low = behind - 1
         origin = int(self.run_first[low])
         ends = np.zeros(stop - origin + 1, np.int64)
         np.cumsum(self.sizes[origin:stop], out=ends[1:])
@@ -168,10 +176,11 @@ class SampleTable:
         new = changes(shift) | changes(description)
         shift = shift[new]
         edges = np.append(np.maximum(starts[new], first - origin), stop - origin)
+        ends = ends[edges]
         return ByteRuns(
-            offset=ends[edges[:-1]] + shift,
-            num_bytes=np.diff(ends[edges]),
-            num_samples=np.diff(edges),
+            offset=ends[:-1] + shift,
+            num_bytes=ends[1:] - ends[:-1],
+            num_samples=edges[1:] - edges[:-1],
             description=description[new],
         )
 
