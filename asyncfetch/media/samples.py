@@ -84,6 +84,12 @@ class SampleTable:
         sync = () if self.sync is None else (self.sync,)
         return sum(column.itemsize if column.strides == (0,) else column.nbytes for column in (*columns, *runs, *sync))
 
+    @property
+    def most_delay(self) -> int:
+        """Ticks by which presentation lags behind decoding at most; negative offsets had it subtracted from all."""
+        least, greatest = self.composition_limits
+        return greatest - min(least, 0)
+
     def decode_times(self, first: int, stop: int) -> NDArray[np.int64]:
         """Decode times of samples [first, stop)."""
         block = first // BLOCK
@@ -149,9 +155,7 @@ class SampleTable:
         """
         if self.sync is None or not self.has_open_gops:
             return stop - 1
-        least, greatest = self.composition_limits
-        delay = greatest - min(least, 0)  # negative offsets had it subtracted from all
-        early_enough = self.count_before(int(self.decode_times(stop - 1, stop)[0]) - 2 * delay + 1)
+        early_enough = self.count_before(int(self.decode_times(stop - 1, stop)[0]) - 2 * self.most_delay + 1)
         early_enough = max(early_enough, stop - MAX_HELD_SAMPLES)  # a gap in time makes one offset large
         nearest = max(0, int(np.searchsorted(self.sync, early_enough)) - 1)
         return min(int(self.sync[nearest]), stop - 1)
