@@ -147,15 +147,12 @@ class FileReader(Protocol):
 
     async def fetch(self, url: str, start: int, stop: int) -> memoryview:
         """Bytes [start, stop) of the file."""
-        ...
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """The file, and its first bytes."""
-        ...
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """The file, and its last bytes."""
-        ...
 
 
 async def fetch_moov(

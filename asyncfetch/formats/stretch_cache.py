@@ -42,7 +42,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Mapping
 
     from asyncfetch.cache import Lease
     from asyncfetch.config import DecoderBackend
@@ -395,7 +395,7 @@ class StretchCache(ABC, Generic[P, X, H]):
         while entry.beside is None:
             generation = self._clip_decoders.generation
             try:
-                fetched = await (self._fetch_common(entry.stretch) if is_common else self._fetch(entry))
+                fetched = await self._fetch(entry, is_common=is_common)
                 if fetched is None:
                     return
                 beside, planned, leases = fetched
@@ -420,44 +420,16 @@ class StretchCache(ABC, Generic[P, X, H]):
                 raise
             _release(leases)
 
-    async def _fetch(self, entry: StretchEntry[X]) -> tuple[X, Mapping[str, P], Mapping[str, Lease]]:
-        """Plan the stretch, then fetch all of it at once. PlanChange where it needs more room than it has."""
-        meter = running_meter()
+    async def _fetch(
+        self, entry: StretchEntry[X], *, is_common: bool
+    ) -> tuple[X, Mapping[str, P], Mapping[str, Lease]] | None:
+        """Plan the stretch, then fetch all of it at once: what comes beside, the plan by that, and the bytes.
 
-        async def lease(each: P) -> Lease:
-            since = time.perf_counter()
-            async with self._fetching_clips.permit():
-                if meter is not None:
-                    meter.add(Cause.LIMIT, time.perf_counter() - since)
-                return await self._clips.acquire(each.url, each.start, each.stop, header=each.header)
-
-        planned = await self._plan(entry.stretch)
-        if entry.size_bytes is not None and _nbytes(planned) > entry.size_bytes:
+        None where common memory has no room for all of it. PlanChange where it needs more room than it has here.
+        """
+        stretch, planned = entry.stretch, await self._plan(entry.stretch)
+        if not is_common and entry.size_bytes is not None and _nbytes(planned) > entry.size_bytes:
             raise PlanChange
-        return await self._all_of(entry.stretch, planned, lease)
-
-    async def _fetch_common(self, stretch: Stretch) -> tuple[X, Mapping[str, P], Mapping[str, Lease]] | None:
-        """Plan the stretch, then have it in memory of all loader workers; None where not all of it has room there."""
-        rank = self._rank
-        assert rank is not None
-
-        async def lease(each: P) -> Lease | None:
-            return await rank.lease(each.url, each.start, each.stop, header=each.header)
-
-        planned = await self._plan(stretch)
-        beside, by_it, leases = await self._all_of(stretch, planned, lease)
-        if len(leases) < len(planned):
-            _release(leases)
-            return None
-        return beside, by_it, leases
-
-    async def _all_of(
-        self,
-        stretch: Stretch,
-        planned: Mapping[str, P],
-        lease: Callable[[P], Awaitable[Lease | None]],
-    ) -> tuple[X, Mapping[str, P], dict[str, Lease]]:
-        """Return what comes beside, the plan by it, and the leases of those ranges that ``lease`` gives one for."""
         found: list[tuple[X, Mapping[str, P]]] = []
         leases: dict[str, Lease] = {}
 
@@ -465,16 +437,29 @@ class StretchCache(ABC, Generic[P, X, H]):
             found.append(await self._fetch_beside(stretch, planned))
 
         async def add(name: str, each: P) -> None:
-            given = await self._watch(lease(each))
-            if given is not None:
-                leases[name] = given
+            lease = await self._watch(self._lease(each, is_common=is_common))
+            if lease is not None:
+                leases[name] = lease
 
         try:
             await gather(add_beside, *(partial(add, name, each) for name, each in planned.items()))
         except BaseException:
             _release(leases)
             raise
+        if len(leases) < len(planned):
+            _release(leases)
+            return None
         return *found[0], leases
+
+    async def _lease(self, each: P, *, is_common: bool) -> Lease | None:
+        if is_common:
+            assert self._rank is not None
+            return await self._rank.lease(each.url, each.start, each.stop, header=each.header)
+        meter, since = running_meter(), time.perf_counter()
+        async with self._fetching_clips.permit():
+            if meter is not None:
+                meter.add(Cause.LIMIT, time.perf_counter() - since)
+            return await self._clips.acquire(each.url, each.start, each.stop, header=each.header)
 
     def _check_size(self, stretch: Stretch, needed_bytes: int) -> None:
         """CacheError where bytes don't fit in the byte cache."""

@@ -7,10 +7,11 @@ Every file is written once. Summaries of rows are added up in any order: what is
 
 from __future__ import annotations
 
+import operator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -22,7 +23,6 @@ from asyncfetch.merge.quantiles import QuantileSearch
 from asyncfetch.merge.sources import MergeSource, load_source
 from asyncfetch.merge.summaries import (
     Summary,
-    add,
     combine_columns,
     count_prefixes_again,
     quantile_ranks,
@@ -133,7 +133,7 @@ async def plan_job(
     loaded: dict[Selection, MergeSource | DatasetError | FetchError] = {}
     values = await gather(*(partial(pool.run, load_sources, share) for share in shares))
     for share, value in zip(shares, values, strict=True):
-        loaded |= zip(share, await pool.get(value), strict=True)
+        loaded |= zip(share, value, strict=True)
     sources = [source for one in selections if isinstance(source := loaded[one], MergeSource)]
     if errors := [error for one in different if not isinstance(error := loaded[one], MergeSource)]:
         others = await run_sync(disagreements, sources) if sources else []
@@ -238,7 +238,7 @@ class _FileWork:
     async def write(self, unit: FileUnit) -> None:
         """Write a file."""
         async with self._limiter:
-            file = await self._pool.get(await self._pool.run(write, self._destination, unit))
+            file = await self._pool.run(write, self._destination, unit)
         self.files.append(file)
         self._progress.finished(self._destination.url(file.path), file.nbytes)
 
@@ -250,13 +250,13 @@ class _FileWork:
         parts = [part for unit in units for part in unit.parts()]
         count = sum(sum(part.lengths) for part in parts)
         search = QuantileSearch(count, quantile_ranks(count))
-        sums: list[Any] = []
+        sums: list[Summary] = []
 
         async def add_part(part: SummaryTask, piece: Piece, *more: object) -> None:
             async with self._limiter:  # until it is added, so that no more than one sum waits
                 value = await self._pool.run(piece, self._destination, part, *more)
                 while sums:
-                    value = await self._pool.run(add, sums.pop(), value)
+                    value = await run_sync(operator.add, sums.pop(), value)
                 sums.append(value)
 
         async def write_and_summarise(unit: RowsTask) -> None:
@@ -266,12 +266,12 @@ class _FileWork:
         await for_each(units, write_and_summarise, workers=self._pool.workers)
         if not parts:
             return Summary(), {}
-        summary = await self._pool.get(sums.pop())
+        summary = sums.pop()
         search.learn(summary.counted)
         while search.wanted:
             more = (count_prefixes_again, search.wanted, search.shift)
             await gather(*(partial(add_part, part, *more) for part in parts))
-            search.learn((await self._pool.get(sums.pop())).counted)
+            search.learn(sums.pop().counted)
         numbers = {key: combine_columns(columns) for key, columns in summary.by_episode().items()}
         for key, own in numbers.items():
             ordered = search.values(key).reshape(*own["min"].shape, -1)

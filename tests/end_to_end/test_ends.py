@@ -280,7 +280,7 @@ def test_program_ends_in_silence_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if RUNS == 1 and name not in IN_THEIR_OWN:
-        warm_python.stands_in(monkeypatch, ends_in_full=True)
+        warm_python.stands_in(monkeypatch.setattr, ends_in_full=True)
     for way in WAYS * RUNS:
         command = [sys.executable, "-c", PRELUDE + textwrap.dedent(PROGRAMS[name]), way, tls.url, plain.url]
         environment = {**os.environ, **stores, **places, "SSL_CERT_FILE": str(tls.ca_file)}
