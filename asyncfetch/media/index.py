@@ -488,8 +488,11 @@ def _are_one(edges: Sequence[int], samples: SampleTable) -> bool:
 
 
 def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, fragments: Sequence[Columns]) -> Edit:
-    start, stop, delay = edit = read_edit(moov, trak, timescale, samples) or (-MAX_POSITION, MAX_POSITION, 0)
-    shift = _first_shown(samples, *edit[:2]) - delay if start >= 0 else 0
+    start, stop, delay = read_edit(moov, trak, timescale, samples) or (-MAX_POSITION, MAX_POSITION, 0)
+    shift = 0
+    if start >= 0:
+        _, times = samples.presented(start, stop)
+        shift = (int(times[0]) if len(times) else start) - delay
     if not fragments:
         return Edit(start, stop, shift)
     # Of fragments FFmpeg hides nothing. It shifts the clock by the edit list, and by the least composition offset that
@@ -510,9 +513,3 @@ def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, frag
                 "ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
             )
     return Edit(shift=of_fragments)
-
-
-def _first_shown(samples: SampleTable, start: int, stop: int) -> int:
-    """The earliest presentation time within [start, stop); ``start`` where there is none."""
-    _, times = samples.presented(start, stop)
-    return int(times[0]) if len(times) else start

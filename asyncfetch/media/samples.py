@@ -300,7 +300,7 @@ def sample_table(columns: Columns, box: Box) -> SampleTable:
         composition=composition,
         composition_limits=(int(composition.min()), int(composition.max())),
         sync=None if sync is None else sync.astype(np.int32),
-        has_open_gops=sync is not None and _leads(presentation, sync),
+        has_open_gops=sync is not None and bool((np.minimum.reduceat(presentation, sync) < presentation[sync]).any()),
         block_times=times[::BLOCK].copy(),
         run_first=run_first,
         run_offset=run_offset,
@@ -394,11 +394,6 @@ def _sync(stbl: Box, total: int) -> NDArray[np.int64] | None:
     if numbers[0] < 1 or numbers[-1] > total or (np.diff(numbers) <= 0).any():
         raise stss.error(f"its sample numbers aren't ascending within 1..{total}")
     return numbers - 1
-
-
-def _leads(presentation: NDArray[np.int64], sync: NDArray[np.int64]) -> bool:
-    """Return whether some sample is presented before the last key frame that precedes it in decode order."""
-    return bool((np.minimum.reduceat(presentation, sync) < presentation[sync]).any())
 
 
 def _runs(stbl: Box, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
