@@ -117,12 +117,6 @@ class Clip:
     whole_from: int | None = None
     """Time, in ticks, from which on pictures are whole, where the first one may lean on others in front of it."""
 
-    def __post_init__(self) -> None:
-        if len(self.frame_index) != len(self.pts):
-            raise ConfigError(f"{self.name}: {len(self.frame_index)} ranks, but {len(self.pts)} times")
-        if self.timescale <= 0:
-            raise ConfigError(f"{self.name}: timescale must be positive, not {self.timescale}")
-
     def __len__(self) -> int:
         return len(self.frame_index)
 

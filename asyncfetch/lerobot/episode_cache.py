@@ -29,11 +29,11 @@ from asyncfetch.lerobot.video_index import EpisodeClip, VideoFile, cut_clip, fet
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import Clip, FrameDecoder, PictureSize
-    from asyncfetch.formats.held import ClipDecoders, StretchEntry
+    from asyncfetch.formats.held import StretchEntry
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.metadata import Metadata
@@ -47,18 +47,8 @@ class HeldEpisode(HeldStretch[EpisodeRows]):
     ``rows`` and ``frames`` may be used from any thread; frames are numbered in the episode.
     """
 
-    def __init__(
-        self,
-        episode: Episode,
-        entry: StretchEntry[EpisodeRows],
-        decoders: ClipDecoders,
-        release: Callable[[StretchEntry[EpisodeRows], bool], None],
-        *,
-        by_pass: bool = False,
-    ) -> None:
-        super().__init__(entry, decoders, release, by_pass=by_pass)
-        self.episode = episode
-        """The episode as the metadata has it."""
+    episode: Episode
+    """The episode as the metadata has it."""
 
     @property
     def rows(self) -> EpisodeRows:
@@ -121,8 +111,9 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         return stretch.name(self._episodes[stretch.episode].length)
 
     def _held_by(self, entry: StretchEntry[EpisodeRows], *, by_pass: bool = False) -> HeldEpisode:
-        episode = self._episodes[entry.stretch.episode]
-        return HeldEpisode(episode, entry, self._clip_decoders, self._release, by_pass=by_pass)
+        held = HeldEpisode(entry, self._clip_decoders, self._release, by_pass=by_pass)
+        held.episode = self._episodes[entry.stretch.episode]
+        return held
 
     async def missing_frames(self, stretch: Stretch, *, by_rows: bool) -> Mapping[str, int]:
         """Return how many frames the video of each camera lacks: by the times of its rows, or at the rate of frames."""
@@ -189,14 +180,10 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         try:
             clip = cut_clip(file, episode, stretch, camera, rows, **rules, earlier=self._earlier.get(camera))
         except DatasetError:
-            self._forget_index(url)
+            self._indexes.clear(url.__eq__)  # the next caller reads the file as it is then
             raise
         self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), url)
         return clip
-
-    def _forget_index(self, url: str) -> None:
-        """Forget an index that was wrong: the next caller reads the file as it is then."""
-        self._indexes.clear(lambda kept: kept == url)
 
     def _rows_key(self, stretch: Stretch) -> Stretch | int:
         """Key of its rows: those of an episode are there once, but for pictures in the table."""
@@ -253,7 +240,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             self._held_rows.clear()
         else:
             for span in self._episodes[episode].videos.values():
-                self._forget_index(span.url)
+                self._indexes.clear(span.url.__eq__)
 
 
 def _is_of(planned: Mapping[str, EpisodeClip], rows: EpisodeRows) -> bool:

@@ -270,10 +270,6 @@ class _Group:
         mine: NDArray[np.int64] = places[to_integers(numbers, "episode_index", url) == episode.index]
         return mine
 
-    def rows_of(self, episode: Episode, url: str, key: str) -> pa.Table:
-        """These rows, in file order."""
-        return take_rows(self.rows, self.places_of(episode, url, key))
-
 
 class RowCache(SharedLRU[tuple[int, _Key], IndexedTable | _Group | PageTable]):
     """All that is kept to read rows of any number of datasets: footers, and decoded row groups that episodes share.
@@ -534,7 +530,7 @@ def _select(
 ) -> EpisodeRows:
     url = episode.data_url
     where = f"{redact_url(url)}, episode {episode.index}"
-    parts = [_decode(group).rows_of(episode, url, key) for group in groups]
+    parts = [take_rows(group.rows, group.places_of(episode, url, key)) for group in map(_decode, groups)]
     found = sum(map(len, parts))
     if found != episode.length:
         index = f" and an index in [{episode.from_index}, {episode.to_index})" if key == "index" else ""

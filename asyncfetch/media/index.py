@@ -9,6 +9,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.media.boxes import Box, Buffer, find
@@ -70,8 +71,8 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mp4Index:
-    """The first video track of an MP4 file: where each of its frames lies and when it is shown.
+class TrackIndex:
+    """A track of an MP4 file: where each of its coded frames lies, and when it is shown or played.
 
     Immutable, so any number of threads may share it. It takes 4 to 8 bytes a frame (``nbytes``) and refers to nothing
     that it was parsed from.
@@ -83,6 +84,32 @@ class Mp4Index:
     """One for each sample description of the track, at least one. A clip has one of them."""
     samples: SampleTable
     edit: Edit
+
+    @property
+    def codec(self) -> str:
+        """Sample entry: "av01", "avc1", "hev1", "mp4a", "Opus" ..."""
+        return self.formats[0].codec
+
+    @property
+    def timescale(self) -> int:
+        """Ticks per second."""
+        return self.formats[0].timescale
+
+    @property
+    def data_stop(self) -> int:
+        """One past the last byte of the file that holds a frame of the track; a file shorter than this was cut off."""
+        return self.samples.data_stop
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the index holds, but for a few hundred of the objects themselves."""
+        return self.samples.nbytes + sum(len(track.stsd) + len(track.geometry) for track in self.formats)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mp4Index(TrackIndex):
+    """The first video track of an MP4 file."""
+
     _shown: list[tuple[NDArray[np.int64], NDArray[np.float64], float]] = field(default_factory=list, repr=False)
     """The result of ``shown``, once it was asked for."""
 
@@ -90,11 +117,6 @@ class Mp4Index:
     def track(self) -> TrackFormat:
         """The first format; mostly the only one."""
         return self.formats[0]
-
-    @property
-    def codec(self) -> str:
-        """Sample entry: "av01", "avc1", "avc3", "hev1", "hvc1" ..."""
-        return self.track.codec
 
     @property
     def width(self) -> int:
@@ -107,28 +129,16 @@ class Mp4Index:
         return self.track.height
 
     @property
-    def timescale(self) -> int:
-        """Ticks per second."""
-        return self.track.timescale
-
-    @property
     def num_samples(self) -> int:
         """Frames in the file, those not shown included."""
         return self.samples.num_samples
 
     @property
-    def data_stop(self) -> int:
-        """One past the last byte of the file that holds a frame; a file shorter than this was cut off."""
-        return self.samples.data_stop
-
-    @property
+    @override
     def nbytes(self) -> int:
-        """Bytes of memory that the index holds, but for a few hundred of the objects themselves.
-
-        16 bytes a frame more when ``shown`` was asked for.
-        """
+        """16 bytes a frame more when ``shown`` was asked for."""
         made = sum(samples.nbytes + seconds.nbytes for samples, seconds, _ in self._shown)
-        return made + self.samples.nbytes + sum(len(track.stsd) + len(track.geometry) for track in self.formats)
+        return made + super(Mp4Index, self).nbytes  # dataclass makes the class anew, for its slots
 
     def __repr__(self) -> str:
         size = f"{self.width}x{self.height}"
@@ -188,18 +198,9 @@ class Mp4Index:
             key_frames=key_frames if track.codec in HEVC else None,
             entries=key_frames if track.codec in H264 else None,
             start_seconds=(clip_start - self.edit.shift) / self.timescale,
-            refresh=None if earlier is None else self._refresh(tables, times, shift, first),
-        )
-
-    def _refresh(self, tables: ClipTables, times: NDArray[np.int64], shift: int, first: int) -> Refresh:
-        """Return it for a clip of samples from ``first`` on, its bytes ``shift`` after their place in the file."""
-        least, greatest = self.samples.composition_limits
-        return Refresh(
-            tables.extents() + shift,
-            times,
-            self.track.length_bytes,
-            delay=greatest - min(least, 0),
-            is_all=first == 0,
+            refresh=None
+            if earlier is None
+            else Refresh(tables.extents() + shift, times, track.length_bytes, table.most_delay, is_all=first == 0),
         )
 
     def _check_timing(self, timing: Timing) -> None:
@@ -487,8 +488,11 @@ def _are_one(edges: Sequence[int], samples: SampleTable) -> bool:
 
 
 def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, fragments: Sequence[Columns]) -> Edit:
-    start, stop, delay = edit = read_edit(moov, trak, timescale, samples) or (-MAX_POSITION, MAX_POSITION, 0)
-    shift = _first_shown(samples, *edit[:2]) - delay if start >= 0 else 0
+    start, stop, delay = read_edit(moov, trak, timescale, samples) or (-MAX_POSITION, MAX_POSITION, 0)
+    shift = 0
+    if start >= 0:
+        _, times = samples.presented(start, stop)
+        shift = (int(times[0]) if len(times) else start) - delay
     if not fragments:
         return Edit(start, stop, shift)
     # Of fragments FFmpeg hides nothing. It shifts the clock by the edit list, and by the least composition offset that
@@ -509,9 +513,3 @@ def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, frag
                 "ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
             )
     return Edit(shift=of_fragments)
-
-
-def _first_shown(samples: SampleTable, start: int, stop: int) -> int:
-    """The earliest presentation time within [start, stop); ``start`` where there is none."""
-    _, times = samples.presented(start, stop)
-    return int(times[0]) if len(times) else start

@@ -84,6 +84,12 @@ class SampleTable:
         sync = () if self.sync is None else (self.sync,)
         return sum(column.itemsize if column.strides == (0,) else column.nbytes for column in (*columns, *runs, *sync))
 
+    @property
+    def most_delay(self) -> int:
+        """Ticks by which presentation lags behind decoding at most; negative offsets had it subtracted from all."""
+        least, greatest = self.composition_limits
+        return greatest - min(least, 0)
+
     def decode_times(self, first: int, stop: int) -> NDArray[np.int64]:
         """Decode times of samples [first, stop)."""
         block = first // BLOCK
@@ -149,9 +155,7 @@ class SampleTable:
         """
         if self.sync is None or not self.has_open_gops:
             return stop - 1
-        least, greatest = self.composition_limits
-        delay = greatest - min(least, 0)  # negative offsets had it subtracted from all
-        early_enough = self.count_before(int(self.decode_times(stop - 1, stop)[0]) - 2 * delay + 1)
+        early_enough = self.count_before(int(self.decode_times(stop - 1, stop)[0]) - 2 * self.most_delay + 1)
         early_enough = max(early_enough, stop - MAX_HELD_SAMPLES)  # a gap in time makes one offset large
         nearest = max(0, int(np.searchsorted(self.sync, early_enough)) - 1)
         return min(int(self.sync[nearest]), stop - 1)
@@ -296,7 +300,7 @@ def sample_table(columns: Columns, box: Box) -> SampleTable:
         composition=composition,
         composition_limits=(int(composition.min()), int(composition.max())),
         sync=None if sync is None else sync.astype(np.int32),
-        has_open_gops=sync is not None and _leads(presentation, sync),
+        has_open_gops=sync is not None and bool((np.minimum.reduceat(presentation, sync) < presentation[sync]).any()),
         block_times=times[::BLOCK].copy(),
         run_first=run_first,
         run_offset=run_offset,
@@ -390,11 +394,6 @@ def _sync(stbl: Box, total: int) -> NDArray[np.int64] | None:
     if numbers[0] < 1 or numbers[-1] > total or (np.diff(numbers) <= 0).any():
         raise stss.error(f"its sample numbers aren't ascending within 1..{total}")
     return numbers - 1
-
-
-def _leads(presentation: NDArray[np.int64], sync: NDArray[np.int64]) -> bool:
-    """Return whether some sample is presented before the last key frame that precedes it in decode order."""
-    return bool((np.minimum.reduceat(presentation, sync) < presentation[sync]).any())
 
 
 def _runs(stbl: Box, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
