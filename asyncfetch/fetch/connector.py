@@ -157,7 +157,6 @@ class Connector:
         """End every connection, without waiting for any server, and return when its socket is closed."""
         self.deadlines.close()
         await self.sockets.aclose()
-        await self.resolver.close()
 
     def forget(self) -> None:
         """End every connection and leave it to be collected, which closes its socket: for a loop that can't."""
