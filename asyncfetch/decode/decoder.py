@@ -20,6 +20,7 @@ from typing_extensions import override
 from asyncfetch.decode.backends import choose_backend, import_torch
 from asyncfetch.errors import ConfigError, DecodeError, FrameMissing, MissingDependency, WrongLoop
 from asyncfetch.runtime.fork import forks_wait
+from asyncfetch.runtime.shared_memory import writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -540,22 +541,9 @@ class TorchcodecDecoder(FrameDecoder):
             )
 
 
-class _WritableAlias:
-    """Another array on the same memory, said to be writable: torch has no read-only tensors, and warns of such memory.
-
-    numpy keeps this object as the array's base, so the memory lives as long as the tensor.
-    """
-
-    def __init__(self, source: NDArray[np.uint8]) -> None:
-        self._source = source
-        address, _ = source.__array_interface__["data"]
-        self.__array_interface__ = {**source.__array_interface__, "data": (address, False)}
-
-
 def tensor_on(data: memoryview | bytes) -> torch.Tensor:
     """A tensor of uint8 on this memory, for a decoder that reads it."""
-    array = np.asarray(_WritableAlias(np.frombuffer(data, dtype=np.uint8)))
-    tensor: torch.Tensor = import_torch().from_numpy(array)
+    tensor: torch.Tensor = import_torch().from_numpy(writable(np.frombuffer(data, dtype=np.uint8)))
     return tensor
 
 

@@ -44,16 +44,13 @@ class _Entry(Generic[K, V]):
 class EntryLease(Generic[K, V]):
     """Keeps one entry from eviction until ``release``; a second ``release`` does nothing."""
 
-    __slots__ = ("_entry", "_lru", "_released")
+    __slots__ = ("_entry", "_lru", "_released", "value")
 
     def __init__(self, lru: LeasedLRU[K, V], entry: _Entry[K, V]) -> None:
         self._lru, self._entry, self._released = lru, entry, False
-        lru._take(entry)
-
-    @property
-    def value(self) -> V:
+        self.value = entry.value
         """The committed value; valid after the release too, but then its bytes don't count any more."""
-        return self._entry.value
+        lru._take(entry)
 
     def share(self) -> EntryLease[K, V]:
         """One more lease on the same entry, even if it was dropped or replaced; RuntimeError after the release."""
