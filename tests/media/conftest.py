@@ -126,8 +126,13 @@ def boxes(data: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def box(kind: bytes, body: bytes) -> bytes:
+def box(kind: bytes, *parts: bytes) -> bytes:
+    body = b"".join(parts)
     return (8 + len(body)).to_bytes(4) + kind + body
+
+
+def u32s(*numbers: int) -> bytes:
+    return b"".join((number & 0xFFFFFFFF).to_bytes(4) for number in numbers)
 
 
 CONTAINERS = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts"}
