@@ -111,8 +111,9 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         return stretch.name(self._episodes[stretch.episode].length)
 
     def _held_by(self, entry: StretchEntry[EpisodeRows], *, by_pass: bool = False) -> HeldEpisode:
+        episode = self._episodes[entry.stretch.episode]
         held = HeldEpisode(entry, self._clip_decoders, self._release, by_pass=by_pass)
-        held.episode = self._episodes[entry.stretch.episode]
+        held.episode = episode
         return held
 
     async def missing_frames(self, stretch: Stretch, *, by_rows: bool) -> Mapping[str, int]:
