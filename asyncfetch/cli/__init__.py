@@ -8,7 +8,7 @@ bench     ``bench``: how fast a dataset streams here, and why
 files     ``cp``: files of any url; listing: ``ls``
 merge     ``merge``, ``select``, ``split``, ``convert``
 cache     ``cache``: look at a disk cache, check it, make it smaller
-terminal  sizes and progress
+terminal  options that commands share, sizes and progress
 """
 
 from __future__ import annotations

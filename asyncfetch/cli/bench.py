@@ -20,8 +20,9 @@ import anyio
 import typer
 from rich.console import Console
 
-from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.source import KindOption, Source, StartOption, StopOption, VideoOption, find_source, own_format
+from asyncfetch.cli.terminal import CaFile  # noqa: TC001 - typer reads the annotations
+from asyncfetch.config import FetchConfig, StreamConfig
 from asyncfetch.errors import AsyncFetchError, ConfigError, MissingDependency, redact_url
 from asyncfetch.formats import RangeFormat
 from asyncfetch.videos import ClipSampler, Videos
@@ -29,7 +30,6 @@ from asyncfetch.videos import ClipSampler, Videos
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asyncfetch.config import StreamConfig
     from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.observe.report import Report
@@ -144,9 +144,7 @@ def bench(
 
     A format of your own is named by its module here: `mydata:images` where mydata.py has `images = Images(url)`.
     """
-    from asyncfetch.config import StreamConfig
-
-    config = StreamConfig(fetch=fetch_config(ca_file))
+    config = StreamConfig(fetch=FetchConfig(ca_file=ca_file))
     options: dict[str, Any] = {"fps": fps, "step": step, "pick": pick, "per_video": per_video}
     clips = None
     if num_frames is not None or any(value is not None for value in options.values()):
@@ -312,21 +310,25 @@ def _stream(
 
 async def _measure_alone(source: str | Videos | RangeFormat, config: StreamConfig, alone: Alone) -> None:
     """Measure the link alone, and decoding of clips in memory."""
+    from asyncfetch.fetch import Fetcher
+
     try:
         with anyio.fail_after(ALONE_SECONDS):
-            if isinstance(source, Videos):
-                await _measure_videos(source, config, alone)
-            elif isinstance(source, RangeFormat):
-                await _measure_own(source, config, alone)
-            else:
-                await _measure(source, config, alone)
+            if isinstance(source, str):
+                await _measure_dataset(source, config, alone)
+                return
+            kind = "videos" if isinstance(source, Videos) else "a format of one's own"
+            alone.no_frames = f"not measured of {kind}"
+            async with Fetcher(config.fetch) as fetcher:
+                ranges = await _ranges(await _urls_of(source, fetcher), fetcher)
+            await _measure_links(config, ranges, alone)
     except TimeoutError:
         alone.trouble = f"it took longer than {ALONE_SECONDS:.0f} s"
     except (AsyncFetchError, OSError) as error:
         alone.trouble = str(error)
 
 
-async def _measure(source: str, config: StreamConfig, alone: Alone) -> None:
+async def _measure_dataset(source: str, config: StreamConfig, alone: Alone) -> None:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot import open_dataset
 
@@ -344,30 +346,18 @@ async def _measure(source: str, config: StreamConfig, alone: Alone) -> None:
             alone.frames_per_second = len(times) * len(dataset.cameras) / times[-1]
 
 
-async def _measure_videos(videos: Videos, config: StreamConfig, alone: Alone) -> None:
-    from asyncfetch.fetch import Fetcher
+async def _urls_of(source: Videos | RangeFormat, fetcher: Fetcher) -> Iterable[str]:
+    """The files of some of its entries."""
     from asyncfetch.tables.packed import MARK
 
-    alone.no_frames = "not measured of videos"
-    async with Fetcher(config.fetch) as fetcher:
-        entries = await videos.read(fetcher)
-        some = range(min(len(entries), RESIDENT_EPISODES))
-        urls = dict.fromkeys(entries.place(entry).url.partition(MARK)[0] for entry in some)
-        ranges = await _ranges(urls, fetcher)
-    await _measure_links(config, ranges, alone)
-
-
-async def _measure_own(source: RangeFormat, config: StreamConfig, alone: Alone) -> None:
-    from asyncfetch.fetch import Fetcher
-
-    alone.no_frames = "not measured of a format of one's own"
+    if isinstance(source, Videos):
+        entries = await source.read(fetcher)
+        places = (entries.place(entry) for entry in range(min(len(entries), RESIDENT_EPISODES)))
+        return dict.fromkeys(place.url.partition(MARK)[0] for place in places)
     reading = copy.copy(source)
-    async with Fetcher(config.fetch) as fetcher:
-        entries = await reading.open(fetcher, fetcher)
-        some = itertools.islice((name for name, count in entries.items() if count), RESIDENT_EPISODES)
-        urls = dict.fromkeys(one.url for name in some for one in reading.ranges(name, 0).values())
-        ranges = await _ranges(urls, fetcher)
-    await _measure_links(config, ranges, alone)
+    counts = await reading.open(fetcher, fetcher)
+    some = itertools.islice((name for name, count in counts.items() if count), RESIDENT_EPISODES)
+    return dict.fromkeys(one.url for name in some for one in reading.ranges(name, 0).values())
 
 
 async def _ranges(urls: Iterable[str], fetcher: Fetcher) -> list[ByteRange]:

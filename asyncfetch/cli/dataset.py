@@ -20,11 +20,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.source import KindOption, Source, StartOption, StopOption, VideoOption, find_source
-from asyncfetch.cli.terminal import format_bytes, progress
+from asyncfetch.cli.terminal import CaFile, format_bytes, progress
 from asyncfetch.cli.videos import entry_pictures, show_defects, show_info
-from asyncfetch.config import StreamConfig
+from asyncfetch.config import FetchConfig, StreamConfig
 from asyncfetch.errors import AccessDenied, DatasetError, NotFound, RangeNotSatisfiable
 from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
@@ -68,7 +67,7 @@ def info(
     """Show what is in a dataset, and what a shuffled epoch of a LeRobot dataset fetches on 1, 8 and 64 ranks."""
     from asyncfetch.streams import Stream  # slow to load
 
-    config = fetch_config(ca_file)
+    config = FetchConfig(ca_file=ca_file)
     found = find_source(source, config, kind, video=video, start=start, stop=stop)
     if isinstance(found, Videos):
         show_info(found, config, as_json=as_json)
@@ -171,7 +170,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Find what is broken or odd in a dataset before you spend GPU hours. Exits with 1 if it finds something."""
-    config = StreamConfig(on_error="skip", fetch=fetch_config(ca_file))
+    config = StreamConfig(on_error="skip", fetch=FetchConfig(ca_file=ca_file))
     found = find_source(source, config.fetch, kind, video=video, start=start, stop=stop)
     if isinstance(found, Videos):
         show_defects(found, config, deep=deep, as_json=as_json)
@@ -361,7 +360,7 @@ def frames(
     ca_file: CaFile = None,
 ) -> None:
     """Draw a contact sheet of an episode or a video: a row of pictures for each camera."""
-    config = StreamConfig(fetch=fetch_config(ca_file))
+    config = StreamConfig(fetch=FetchConfig(ca_file=ca_file))
     found = find_source(source, config.fetch, kind, video=video, start=start, stop=stop)
     if isinstance(found, Videos):
         sheet = np.concatenate([_thumbnail(each) for each in entry_pictures(found, config, episode, count)], axis=1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from asyncfetch.cli.terminal import format_bytes, progress
+from asyncfetch.cli.terminal import CaFile, Recursive, format_bytes, progress
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, FetchError, NotFound, redact_url
 from asyncfetch.fetch import Fetcher
@@ -26,16 +26,6 @@ COPIED_AT_ONCE = 8
 """Files copied at a time, each of which is read in parts side by side."""
 PIECE_BYTES = 16 * 1024 * 1024
 """Bytes read, and reported as progress, at a time."""
-
-CaFile = Annotated[
-    str | None, typer.Option(help="PEM file of authorities to trust. [default: the system's]", show_default=False)
-]
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Include subdirectories.")]
-
-
-def fetch_config(ca_file: str | None) -> FetchConfig:
-    """The configuration of a command's fetcher."""
-    return FetchConfig(ca_file=ca_file)
 
 
 def cp(
@@ -54,7 +44,7 @@ def cp(
     the copy is local. Otherwise it is copied again.
     """
     copying = _Copying(destination, overwrite=overwrite, verify=verify)
-    anyio.run(copying.run, source, fetch_config(ca_file), recursive)
+    anyio.run(copying.run, source, FetchConfig(ca_file=ca_file), recursive)
     typer.echo(copying.summary())
 
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from asyncfetch.cli.files import CaFile, Recursive, fetch_config
 from asyncfetch.cli.source import KindOption, StartOption, StopOption, VideoOption, find_source, names_videos
-from asyncfetch.cli.terminal import format_bytes
+from asyncfetch.cli.terminal import CaFile, Recursive, format_bytes
+from asyncfetch.config import FetchConfig
 from asyncfetch.errors import redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.videos import Videos
 
 if TYPE_CHECKING:
-    from asyncfetch.config import FetchConfig
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.videos.entry_table import Entries
 
@@ -35,11 +34,11 @@ def ls(
 ) -> None:
     """List a directory, or the videos in tars, a table or what else --kind says: the size and the URL of each entry."""
     if kind is not None or names_videos(url):
-        videos = find_source(url, fetch_config(ca_file), kind, video=video, start=start, stop=stop)
+        videos = find_source(url, FetchConfig(ca_file=ca_file), kind, video=video, start=start, stop=stop)
         if isinstance(videos, Videos):
-            _list_videos(videos, fetch_config(ca_file), as_json=as_json)
+            _list_videos(videos, FetchConfig(ca_file=ca_file), as_json=as_json)
             return
-    entries = anyio.run(_list, url, fetch_config(ca_file), recursive)
+    entries = anyio.run(_list, url, FetchConfig(ca_file=ca_file), recursive)
     if as_json:
         typer.echo(json.dumps({"entries": [{"url": entry.url, "bytes": entry.size} for entry in entries]}))
         return

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import anyio
 import typer
 
-from asyncfetch.cli.files import CaFile, fetch_config
-from asyncfetch.cli.terminal import format_bytes, parse_bytes, progress
+from asyncfetch.cli.terminal import CaFile, format_bytes, parse_bytes, progress
+from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError
 from asyncfetch.merge import convert_dataset, merge_datasets, select_episodes, split_dataset
 
@@ -61,7 +61,7 @@ def merge(
         data_file_max_bytes=parse_bytes(data_file_max_bytes),
         video_file_max_bytes=parse_bytes(video_file_max_bytes),
         files_per_chunk=files_per_chunk,
-        fetch=fetch_config(ca_file),
+        fetch=FetchConfig(ca_file=ca_file),
     )
     print_report(run_with_bar(call))
 
@@ -104,7 +104,7 @@ def select(
 ) -> None:
     """Write some of a dataset's episodes as a dataset. Videos aren't encoded again."""
     call = partial(select_episodes, source, destination, parse_episodes(episodes))
-    call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
+    call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=FetchConfig(ca_file=ca_file))
     print_report(run_with_bar(call))
 
 
@@ -127,7 +127,7 @@ def split(
     if len(shares) < len(parts):
         raise ConfigError(f"two parts have the same name: {' '.join(parts)}")
     call = partial(split_dataset, source, shares, destination, seed=seed)
-    call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
+    call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=FetchConfig(ca_file=ca_file))
     for report in run_with_bar(call).values():
         print_report(report)
 
@@ -142,7 +142,7 @@ def convert(
 ) -> None:
     """Write a LeRobot v2.0 or v2.1 dataset as one of v3. Videos aren't encoded again."""
     call = partial(convert_dataset, source, destination)
-    call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=fetch_config(ca_file))
+    call = partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run, fetch=FetchConfig(ca_file=ca_file))
     print_report(run_with_bar(call))
 
 

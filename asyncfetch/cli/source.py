@@ -99,13 +99,8 @@ def find_source(
 ) -> str | Videos:
     """The url, of a LeRobot dataset, or the collection of videos that it is.
 
-    Args:
-        url: Of what a user wants to see.
-        config: Of requests that find out what it is.
-        kind: What it is; None looks.
-        video: The column or extension of videos; None for "video", or the only one.
-        start: Column of spans.
-        stop: Column of spans.
+    It is of this ``kind``, or is looked at. ``video`` is the column or extension of videos (None for "video", or the
+    only one), ``start`` and ``stop`` are columns of spans.
 
     Raises:
         ConfigError: Options don't fit the kind.
@@ -149,10 +144,7 @@ async def _kind_of_parquet(url: str, fetcher: Fetcher) -> Kind:
     """Videos are in the file if a column of them isn't text."""
     from asyncfetch.tables.parquet import open_table
 
-    found = await find_files([url], fetcher)
-    if not found.urls:
-        return Kind.TABLE  # which says so
-    file = await open_table(fetcher, found.urls[0], run=run_sync)
+    file = await open_table(fetcher, (await find_files(url, fetcher)).urls[0], run=run_sync)
     leaves = await run_sync(lambda: [file.metadata.schema.column(n) for n in range(file.metadata.num_columns)])
     holds_bytes = any(leaf.physical_type == "BYTE_ARRAY" and "String" not in str(leaf.logical_type) for leaf in leaves)
     return Kind.PARQUET if holds_bytes else Kind.TABLE

@@ -1,4 +1,4 @@
-"""Common input and output of all commands: sizes and progress."""
+"""Common input and output of all commands: options, sizes and progress."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 import re
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -15,6 +16,11 @@ from asyncfetch.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+CaFile = Annotated[
+    str | None, typer.Option(help="PEM file of authorities to trust. [default: the system's]", show_default=False)
+]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Include subdirectories.")]
 
 _PREFIXES = "KMGTPE"
 _SIZE = re.compile(r"(?i)\s*(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})\s*(?:([KMGTPE])(i?))?B?\s*")

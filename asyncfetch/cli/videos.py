@@ -13,24 +13,26 @@ import anyio
 import numpy as np
 import typer
 
-from asyncfetch.cli.files import CaFile, fetch_config
 from asyncfetch.cli.listing import shown_span
 from asyncfetch.cli.source import KindOption, Source, StartOption, StopOption, VideoOption, find_source
-from asyncfetch.cli.terminal import format_bytes, progress
+from asyncfetch.cli.terminal import CaFile, format_bytes, progress
+from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.threads import run_sync
+from asyncfetch.tables.packed import MARK
+from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.videos import ClipSampler, Videos
-from asyncfetch.videos.index_file import HEADERS_SUFFIX, JOURNAL_SUFFIX, MEASURED_AT_ONCE, write_index
-from asyncfetch.videos.measure import BROKEN, Measuring, videos_of
+from asyncfetch.videos.index_file import HEADERS_SUFFIX, JOURNAL_SUFFIX, write_index
+from asyncfetch.videos.measure import BROKEN, MEASURED_AT_ONCE, Measuring, videos_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
-    from asyncfetch.config import FetchConfig, StreamConfig
+    from asyncfetch.config import StreamConfig
     from asyncfetch.videos.entry_table import Entries
 
 LOOKED_AT = 64
@@ -56,7 +58,7 @@ def index(
     What was measured is kept beside it until it is whole: run the same command again to go on after an error or a kill.
     Videos that can't be read are in the index, with the reason in its column "error".
     """
-    config = fetch_config(ca_file)
+    config = FetchConfig(ca_file=ca_file)
     videos = find_source(source, config, kind, video=video, start=start, stop=stop)
     if not isinstance(videos, Videos):
         raise ConfigError(f"{redact_url(source)} is a LeRobot dataset, which has an index: stream it as it is")
@@ -120,13 +122,14 @@ def show_info(videos: Videos, config: FetchConfig, *, as_json: bool) -> None:
 
 async def _info(videos: Videos, config: FetchConfig) -> dict[str, Any]:
     async with Fetcher(config) as fetcher:
-        entries = await videos.read(fetcher)
+        reader = UnpackedReader(fetcher)
+        entries = await videos.read(fetcher, reader=reader)
         firsts = [group[0] for group in await run_sync(videos_of, entries)]
         if "frames" in entries.measures:
             looked, broken = await run_sync(_by_index, entries, firsts)
         else:
             chosen = np.unique(np.linspace(0, len(firsts) - 1, min(LOOKED_AT, len(firsts))).astype(int))
-            looked, broken = await _by_sample(entries, [firsts[place] for place in chosen], fetcher)
+            looked, broken = await _by_sample(entries, [firsts[place] for place in chosen], reader)
     return await run_sync(_summary, entries, len(firsts), looked, broken)
 
 
@@ -137,10 +140,10 @@ def _by_index(entries: Entries, firsts: Sequence[int]) -> tuple[pa.Table, list[s
     return table.filter(table["error"].is_null()), broken
 
 
-async def _by_sample(entries: Entries, chosen: Sequence[int], fetcher: Fetcher) -> tuple[pa.Table, list[str]]:
+async def _by_sample(entries: Entries, chosen: Sequence[int], reader: UnpackedReader) -> tuple[pa.Table, list[str]]:
     import pyarrow as pa
 
-    measuring, found, broken = Measuring(fetcher), list[dict[str, Any]](), list[str]()
+    measuring, found, broken = Measuring(reader), list[dict[str, Any]](), list[str]()
 
     async def measure(entry: int) -> None:
         try:
@@ -158,6 +161,7 @@ def _summary(entries: Entries, count: int, looked: pa.Table, broken: list[str]) 
     import pyarrow.compute as pc
 
     share = count / max(looked.num_rows + len(broken), 1)
+    files = {str(url).partition(MARK)[0] for url in entries.table["video"].unique().to_pylist()}
     aggregates: list[Any] = [("seconds", "count"), ("seconds", "sum"), ("fps", "min"), ("fps", "max")]
     looked = looked.set_column(looked.column_names.index("has_audio"), "has_audio", looked["has_audio"].cast("int64"))
     forms = looked.group_by(["width", "height", "codec"]).aggregate([*aggregates, ("has_audio", "sum")]).to_pylist()
@@ -165,7 +169,7 @@ def _summary(entries: Entries, count: int, looked: pa.Table, broken: list[str]) 
         "url": entries.url,
         "entries": len(entries),
         "videos": count,
-        "files": int(entries.files.max()) + 1,
+        "files": len(files),
         "looked_at": looked.num_rows + len(broken),
         "bytes": round((pc.sum(looked["size"]).as_py() or 0) * share),
         "hours": (pc.sum(looked["seconds"]).as_py() or 0) * share / 3600,
@@ -214,14 +218,15 @@ Found = tuple[int | None, str, str]
 async def _check_indexes(videos: Videos, config: FetchConfig, show: Callable[..., None]) -> tuple[list[Found], int]:
     """Findings by the videos' indexes, and the number of entries."""
     async with Fetcher(config) as fetcher:
-        found = list[Found]()
+        found, reader = list[Found](), UnpackedReader(fetcher)
         entries = await videos.read(
             fetcher,
+            reader=reader,
             on_bad_shard=lambda _, error: found.append((None, "FormatError", str(error))),
             on_progress=lambda done, total: show("shards", done / total, f"{done:,}/{total:,}"),
         )
         groups = await run_sync(videos_of, entries)
-        measuring, done = Measuring(fetcher), 0
+        measuring, done = Measuring(reader), 0
 
         async def look(group: list[int]) -> None:
             nonlocal done

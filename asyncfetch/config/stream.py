@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, overload
+from typing import Literal, TypeVar
 
 from asyncfetch.config.checks import check_types, require, require_least
 from asyncfetch.config.fetch import MIB, FetchConfig
@@ -13,6 +13,7 @@ from asyncfetch.errors import ConfigError
 
 DecoderBackend = Literal["auto", "torchcodec", "pyav", "pyav-unturned"]
 OnError = Literal["raise", "skip", "replace"]
+Limit = TypeVar("Limit", int, int | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,18 +145,10 @@ def stream_config(config: StreamConfig | None) -> StreamConfig:
     return config or StreamConfig()
 
 
-@overload
-def _share(name: str, limit: int, workers: int) -> int: ...
-
-
-@overload
-def _share(name: str, limit: int | None, workers: int) -> int | None: ...
-
-
-def _share(name: str, limit: int | None, workers: int) -> int | None:
+def _share(name: str, limit: Limit, workers: int) -> Limit:
     """A worker's part of a rank's limit, at least 1; None for no limit."""
     if limit is None:
-        return None
+        return limit
     require(
         limit >= workers,
         f"{name}={limit} is a rank's limit, and each of its {workers} loader workers needs one: set {name} to at least "

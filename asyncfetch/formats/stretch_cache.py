@@ -239,17 +239,34 @@ class StretchCache(ABC, Generic[P, X, H]):
             self._room.change(pass_bytes=size_bytes, brief_bytes=-taken_bytes)
         return held
 
-    async def load(self, held: H) -> H:
+    async def load(self, held: H, *, is_common: bool = False) -> H:
         """Fetch what isn't in memory of a stretch that has its room: all at once, nothing twice.
 
-        Failed, or cancelled, its claimer still has to release it. It is as urgent as the caller that asks.
+        Failed, or cancelled, its claimer still has to release it. It is as urgent as the caller that asks. Where
+        ``is_common``, it may lack what comes beside still.
 
         Raises:
             FetchError, FormatError, DatasetError: Its files can't be read.
             PlanChange: Its bytes aren't those that ``clip_bytes`` weighed.
             ClosedError: The cache's owner ended.
         """
-        return await self._loaded(held, is_common=False)
+        # Held while it is being fetched, so that it can't be evicted before its waiters run again.
+        entry: StretchEntry[X] = held.entry
+        if entry.beside is not None:
+            self._hits += 1
+            return held
+        self._misses += 1
+        try:
+            with calling(self._caller(entry.stretch)):
+                while entry.beside is None:  # as it is behind a flight of ``hold_common`` without room
+                    await self._flights.run(entry, partial(self._load, entry, is_common=is_common))
+                    if is_common:
+                        break
+        except BaseException:
+            if not held.is_by_pass:  # which gives its room back itself, once the piece is in line for it again
+                held.release()
+            raise
+        return held
 
     async def hold(self, stretch: Stretch) -> H | None:
         """The stretch for a moment, fetched where needed; None once its bytes don't fit beside what passes hold.
@@ -296,7 +313,7 @@ class StretchCache(ABC, Generic[P, X, H]):
         held = self.hold_nowait(stretch)
         if held is None:
             entry = self._held.get(stretch) or self._new_entry(stretch)
-            held = await self._loaded(self._held_by(entry), is_common=True)
+            held = await self.load(self._held_by(entry), is_common=True)
         if held.is_common:
             return held
         held.release()
@@ -320,26 +337,6 @@ class StretchCache(ABC, Generic[P, X, H]):
     def _new_entry(self, stretch: Stretch) -> StretchEntry[X]:
         entry = self._held[stretch] = StretchEntry(stretch, self.name)
         return entry
-
-    async def _loaded(self, held: H, *, is_common: bool) -> H:
-        """The stretch when it is loaded; where ``is_common`` it may lack what comes beside still."""
-        # Held while it is being fetched, so that it can't be evicted before its waiters run again.
-        entry: StretchEntry[X] = held.entry
-        if entry.beside is not None:
-            self._hits += 1
-            return held
-        self._misses += 1
-        try:
-            with calling(self._caller(entry.stretch)):
-                while entry.beside is None:  # as it is behind a flight of ``hold_common`` without room
-                    await self._flights.run(entry, partial(self._load, entry, is_common=is_common))
-                    if is_common:
-                        break
-        except BaseException:
-            if not held.is_by_pass:  # which gives its room back itself, once the piece is in line for it again
-                held.release()
-            raise
-        return held
 
     def _release(self, entry: StretchEntry[X], by_pass: bool) -> None:
         """One holder less. The last one gives the bytes back to the byte cache's own order of eviction."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import COPY_ANEW, FormatError, redact_url
+from asyncfetch.fetch.batch import for_each
 from asyncfetch.tables.parquet import SparseFile, border, require_pyarrow
 from asyncfetch.tables.thrift import Long, read_struct, write_struct
 
@@ -34,6 +35,8 @@ HEADER_BYTES = 16 * 1024
 """Bytes asked for of a page to have its header: some 30, and by pyarrow its least and greatest value, up to 4 kB
 each."""
 MAX_HEADER_BYTES = 1024 * 1024
+INDEXES_AT_ONCE = 32
+"""Offset indexes of a file that are asked for side by side."""
 CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "ZSTD": 6}
 """Numbers of compressions. LZ4 isn't here: there are two, and pyarrow doesn't tell which of them it is."""
 BYTE_ARRAY, OPTIONAL, PLAIN = 6, 1, 0
@@ -79,16 +82,11 @@ async def find_pages(reader: RangeReader, file: TableFile, group: int, leaf: int
         FetchError: A range could not be fetched.
         FormatError: The file is damaged.
     """
+    if file.metadata.row_group(group).column(leaf).has_offset_index:
+        return (await offset_indexes(reader, file, [group], leaf, run=run))[group]
     start, stop = file.chunk(group, leaf)
-    chunk = file.metadata.row_group(group).column(leaf)
     pages: list[tuple[int, int, int]] = []
     dictionary, rows = None, 0
-    if chunk.has_offset_index:
-        footer = await reader.fetch(file.url, file.data_stop)
-        (place,) = await run(partial(index_places, file.url, footer, [group], leaf))
-        pages = indexed_pages(file.url, await reader.fetch(file.url, *place))
-        dictionary = (start, pages[0][0]) if pages and start < pages[0][0] else None
-        rows, start = chunk.num_values, stop
     while start < stop:
         header = await _fetch_header(reader, file.url, start, stop)
         page = start, start + header.nbytes
@@ -98,27 +96,52 @@ async def find_pages(reader: RangeReader, file: TableFile, group: int, leaf: int
             pages.append((*page, rows))
             rows += header.rows
         start = page[1]
-    starts, stops, firsts = np.array(pages, np.int64).reshape(-1, 3).T
-    found = PageTable(starts, stops, np.append(firsts, rows), dictionary)
-    check_pages(file, group, leaf, found)
+    return _page_table(file, group, leaf, pages, rows, dictionary)
+
+
+async def offset_indexes(
+    reader: RangeReader, file: TableFile, groups: Sequence[int], leaf: int, *, run: RunSync
+) -> dict[int, PageTable]:
+    """Return where the pages of a column's chunks are, by group, as offset indexes say; errors as ``find_pages``."""
+    footer = await reader.fetch(file.url, file.data_stop)
+    places = dict(zip(groups, await run(partial(_index_places, file.url, footer, groups, leaf)), strict=True))
+    found: dict[int, PageTable] = {}
+
+    async def read(group: int) -> None:
+        pages = indexed_pages(file.url, await reader.fetch(file.url, *places[group]))
+        start, rows = file.chunk(group, leaf)[0], file.metadata.row_group(group).column(leaf).num_values
+        dictionary = (start, pages[0][0]) if pages and start < pages[0][0] else None
+        found[group] = _page_table(file, group, leaf, pages, rows, dictionary)
+
+    await for_each(groups, read, workers=INDEXES_AT_ONCE)
     return found
 
 
-def check_pages(file: TableFile, group: int, leaf: int, pages: PageTable) -> None:
-    """Raise FormatError where the pages can't be those of the chunk."""
+def _page_table(
+    file: TableFile,
+    group: int,
+    leaf: int,
+    pages: Sequence[tuple[int, int, int]],
+    rows: int,
+    dictionary: tuple[int, int] | None,
+) -> PageTable:
+    """The pages, by start, stop and first row of each; FormatError where they can't be those of the chunk."""
+    starts, stops, firsts = np.array(pages, np.int64).reshape(-1, 3).T
+    found = PageTable(starts, stops, np.append(firsts, rows), dictionary)
     start, stop = file.chunk(group, leaf)
-    edges = np.stack((pages.starts, pages.stops), axis=1).ravel()
+    edges = np.stack((starts, stops), axis=1).ravel()
     is_one = (
         len(edges) > 0
         and bool((np.diff(edges) >= 0).all())
         and start <= edges[0]
         and edges[-1] <= stop
-        and pages.rows[0] == 0
-        and bool((np.diff(pages.rows) >= 0).all())
-        and pages.rows[-1] == file.metadata.row_group(group).num_rows
+        and found.rows[0] == 0
+        and bool((np.diff(found.rows) >= 0).all())
+        and rows == file.metadata.row_group(group).num_rows
     )
     if not is_one:
-        raise _damaged(file.url, f"pages of row group {group} lie beside its bytes [{start}, {stop}), or lack rows")
+        raise damaged(file.url, f"pages of row group {group} lie beside its bytes [{start}, {stop}), or lack rows")
+    return found
 
 
 class _Header(NamedTuple):
@@ -149,7 +172,7 @@ async def _fetch_header(reader: RangeReader, url: str, start: int, stop: int) ->
         return _header(url, await reader.fetch(url, start, min(start + MAX_HEADER_BYTES, stop)))
 
 
-def index_places(url: str, footer: memoryview, groups: Sequence[int], leaf: int) -> list[tuple[int, int]]:
+def _index_places(url: str, footer: memoryview, groups: Sequence[int], leaf: int) -> list[tuple[int, int]]:
     """The places of the offset indexes of a column's chunks, which pyarrow doesn't tell. Blocks for a long footer.
 
     Raises:
@@ -179,7 +202,7 @@ def _structs(url: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, ValueError, TypeError) as error:
-        raise _damaged(url, f"no header, footer or index: {error}") from error
+        raise damaged(url, f"no header, footer or index: {error}") from error
 
 
 async def read_pages(
@@ -232,9 +255,10 @@ def _decode(url: str, parts: Sequence[bytes | memoryview], rows: int) -> pa.Chun
         while arrow.types.is_struct(column.type):
             (column,) = column.flatten()  # null where the struct is
     if len(column) != rows:
-        raise _damaged(url, f"pages of {rows} rows have {len(column)}")
+        raise damaged(url, f"pages of {rows} rows have {len(column)}")
     return column
 
 
-def _damaged(url: str, what: str) -> FormatError:
+def damaged(url: str, what: str) -> FormatError:
+    """The error of a file that isn't what its footer or pages say."""
     return FormatError(f"{redact_url(url)} can't be read as parquet: {what}", remedy=COPY_ANEW)

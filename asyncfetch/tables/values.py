@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncfetch.errors import COPY_ANEW, FormatError, redact_url
 from asyncfetch.fetch.batch import for_each
-from asyncfetch.tables.pages import HEADER_BYTES, MAX_HEADER_BYTES, PageTable, check_pages, index_places, indexed_pages
+from asyncfetch.tables.pages import HEADER_BYTES, MAX_HEADER_BYTES, damaged, offset_indexes
 from asyncfetch.tables.thrift import read_struct
 
 if TYPE_CHECKING:
@@ -129,18 +127,9 @@ async def _find_stretches(
         else:
             found[group] = [_Stretch(*file.chunk(group, leaf), about.num_rows)]
     if indexed:
-        footer = await reader.fetch(file.url, file.data_stop)
-        places = dict(zip(indexed, await run(partial(index_places, file.url, footer, indexed, leaf)), strict=True))
-
-        async def read_index(group: int) -> None:
-            pages = indexed_pages(file.url, await reader.fetch(file.url, *places[group]))
-            starts, stops, firsts = np.array(pages, np.int64).reshape(-1, 3).T
-            rows = np.append(firsts, file.metadata.row_group(group).num_rows)
-            check_pages(file, group, leaf, PageTable(starts, stops, rows, None))
-            edges = zip(starts.tolist(), stops.tolist(), np.diff(rows).tolist(), strict=True)
+        for group, pages in (await offset_indexes(reader, file, indexed, leaf, run=run)).items():
+            edges = zip(pages.starts.tolist(), pages.stops.tolist(), np.diff(pages.rows).tolist(), strict=True)
             found[group] = [_Stretch(*each) for each in edges]
-
-        await for_each(indexed, read_index, workers=CHAINS_AT_ONCE)
     return [stretch for group in groups for stretch in found[group]]
 
 
@@ -171,16 +160,16 @@ class _ValueWalk:
                 sizes.append(size)
                 place += LENGTH_BYTES + size
             if place != page.stop:
-                raise _damaged(self._file.url, f"values of the page at {at} end at {place}, not with it at {page.stop}")
+                raise damaged(self._file.url, f"values of the page at {at} end at {place}, not with it at {page.stop}")
             at = page.stop
         if len(starts) != rows:
-            raise _damaged(self._file.url, f"pages of {rows} rows have {len(starts)}")
+            raise damaged(self._file.url, f"pages of {rows} rows have {len(starts)}")
         return starts, sizes
 
     async def _read(self, start: int, size: int, stop: int, *, ahead: int = 0) -> memoryview:
         """Bytes of the file, which must lie in front of ``stop``; where none of them is held, ``ahead`` or more."""
         if start + size > stop:
-            raise _damaged(self._file.url, f"bytes [{start}, {start + size}) of a page lie behind its end {stop}")
+            raise damaged(self._file.url, f"bytes [{start}, {start + size}) of a page lie behind its end {stop}")
         file, end = self._file, start + size
         if start >= file.tail_start:
             return file.tail[start - file.tail_start : end - file.tail_start]
@@ -198,24 +187,24 @@ class _ValueWalk:
                 break
             except IndexError as error:
                 if nbytes == MAX_HEADER_BYTES or len(head) == stop - at:
-                    raise _damaged(self._file.url, f"no page begins at {at}") from error
+                    raise damaged(self._file.url, f"no page begins at {at}") from error
             except ValueError as error:
-                raise _damaged(self._file.url, f"no page begins at {at}: {error}") from error
+                raise damaged(self._file.url, f"no page begins at {at}: {error}") from error
         try:
             return await self._levels_of(header, at + length, stop)
         except (LookupError, TypeError) as error:
-            raise _damaged(self._file.url, f"the page at {at} has an odd header: {error}") from error
+            raise damaged(self._file.url, f"the page at {at} has an odd header: {error}") from error
 
     async def _levels_of(self, header: dict[int, Any], start: int, stop: int) -> _Page:
         """The page whose header ends there."""
         kind, page_stop = header[1], start + header[3]
         if not start <= page_stop <= stop or header[2] != header[3]:
-            raise _damaged(self._file.url, f"a page of bytes [{start}, {page_stop}) lies behind its chunk's end {stop}")
+            raise damaged(self._file.url, f"a page of bytes [{start}, {page_stop}) lies behind its chunk's end {stop}")
         if kind == 0:
             about = header[5]
             rows, encoding, prefix, nbytes = about[1], about[2], LENGTH_BYTES, 0
             if self._levels and about[3] != RLE:
-                raise _damaged(self._file.url, f"levels of encoding {about[3]}; there should be {RLE}")
+                raise damaged(self._file.url, f"levels of encoding {about[3]}; there should be {RLE}")
             if self._levels:
                 nbytes = int.from_bytes(await self._read(start, prefix, page_stop), "little")
                 start += prefix
@@ -224,9 +213,9 @@ class _ValueWalk:
             rows, encoding, nbytes = about[1], about[4], about[5]
             start += about[6]
         else:
-            raise _damaged(self._file.url, f"a page of type {kind} among those of values")
+            raise damaged(self._file.url, f"a page of type {kind} among those of values")
         if encoding != PLAIN or not 0 <= rows <= self._stretch.rows or nbytes < 0:
-            raise _damaged(self._file.url, f"a page of {rows} values of encoding {encoding}; it should be {PLAIN}")
+            raise damaged(self._file.url, f"a page of {rows} values of encoding {encoding}; it should be {PLAIN}")
         is_there = np.ones(rows, np.bool_)
         if self._levels:
             data = await self._read(start, nbytes, page_stop)
@@ -270,7 +259,3 @@ def read_levels(data: memoryview, count: int, largest: int) -> NDArray[np.uint8]
         parts.append(part)
         held += len(part)
     return np.concatenate([np.empty(0, np.uint8), *parts])
-
-
-def _damaged(url: str, what: str) -> FormatError:
-    return FormatError(f"{redact_url(url)} can't be read as parquet: {what}", remedy=COPY_ANEW)

@@ -10,11 +10,11 @@ tar_index   indexes beside tar shards: Energon's, DALI's, wids's. Pure
 patterns    patterns of urls: braces and wildcards
 listing     files below a directory, by a store or by a web server's index pages
 windows     ClipSampler: which frames of a video make a clip, and how many clips a video gives
-index       indexes of videos, wherever they lie; measure: what they say of a video
+index       a video's index, wherever it lies; measure: what they say of a video
 index_file  the index of a collection, written once: places and measures of all its videos
 plan        the bytes of some windows: clips, audio. Pure
 cache       windows in memory
-samples     windows as samples; audio: theirs; whole: videos that can't be cut
+samples     windows as samples, with their audio; whole: videos that can't be cut
 format      a collection as a stream reads it
 """
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from asyncfetch.errors import COPY_ANEW, FormatError, FrameMissing, redact_url
+from asyncfetch.errors import FrameMissing, redact_url
+from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPart, StretchCache, kept_plan
 from asyncfetch.observe.words import Words
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.tables.packed import packed_part
-from asyncfetch.videos.index import TrackIndexes
+from asyncfetch.videos.index import read_video
 from asyncfetch.videos.plan import WindowClip, WindowPlan, WindowTimes, plan_audio, plan_clips
 from asyncfetch.videos.whole import WholeVideo
 from asyncfetch.videos.windows import draw, frames_within
@@ -57,7 +58,7 @@ WHOLE = "whole"
 MAX_EARLIER = 4096
 """Videos that are remembered to begin with a recovery point in place of a key frame."""
 MAX_NAMED = 8
-"""Videos read whole that are named in the log, each once."""
+"""Videos and parts of files read whole that are named in the log, each once."""
 
 
 class VideoCacheStatistics(EpisodeCacheStatistics):
@@ -70,18 +71,9 @@ class VideoCacheStatistics(EpisodeCacheStatistics):
 class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows]):
     """Fetches windows of a collection's videos. Loop-bound.
 
-    A stretch is neighbouring windows of one entry, by their numbers. Its clips have the frames of all of them.
-
-    Args:
-        engine: What it reads with, and keeps what it read in.
-        number: Of the collection in the engine.
-        entries: Of the collection.
-        clips: Which frames a window has.
-        seed: Of random windows.
-        audio: Whether windows have audio.
-        members: Columns of files beside the videos that are read.
-        backend: Which library decodes.
-        size: Size that pictures are brought to; None leaves them as they are.
+    A stretch is neighbouring windows of one entry, by their numbers. Its clips have the frames of all of them. Windows
+    have the frames that ``clips`` says, drawn by ``seed``; audio, or not; and those files beside the videos that are
+    ``members``.
     """
 
     statistics_type = VideoCacheStatistics
@@ -107,13 +99,12 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
         self._seed = seed
         self._audio = audio
         self._members = members
-        self._run = engine.run
-        self._indexes = TrackIndexes(engine, self._small_reads, audio=audio)
-        self._stat = engine.reader.stat
+        self._reader, self._run = engine.reader, engine.run
+        self._indexes, self._planning = engine.indexes, engine.planning
         self._earlier: dict[tuple[str, int], int] = {}  # by url and offset: see Mp4Index.clip
         self.largest_picture: tuple[int, int] = (0, 0)
         """Height and width of the largest pictures seen so far."""
-        self._named: set[Place] = set()
+        self._named: set[Place | Packed] = set()
         self._packed: set[Packed] = set()
 
     @override
@@ -125,7 +116,14 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
 
     async def video(self, entry: int) -> IndexedVideo:
         """The index of an entry's video."""
-        file = await self._watch(self._indexes.get(self._entries.place(entry)))
+        place = self._entries.place(entry)
+
+        async def read() -> IndexedVideo:
+            async with self._planning.permit():
+                with calling(self._small_reads):
+                    return await read_video(self._reader, place, self._run, audio=self._audio)
+
+        file: IndexedVideo = await self._watch(self._indexes.get((place, self._audio), read))
         if file.tracks is not None:
             index = file.tracks.video
             self.note_picture(index.height, index.width)
@@ -147,16 +145,8 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
         plan[WHOLE] = PlannedRange(place.url, place.offset, place.offset + size_bytes)
         self._whole += 1
         self._whole_bytes += size_bytes
-        if place in self._named:
-            return plan
-        if len(self._named) < MAX_NAMED:
-            self._named.add(place)
-            _log.warning(
-                "%s is read whole, all of its %d bytes for each clip, because it can't be cut: %s",
-                redact_url(place.url),
-                size_bytes,
-                whole.reason,
-            )
+        message = "%s is read whole, all of its %d bytes for each clip, because it can't be cut: %s"
+        self._warn_of(place, message, redact_url(place.url), size_bytes, whole.reason)
         return plan
 
     def _note_packed(self, place: Place) -> None:
@@ -165,23 +155,23 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
         if packed is None or packed.all_rows in self._packed:
             return
         self._packed.add(packed.all_rows)
+        nbytes = packed.stop - packed.start
         self._whole += 1
-        self._whole_bytes += packed.stop - packed.start
-        if len(self._packed) <= MAX_NAMED:
-            _log.warning(
-                "%s is compressed (%s): %d bytes of it are read whole and unpacked for a clip, and kept on disk for "
-                "others as long as there is room: %s",
-                redact_url(packed.url),
-                packed.codec,
-                packed.stop - packed.start,
-                packed.remedy,
-            )
+        self._whole_bytes += nbytes
+        message = "%s is compressed (%s): %d bytes of it are read whole and unpacked for a clip, and kept on disk for "
+        message += "others as long as there is room: %s"
+        self._warn_of(packed.all_rows, message, redact_url(packed.url), packed.codec, nbytes, packed.remedy)
+
+    def _warn_of(self, part: Place | Packed, message: str, *values: object) -> None:
+        if part not in self._named and len(self._named) < MAX_NAMED:
+            self._named.add(part)
+            _log.warning(message, *values)
 
     def _plan_windows(self, stretch: Stretch, place: Place, file: IndexedVideo) -> WindowPlan:
         """Return the plan; slow: it is called in a thread."""
         assert file.tracks is not None
         index, audio = file.tracks
-        self._check_complete(index, file, place)
+        file.check_complete(place.url)
         found, ends = self._frames(stretch, index)
         samples, seconds, _ = index.shown()
         chosen = samples[found]
@@ -216,11 +206,8 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
     ) -> tuple[NDArray[np.int64], float]:
         """Return the places of a window's frames among all frames of a video, and when the latest of them ends.
 
-        Args:
-            stretch: One that has the window.
-            number: Of the window.
-            seconds: When each frame of the video is shown.
-            end_seconds: When the last one ends.
+        ``stretch`` has the window; ``seconds`` are when each frame of the video is shown, ``end_seconds`` when the last
+        one ends.
         """
         first, stop, span_end = frames_within(seconds, end_seconds, *self._entries.span(stretch.episode))
         drawn = draw(self._seed, stretch.epoch, stretch.episode, number)
@@ -228,18 +215,10 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
         last = int(found.max()) + 1
         return found, float(seconds[last]) if last < stop else span_end
 
-    def _check_complete(self, index: Mp4Index, file: IndexedVideo, place: Place) -> None:
-        if index.data_stop > file.size_bytes:
-            raise FormatError(
-                f"{redact_url(place.url)}: truncated: it has {file.size_bytes} bytes, but by its index frames lie in "
-                f"bytes up to {index.data_stop}",
-                remedy=COPY_ANEW,
-            )
-
     async def _add_member(self, plan: WindowPlan, entry: int, name: str) -> None:
         where = self._entries.member(entry, name)
         if where is not None:
-            size = where.size if where.size is not None else (await self._watch(self._stat(where.url))).size
+            size = where.size if where.size is not None else (await self._watch(self._reader.stat(where.url))).size
             if size:
                 plan[name] = PlannedRange(where.url, where.offset, where.offset + size)
 
@@ -270,4 +249,5 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
             self._earlier[key] = 0 if planned.earlier is None else planned.earlier + 1
 
     def _forget_files(self, episode: int | None) -> None:
-        self._indexes.clear(None if episode is None else self._entries.place(episode))
+        key = None if episode is None else (self._entries.place(episode), self._audio)
+        self._indexes.clear(lambda kept: key is None or kept == key)

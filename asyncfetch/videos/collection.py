@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,14 +13,14 @@ from asyncfetch.errors import ConfigError, FormatError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.unpacked import UnpackedReader
-from asyncfetch.videos.entry_table import Entries, check_entries
+from asyncfetch.videos.entry_table import Entries
 from asyncfetch.videos.folders import folder_entries
 from asyncfetch.videos.parquet_bytes import parquet_entries
 from asyncfetch.videos.tables import table_entries
 from asyncfetch.videos.tars import tar_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("asyncfetch")
 
-OnBadShard = Callable[[str, FormatError], object]
-OnProgress = Callable[[int, int], object]
 Kind = Literal["table", "folder", "tars", "parquet"]
 
 
@@ -108,9 +106,9 @@ class Videos:
         """Read the entries over an engine, whose own fetcher lists directories."""
         on_bad_shard = _log_bad_shard if engine.config.on_error != "raise" else None
         if engine.rank is None:
-            return await self._open(engine.fetcher, engine.reader, on_bad_shard=on_bad_shard)
+            return await self.read(engine.fetcher, reader=engine.reader, on_bad_shard=on_bad_shard)
         async with Fetcher(rank_config(engine.config).fetch) as fetcher:  # a loader worker's fetches nothing
-            return await self._open(fetcher, engine.reader, on_bad_shard=on_bad_shard)
+            return await self.read(fetcher, reader=engine.reader, on_bad_shard=on_bad_shard)
 
     async def entries(self, config: FetchConfig = FetchConfig()) -> pa.Table:  # noqa: B008  frozen
         """Read the entries, with the columns ``video``, ``offset``, ``size``, ``start`` and ``stop``."""
@@ -127,62 +125,36 @@ class Videos:
         fetcher: Fetcher,
         *,
         reader: RangeReader | None = None,
-        on_bad_shard: OnBadShard | None = None,
-        on_progress: OnProgress | None = None,
+        on_bad_shard: Callable[[str, FormatError], object] | None = None,
+        on_progress: Callable[[int, int], object] | None = None,
     ) -> Entries:
         """Read the entries over a fetcher.
 
         Args:
             fetcher: Lists directories.
             reader: Reads ranges, also of packed parts; None for an ``UnpackedReader`` over the fetcher.
-            on_bad_shard: See ``tar_entries``.
-            on_progress: See there.
+            on_bad_shard: Called with each shard that a FormatError is about, which is left out; None raises it.
+            on_progress: Called with the number of shards that were read, and of all; None writes it to the log.
         """
-        return await self._open(
-            fetcher, reader or UnpackedReader(fetcher), on_bad_shard=on_bad_shard, on_progress=on_progress
-        )
-
-    async def _open(
-        self,
-        fetcher: Fetcher,
-        reader: RangeReader,
-        *,
-        on_bad_shard: OnBadShard | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> Entries:
-        table = await self._read(fetcher, reader, on_bad_shard, on_progress)
-        check_entries(table, repr(self))
-        return await run_sync(lambda: Entries(table, repr(self)))
-
-    async def _read(
-        self,
-        fetcher: Fetcher,
-        reader: RangeReader,
-        on_bad_shard: OnBadShard | None,
-        on_progress: OnProgress | None,
-    ) -> pa.Table:
+        reader = reader or UnpackedReader(fetcher)
+        source, video = self._source, self._video
         match self._kind:
             case "table":
-                assert self._video is not None
-                if not isinstance(self._source, str) and isinstance(self._source, Sized) and not len(self._source):
+                if not isinstance(source, str) and isinstance(source, Sized) and not len(source):
                     raise ConfigError(f"{self!r}: the collection has no video: the table has no rows")
-                return await table_entries(
-                    reader, fetcher, self._source, video=self._video, start=self._start, stop=self._stop
-                )
+                spans = {"start": self._start, "stop": self._stop}
+                table = await table_entries(reader, fetcher, source, video=video or "video", **spans)
             case "folder":
-                return await folder_entries(self._source, fetcher=fetcher, reader=reader, video=self._video)
+                table = await folder_entries(reader, fetcher, source)
             case "tars":
-                return await tar_entries(
-                    self._source,
-                    fetcher=fetcher,
-                    reader=reader,
-                    video=self._video,
-                    on_progress=on_progress,
-                    on_bad_shard=on_bad_shard,
+                table = await tar_entries(
+                    reader, fetcher, source, video=video, on_bad_shard=on_bad_shard, on_progress=on_progress
                 )
             case "parquet":
-                assert self._video is not None
-                return await parquet_entries(reader, fetcher, self._source, video=self._video)
+                table = await parquet_entries(reader, fetcher, source, video=video or "video")
+        if not table.num_rows:
+            raise ConfigError(f"{self!r}: the collection has no video: check the url, or the pattern")
+        return await run_sync(lambda: Entries(table, repr(self)))
 
     @property
     def url(self) -> str:
@@ -191,10 +163,8 @@ class Videos:
 
     def __repr__(self) -> str:
         source = self._source
-        shown = redact_url(source) if isinstance(source, str) else f"<{type(source).__name__}>"
-        return (
-            f"Videos.from_{self._kind}({shown!r})" if isinstance(source, str) else f"Videos.from_{self._kind}({shown})"
-        )
+        shown = repr(redact_url(source)) if isinstance(source, str) else f"<{type(source).__name__}>"
+        return f"Videos.from_{self._kind}({shown})"
 
 
 def _log_bad_shard(url: str, error: FormatError) -> None:

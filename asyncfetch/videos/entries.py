@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from asyncfetch.errors import ConfigError, DatasetError, FormatError, redact_url
+from asyncfetch.errors import ConfigError, DatasetError, FormatError
 from asyncfetch.tables.columns import is_text, plain
 from asyncfetch.tables.packed import MARK
 from asyncfetch.tables.parquet import require_pyarrow
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncfetch.tables.columns import Array
+
+Column = Any
+"""pyarrow.ChunkedArray. Its types don't know what compute gives."""
 
 ENTRY_COLUMNS = ("video", "offset", "size", "start", "stop")
 RESERVED = (*ENTRY_COLUMNS, "index", "clip_index", "seconds", "audio")
@@ -76,21 +79,15 @@ def check_names(names: Sequence[str], asked: Mapping[str, str | None], shown: st
         raise ConfigError(f"{message}: rename it, or leave it out{meant}")
 
 
-def entry_table(urls: Column, places: Mapping[str, Column | None], users: Mapping[str, Column]) -> pa.Table:
-    """The table of entries.
-
-    Args:
-        urls: ``video``.
-        places: ``offset``, ``size``, ``start`` and ``stop``, as far as there are any.
-        users: All other columns.
-    """
+def entry_table(urls: Column, places: Mapping[str, Column], users: pa.Table) -> pa.Table:
+    """The table of entries: ``urls``, those of ``places`` that there are, and all other columns, in plain types."""
     arrow = require_pyarrow()
     kinds = {"offset": arrow.int64(), "size": arrow.int64(), "start": arrow.float64(), "stop": arrow.float64()}
     columns: dict[str, Any] = {"video": urls}
     for name, kind in kinds.items():
-        given = places.get(name)
-        columns[name] = _nulls(len(urls), kind) if given is None else given
-    table: pa.Table = arrow.table({**columns, **users})
+        columns[name] = places[name] if name in places else _nulls(len(urls), kind)
+    columns |= {name: plain_column(users.column(name)) for name in users.column_names}
+    table: pa.Table = arrow.table(columns)
     return table
 
 
@@ -102,16 +99,10 @@ def _nulls(count: int, kind: pa.DataType) -> Column:
 
 
 def absolute_urls(column: Column, base: str, name: str, shown: str) -> Column:
-    """The urls or paths as strings, relative ones joined to what the base lies in.
-
-    Args:
-        column: Texts.
-        base: The url or absolute path of the table itself. A query of it is kept, as ``join_url`` does.
-        name: The column's, for messages.
-        shown: The table, for messages.
+    """The urls or paths as strings, relative ones joined to the directory that ``base`` lies in.
 
     Raises:
-        DatasetError: They aren't texts, or one is empty or null.
+        DatasetError: They aren't texts, or one is empty or null. It names the column and the table, as ``shown``.
     """
     pa = require_pyarrow()
     if not is_text(_stored_type(column)):
@@ -296,10 +287,6 @@ def check_spans(start: Column, stop: Column, shown: str) -> None:
         raise DatasetError(f"row {row} of {shown}, counted from 0, is the span {span}: start must be less than stop")
 
 
-Column = Any
-"""pyarrow.ChunkedArray. Its types don't know what compute gives."""
-
-
 def plain_column(column: Column) -> Column:
     """The column in types that pyarrow's own functions take, as ``plain`` gives them."""
     pa = require_pyarrow()
@@ -334,8 +321,3 @@ def _refuse(bad: Array, values: Array, first_row: int, name: str, shown: str, ru
 
 def _first_value(column: Column) -> str:
     return f"{column[0].as_py()!r:.80}" if len(column) else "no row tells"
-
-
-def shown_url(url: str) -> str:
-    """The url for a message."""
-    return re.sub(r"\s", " ", redact_url(url))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncfetch.errors import ConfigError, EpisodeNotFound
+from asyncfetch.errors import EpisodeNotFound
 from asyncfetch.videos.entries import ENTRY_COLUMNS
 from asyncfetch.videos.windows import PRECISION_SECONDS
 
@@ -172,16 +172,14 @@ class Entries:
     @cached_property
     def files(self) -> NDArray[np.int64]:
         """The number of the file that each entry's video lies in, by the first entry in it."""
-        parts = [part.indices.to_numpy() for part in self._parts("video")]
-        ends = np.cumsum([len(part) for part in parts])
-        firsts = np.full(max(int(part.max()) for part in parts) + 1, len(self))
-        for part, end in zip(reversed(parts), reversed(ends.tolist()), strict=True):
-            firsts[part[::-1]] = np.arange(end - 1, end - len(part) - 1, -1)  # of several, the first is written last
-        numbers = np.empty_like(firsts)
-        numbers[np.argsort(firsts)] = np.arange(len(firsts))
-        found = np.empty(len(self), np.int64)
-        for part, end in zip(parts, ends.tolist(), strict=True):
-            found[end - len(part) : end] = numbers[part]
+        urls: Any = self._columns["video"].unique()  # in the order of their first entries
+        firsts = urls.indices.to_numpy()
+        numbers = np.empty(int(firsts.max()) + 1, np.int64)
+        numbers[firsts] = np.arange(len(firsts))
+        found, row = np.empty(len(self), np.int64), 0
+        for part in self._parts("video"):
+            found[row : row + len(part)] = numbers[part.indices.to_numpy()]
+            row += len(part)
         return found
 
     @cached_property
@@ -225,9 +223,3 @@ def _with_one_dictionary(table: pa.Table) -> pa.Table:
     column = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     made: pa.Table = table.set_column(place, table.schema.field(place).with_type(column.type), column)
     return made
-
-
-def check_entries(table: pa.Table, url: str) -> None:
-    """Raise ConfigError where a collection has no entry."""
-    if not table.num_rows:
-        raise ConfigError(f"{url}: the collection has no video: check the url, or the pattern")

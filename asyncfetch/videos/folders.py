@@ -8,7 +8,7 @@ of its own.
 from __future__ import annotations
 
 import logging
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -19,12 +19,12 @@ from asyncfetch.tables.parquet import require_pyarrow
 from asyncfetch.videos.entries import absolute_urls, check_names, entry_table, plain_column
 from asyncfetch.videos.listing import list_files
 from asyncfetch.videos.patterns import absolute_url
-from asyncfetch.videos.tables import read_table
+from asyncfetch.videos.tables import read_file
 from asyncfetch.videos.tars import VIDEO_EXTENSIONS, member_field
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -43,60 +43,48 @@ _QUOTED = ("file://", "http://", "https://")
 _log = logging.getLogger(__name__)
 
 
-async def folder_entries(
-    root: str | os.PathLike[str], *, fetcher: Fetcher, reader: RangeReader | None = None, video: str | None = None
-) -> pa.Table:
+async def folder_entries(reader: RangeReader, fetcher: Fetcher, root: str | os.PathLike[str]) -> pa.Table:
     """The videos below a directory, by name; or those that its metadata names, in the order of that.
 
-    Columns: ``video`` (string: the file's url), ``offset`` and ``size`` (int64), ``start`` and ``stop`` (float64), all
-    null; ``file_name`` (string: the path below the directory). Files that come with a video are columns named by their
-    extension: structs of ``offset`` (null), ``size`` (null where it isn't known) and ``url`` (string), with the field
-    metadata ``asyncfetch: member``; null where a video has no such file. Files and directories with a dot in front are
-    passed over.
+    The user's column is ``file_name``, the path below the directory. Files that come with a video are columns named by
+    their extension, see ``tars.member_field``: structs of ``offset`` (null), ``size`` (null where it isn't known) and
+    ``url``; null where a video has no such file. Files and directories with a dot in front are passed over.
 
     With metadata, anywhere below the directory, its rows are the entries, with all of its columns. Paths are relative
-    to it. Of several columns of paths (``*_file_name``) one is the video's, and the others are such structs without
-    their ``_file_name``. Videos that no row names are left out, and counted in a line of the log.
+    to it. Of several columns of paths (``*_file_name``) ``file_name`` is the video's, and the others are such structs
+    without their ``_file_name``. Videos that no row names are left out, and counted in a line of the log.
 
     Args:
-        root: The directory. On a web server it needs index pages, or metadata in it.
+        reader: Reads metadata.
         fetcher: Lists directories.
-        reader: Reads metadata; the fetcher where it is None.
-        video: The column of paths of videos; None for ``file_name``, or the only one that ends so.
+        root: The directory. On a web server it needs index pages, or metadata in it.
 
     Raises:
-        ConfigError: The directory can't be listed and has no metadata; ``video`` is no column of it, or a column has a
-            name that is reserved.
+        ConfigError: The directory can't be listed and has no metadata; or a column of that has a name that is reserved.
         DatasetError: There are no videos, or metadata names one that isn't there.
-        FormatError: Metadata can't be read, or has no column of paths.
+        FormatError: Metadata can't be read, or has no column of videos' paths.
         FetchError: As for reading.
     """
     await run_sync(require_pyarrow)
-    read = partial(read_table, fetcher if reader is None else reader, fetcher, texts={FILE_NAME, video or FILE_NAME})
     base = (await run_sync(absolute_url, root)).rstrip("/") + "/"
+    sizes: dict[str, int | None] | None = None
+    tables: dict[str, pa.Table] = {}
     try:
         listed = await list_files(fetcher, base, recursive=True)
     except ConfigError:  # a web server without index pages
-        tables = await _read_unlisted(base, read)
+        for url in (join_url(base, name) for name in METADATA_NAMES):
+            with suppress(NotFound):
+                tables[url] = await read_file(reader, url, {FILE_NAME})
         if not tables:
             raise
-        return await run_sync(_entries_of_metadata, base, tables, None, video)
-    sizes = {file.url: file.size for file in listed if "/." not in file.url[len(base) - 1 :]}
-    tables = {url: await read(url) for url in sizes if url.rpartition("/")[2] in METADATA_NAMES}
+    else:
+        sizes = {file.url: file.size for file in listed if "/." not in file.url[len(base) - 1 :]}
+        for url in sizes:
+            if url.rpartition("/")[2] in METADATA_NAMES:
+                tables[url] = await read_file(reader, url, {FILE_NAME})
     if tables:
-        return await run_sync(_entries_of_metadata, base, tables, sizes, video)
-    return await run_sync(_entries_of_files, base, sizes)
-
-
-async def _read_unlisted(base: str, read: Callable[[str], Awaitable[pa.Table]]) -> dict[str, pa.Table]:
-    tables = {}
-    for name in METADATA_NAMES:
-        url = join_url(base, name)
-        try:
-            tables[url] = await read(url)
-        except NotFound:
-            continue
-    return tables
+        return await run_sync(_entries_of_metadata, base, tables, sizes)
+    return await run_sync(_entries_of_files, base, sizes or {})
 
 
 def _extension(url: str) -> str:
@@ -112,7 +100,7 @@ def _entries_of_files(base: str, sizes: Mapping[str, int | None]) -> pa.Table:
         raise _no_videos(base, len(sizes))
     names = [url[len(base) :] for url in videos]
     names = [unquote(name) for name in names] if base.startswith(_QUOTED) else names
-    entries = entry_table(pa.chunked_array([videos], pa.string()), {}, {FILE_NAME: pa.chunked_array([names])})
+    entries = entry_table(pa.chunked_array([videos], pa.string()), {}, pa.table({FILE_NAME: names}))
     stems = [url.rpartition(".")[0] for url in videos]
     for extension in SIDECAR_EXTENSIONS:
         beside = [f"{stem}.{extension}" for stem in stems]
@@ -133,13 +121,11 @@ def _files_beside(
     return field, pa.array(values, field.type)
 
 
-def _entries_of_metadata(
-    base: str, tables: Mapping[str, pa.Table], sizes: Mapping[str, int | None] | None, video: str | None
-) -> pa.Table:
+def _entries_of_metadata(base: str, tables: Mapping[str, pa.Table], sizes: Mapping[str, int | None] | None) -> pa.Table:
     """The rows of tables by their urls; ``sizes`` are of all files that there are, None where that isn't known."""
     import pyarrow as pa
 
-    parts = [_entries_of_table(base, url, table, sizes, video) for url, table in tables.items()]
+    parts = [_entries_of_table(base, url, table, sizes) for url, table in tables.items()]
     try:
         entries = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
     except pa.ArrowException as error:
@@ -154,25 +140,23 @@ def _entries_of_metadata(
     return entries
 
 
-def _entries_of_table(
-    base: str, url: str, table: pa.Table, sizes: Mapping[str, int | None] | None, video: str | None
-) -> pa.Table:
+def _entries_of_table(base: str, url: str, table: pa.Table, sizes: Mapping[str, int | None] | None) -> pa.Table:
     """The entries of one table of metadata."""
     shown = redact_url(url)
     paths = [name for name in table.column_names if name == FILE_NAME or name.endswith(f"_{FILE_NAME}")]
-    chosen = video or (FILE_NAME if FILE_NAME in paths else paths[0] if len(paths) == 1 else None)
     if not paths:
         names = ", ".join(table.column_names)
         raise FormatError(f"{shown}: no column {FILE_NAME!r} or '*_{FILE_NAME}' among its columns {names}")
-    if chosen not in paths:
-        given = f"video={video!r} is none of" if video else "video= must be one of"
-        raise ConfigError(f"{given} the columns of paths that {shown} has: {', '.join(paths)}")
+    if len(paths) > 1 and FILE_NAME not in paths:
+        message = f"{shown} has several columns of paths: {', '.join(paths)}"
+        raise FormatError(message, remedy=f"call that of the videos {FILE_NAME!r}")
+    chosen = FILE_NAME if FILE_NAME in paths else paths[0]
     others = {name: name.removesuffix(f"_{FILE_NAME}") for name in paths if name != chosen}
     own = [name for name in table.column_names if name not in others]
     check_names([*own, *others.values()], {}, shown)
     urls = absolute_urls(table[chosen], url, chosen, shown)
     _check_there(urls, table[chosen], f"{chosen!r} of {shown}", base, sizes)
-    entries = entry_table(urls, {}, {name: plain_column(table[name]) for name in own})
+    entries = entry_table(urls, {}, table.select(own))
     for name, shorter in others.items():
         texts = plain_column(table[name]).to_pylist()
         rows = [row for row, text in enumerate(texts) if text]

@@ -21,9 +21,10 @@ from asyncfetch.formats.stretch import Stretch
 from asyncfetch.runtime.fork import LoopGuard
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos.cache import WHOLE, HeldWindows, VideoCache
+from asyncfetch.videos.measure import MEASURED_AT_ONCE
 from asyncfetch.videos.samples import WindowSamples
 from asyncfetch.videos.whole import WholeVideo
-from asyncfetch.videos.windows import frames_within
+from asyncfetch.videos.windows import span_lengths
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("asyncfetch")
 
-MEASURED_AT_ONCE = 64
-"""Videos that are measured side by side, each by a request or two."""
 NOMINAL_FPS = 30.0
 """Frames a second by which windows of frames are cut into segments: it decides nothing but how many are held as one."""
 
@@ -144,7 +143,7 @@ class OpenVideos:
 
         async def measure_one(entry: int) -> None:
             try:
-                seconds[entry], frames[entry] = await self._measured(entry)
+                frames[entry], seconds[entry] = await self._measured(entry)
             except (DatasetError, DecodeError, NotFound):
                 if self.config.on_error == "raise":
                     raise
@@ -155,22 +154,18 @@ class OpenVideos:
         self._counts = self._clips.count(seconds=seconds, frames=frames)
         self._counts[sorted(broken)] = 1  # which a pass finds to be bad, and names
 
-    async def _measured(self, entry: int) -> tuple[float, float]:
-        """Return seconds and frames of an entry by its video's index, or by the whole video where it can't be cut."""
+    async def _measured(self, entry: int) -> tuple[int, float]:
+        """Return frames and seconds of an entry by its video's index, or by the whole video where it can't be cut."""
         file = await self._cache.video(entry)
         if file.tracks is not None:
             _, times, end_seconds = file.tracks.video.shown()
         else:
-            times, end_seconds = await self._measured_whole(Stretch(entry, 0, 1))
-        first, stop, end = frames_within(times, end_seconds, *self.entries.span(entry))
-        return (end - float(times[first]) if first < stop else 0.0), stop - first
-
-    async def _measured_whole(self, stretch: Stretch) -> tuple[NDArray[np.float64], float]:
-        with await self.reader.hold(stretch) as held:
-            assert isinstance(held.beside, WholeVideo)
-            whole = await self._run(partial(held.beside.frames, held.data(WHOLE), held.entry.name))
-        self._cache.note_picture(whole.height, whole.width)
-        return whole.seconds, whole.end_seconds
+            with await self.reader.hold(Stretch(entry, 0, 1)) as held:
+                assert isinstance(held.beside, WholeVideo)
+                whole = await self._run(partial(held.beside.frames, held.data(WHOLE), held.entry.name))
+            self._cache.note_picture(whole.height, whole.width)
+            times, end_seconds = whole.seconds, whole.end_seconds
+        return span_lengths(times, end_seconds, *self.entries.span(entry))
 
     @property
     def frames_per_second(self) -> float | None:

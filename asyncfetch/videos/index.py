@@ -1,4 +1,4 @@
-"""The indexes of videos in memory: read from wherever a video lies, and kept within the engine's bound."""
+"""The index of a video, read from wherever the video lies; what can't be cut by one is read whole."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import FormatError, RangeNotSatisfiable, redact_url
-from asyncfetch.fetch.limiter import calling
+from asyncfetch.errors import COPY_ANEW, FormatError, RangeNotSatisfiable, redact_url
 from asyncfetch.formats.clips import PARSED_ON_THE_LOOP_BYTES, fetch_moov
 from asyncfetch.media import fragment_reads, locate_moov
 from asyncfetch.media.boxes import find
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from asyncfetch.fetch import RangeReader
-    from asyncfetch.fetch.limiter import Caller
     from asyncfetch.media import Tracks
-    from asyncfetch.resources import Engine
     from asyncfetch.runtime.concurrently import RunSync
     from asyncfetch.videos.entry_table import Place
 
@@ -54,6 +51,13 @@ class IndexedVideo:
         video, audio = self.tracks
         return video.nbytes + video.num_samples * FRAME_NBYTES + (0 if audio is None else audio.nbytes)
 
+    def check_complete(self, url: str) -> None:
+        """FormatError where the file ends before the frames that its index has."""
+        stop = 0 if self.tracks is None else self.tracks.video.data_stop
+        if stop > self.size_bytes:
+            message = f"{redact_url(url)}: truncated: it has {self.size_bytes} bytes, but by its index frames lie in"
+            raise FormatError(f"{message} bytes up to {stop}", remedy=COPY_ANEW)
+
 
 class PartReader:
     """A part of a file, read as if it were one."""
@@ -81,50 +85,10 @@ class PartReader:
         return ObjectInfo(url, size), await self.fetch(url, max(0, size - max_bytes), size)
 
 
-class TrackIndexes:
-    """The indexes of videos, each fetched and parsed once while it is kept. Loop-bound.
-
-    Args:
-        engine: Reads and keeps them, for all collections together.
-        caller: Of the requests for them, at limiters.
-        audio: Whether that of the audio is wanted, too.
-    """
-
-    def __init__(self, engine: Engine, caller: Caller, *, audio: bool) -> None:
-        self._engine = engine
-        self._caller = caller
-        self._audio = audio
-
-    async def get(self, place: Place) -> IndexedVideo:
-        """The index of a video.
-
-        Raises:
-            FetchError: It could not be fetched.
-        """
-        file: IndexedVideo = await self._engine.indexes.get((place, self._audio), partial(self._fetch, place))
-        return file
-
-    def clear(self, place: Place | None) -> None:
-        """Forget that of a video, or all of them."""
-        self._engine.indexes.clear(lambda kept: place is None or kept == (place, self._audio))
-
-    async def _fetch(self, place: Place) -> IndexedVideo:
-        async with self._engine.planning.permit():
-            with calling(self._caller):
-                return await read_video(self._engine.reader, place, self._engine.run, audio=self._audio)
-
-
 async def read_video(reader: RangeReader, place: Place, run: RunSync, *, audio: bool) -> IndexedVideo:
-    """Read the index of a video: by one exact request where an index of the collection says where it lies.
+    """Read the index of a video, with that of its audio or not: by one exact request where its place is on record.
 
-    Args:
-        reader: Reads it.
-        place: Of the video.
-        run: Runs a parser off the loop.
-        audio: Whether that of the audio is wanted, too.
-
-    Raises:
-        FetchError: It could not be fetched.
+    A video that can't be cut has none, and a reason for that. FetchError where it could not be fetched.
     """
     part = PartReader(reader, place)
     try:

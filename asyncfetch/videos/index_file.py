@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,10 +35,10 @@ from asyncfetch.tables.parquet import require_pyarrow
 from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.videos.entries import ENTRY_COLUMNS, INDEX_KEY, INDEX_VERSION, relative_index
 from asyncfetch.videos.entry_table import MEASURE
-from asyncfetch.videos.measure import BROKEN, Measured, Measuring, videos_of
+from asyncfetch.videos.measure import BROKEN, MEASURED_AT_ONCE, Measured, Measuring, videos_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from io import RawIOBase
 
     import pyarrow as pa
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from asyncfetch.videos.collection import Videos
     from asyncfetch.videos.entry_table import Entries
 
-MEASURED_AT_ONCE = 64
-"""Videos that are measured side by side: the default limit of requests to a host."""
 ROWS_IN_A_GROUP = 128 * 1024
 """Rows of a row group. Each is read by a request, or several of them by one."""
 JOURNAL_SUFFIX = ".part"
@@ -118,7 +116,7 @@ async def write_index(
         if redact_url(entries.place(0).url) != entries.place(0).url:
             _log.warning("%s will hold passwords or signatures of its videos' urls: keep it as you keep these", path)
         groups = await run_sync(videos_of, entries)
-        with _journal(path + JOURNAL_SUFFIX) as journal:
+        with closing(_Journal(path + JOURNAL_SUFFIX)) as journal:
             found = await run_sync(journal.start, entries, len(groups))
             resumed, broken = len(found), dict[int, str]()
             measuring, done = Measuring(reader), resumed
@@ -141,7 +139,8 @@ async def write_index(
 
             left = [number for number in range(len(groups)) if number not in found]
             await for_each(left, measure, workers=MEASURED_AT_ONCE)
-            await run_sync(partial(_write, entries, groups, found, broken, path))
+            table = await run_sync(_index_table, entries, groups, found, broken, path)
+            await fetcher.put(path, await run_sync(_file_of, table))
             await run_sync(os.unlink, path + JOURNAL_SUFFIX)
             await run_sync(partial(shutil.rmtree, path + HEADERS_SUFFIX, ignore_errors=True))
     return IndexReport(
@@ -248,15 +247,6 @@ class _Journal:
             self._file.close()
 
 
-@contextmanager
-def _journal(path: str) -> Iterator[_Journal]:
-    journal = _Journal(path)
-    try:
-        yield journal
-    finally:
-        journal.close()
-
-
 def _line(value: object) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
@@ -281,42 +271,19 @@ def _read_lines(file: Any, head: dict[str, object], count: int, found: dict[int,
     return end
 
 
-def _write(
-    entries: Entries, groups: Sequence[Sequence[int]], found: dict[int, Measured], broken: dict[int, str], path: str
-) -> None:
-    """Write the index, whole or not at all."""
-    require_pyarrow()
-    import pyarrow.parquet as pq
-
-    table = relative_index(_index_table(entries, groups, found, broken), path)
-    made = f"{path}.{os.getpid()}"
-    try:
-        with open(made, "wb") as file:
-            # Numbers of very many videos all differ: as a dictionary they take more room.
-            texts: Any = [field.name for field in table.schema if _is_text(field.type)]
-            pq.write_table(table, file, compression="zstd", use_dictionary=texts, row_group_size=ROWS_IN_A_GROUP)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(made, path)
-    except BaseException:
-        os.unlink(made)
-        raise
-    directory = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _is_text(kind: Any) -> bool:  # noqa: ANN401
-    types = require_pyarrow().types
-    return is_text(kind) or bool(types.is_dictionary(kind))
+def _file_of(table: pa.Table) -> memoryview:
+    arrow = require_pyarrow()
+    # Numbers of very many videos all differ: as a dictionary they take more room.
+    texts: Any = [field.name for field in table.schema if is_text(field.type) or arrow.types.is_dictionary(field.type)]
+    sink = arrow.BufferOutputStream()
+    arrow.parquet.write_table(table, sink, compression="zstd", use_dictionary=texts, row_group_size=ROWS_IN_A_GROUP)
+    return memoryview(sink.getvalue())
 
 
 def _index_table(
-    entries: Entries, groups: Sequence[Sequence[int]], found: dict[int, Measured], broken: dict[int, str]
+    entries: Entries, groups: Sequence[Sequence[int]], found: dict[int, Measured], broken: dict[int, str], path: str
 ) -> pa.Table:
-    """The entries with a column for each measure."""
+    """The entries with a column for each measure, as they lie at that path."""
     arrow = require_pyarrow()
     kinds: dict[str, Any] = {  # as small as they may be: an index is held in memory
         "frames": arrow.int32(),
@@ -366,5 +333,4 @@ def _index_table(
         columns[name] = values
         fields.append(arrow.field(name, values.type, metadata={b"asyncfetch": MEASURE + measure.encode()}))
     schema = arrow.schema(fields, metadata={INDEX_KEY: INDEX_VERSION})
-    table: pa.Table = arrow.table(list(columns.values()), schema=schema)
-    return table
+    return relative_index(arrow.table(list(columns.values()), schema=schema), path)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
 from asyncfetch.errors import (
-    COPY_ANEW,
     AccessDenied,
     DatasetError,
     DecodeError,
@@ -20,9 +19,8 @@ from asyncfetch.errors import (
 )
 from asyncfetch.formats.clips import PARSED_ON_THE_LOOP_BYTES
 from asyncfetch.runtime.threads import run_sync
-from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.videos.index import read_video
-from asyncfetch.videos.windows import frames_within
+from asyncfetch.videos.windows import span_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,13 +28,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from asyncfetch.fetch.reader import VersionedReader
+    from asyncfetch.tables.unpacked import UnpackedReader
     from asyncfetch.videos.entry_table import Entries, Place
     from asyncfetch.videos.index import IndexedVideo
     from asyncfetch.videos.whole import WholeVideo
 
 BROKEN = (DatasetError, DecodeError, AccessDenied, NotFound, RangeNotSatisfiable, MissingDependency)
 """Errors that say that one video can't be read. A host that is down or slow is no fault of the video."""
+MEASURED_AT_ONCE = 64
+"""Videos that are measured side by side, each by a request or two: the default limit of requests to a host."""
 WHOLE_AT_ONCE = 2
 """Videos that are read whole at a time, since they can't be cut: each is in memory meanwhile."""
 _CODECS = {"avc1": "h264", "avc3": "h264", "hvc1": "hevc", "hev1": "hevc", "vp09": "vp9", "av01": "av1"}
@@ -47,7 +47,7 @@ Span = tuple[float | None, float | None]
 
 
 class Measured(NamedTuple):
-    """The measures of a video."""
+    """The measures of a video. Journals have them in this order."""
 
     size: int
     """Bytes that it takes."""
@@ -71,14 +71,10 @@ class Measured(NamedTuple):
 
 
 class Measuring:
-    """Measures videos, whatever their kind. Loop-bound.
+    """Measures videos, whatever their kind, over a reader. Loop-bound."""
 
-    Args:
-        reader: Reads them.
-    """
-
-    def __init__(self, reader: VersionedReader) -> None:
-        self._reader = reader if isinstance(reader, UnpackedReader) else UnpackedReader(reader)
+    def __init__(self, reader: UnpackedReader) -> None:
+        self._reader = reader
         self._whole = anyio.CapacityLimiter(WHOLE_AT_ONCE)
 
     async def measure(self, place: Place, spans: Sequence[Span] = ()) -> Measured:
@@ -110,23 +106,17 @@ def videos_of(entries: Entries) -> list[list[int]]:
 def _of_index(file: IndexedVideo, url: str, spans: Sequence[Span]) -> Measured:
     assert file.tracks is not None
     assert file.moov is not None
-    index = file.tracks.video
-    if index.data_stop > file.size_bytes:
-        raise FormatError(
-            f"{redact_url(url)}: truncated: it has {file.size_bytes} bytes, but by its index frames lie in bytes up to "
-            f"{index.data_stop}",
-            remedy=COPY_ANEW,
-        )
+    file.check_complete(url)
+    index, (start, stop) = file.tracks.video, file.moov
     _, times, end_seconds = index.shown()
     if not len(times):
         raise FormatError(f"{redact_url(url)}: by its index it shows no frame", remedy="leave it out")
-    sync, (start, stop) = index.samples.sync, file.moov
-    seconds = end_seconds - float(times[0])
-    return Measured(
-        size=file.size_bytes,
-        frames=len(times),
-        seconds=seconds,
-        fps=_rate(len(times), seconds),
+    sync = index.samples.sync
+    return _measured(
+        file.size_bytes,
+        times,
+        end_seconds,
+        spans,
         width=index.width,
         height=index.height,
         codec=_CODECS.get(index.codec, index.codec),
@@ -134,18 +124,16 @@ def _of_index(file: IndexedVideo, url: str, spans: Sequence[Span]) -> Measured:
         has_audio=file.has_audio,
         moov_start=start,
         moov_bytes=stop - start,
-        spans=tuple(_span(times, end_seconds, *span) for span in spans),
     )
 
 
 def _of_whole(data: memoryview, url: str, whole: WholeVideo, spans: Sequence[Span]) -> Measured:
     video = whole.frames(data, redact_url(url))
-    seconds = video.end_seconds - float(video.seconds[0])
-    return Measured(
-        size=len(data),
-        frames=len(video.seconds),
-        seconds=seconds,
-        fps=_rate(len(video.seconds), seconds),
+    return _measured(
+        len(data),
+        video.seconds,
+        video.end_seconds,
+        spans,
         width=video.width,
         height=video.height,
         codec=video.codec,
@@ -153,14 +141,18 @@ def _of_whole(data: memoryview, url: str, whole: WholeVideo, spans: Sequence[Spa
         has_audio=video.has_audio,
         moov_start=None,
         moov_bytes=None,
-        spans=tuple(_span(video.seconds, video.end_seconds, *span) for span in spans),
     )
 
 
-def _rate(frames: int, seconds: float) -> float:
-    return frames / seconds if seconds > 0 else 0.0
-
-
-def _span(times: NDArray[np.float64], end_seconds: float, start: float | None, stop: float | None) -> tuple[int, float]:
-    first, after, end = frames_within(times, end_seconds, start, stop)
-    return after - first, end - float(times[first]) if first < after else 0.0
+def _measured(
+    size: int,
+    times: NDArray[np.float64],
+    end_seconds: float,
+    spans: Sequence[Span],
+    **known: Any,  # noqa: ANN401
+) -> Measured:
+    """The measures of a video with these times of frames, of which those by its kind are known."""
+    seconds = end_seconds - float(times[0])
+    fps = len(times) / seconds if seconds > 0 else 0.0
+    of_spans = tuple(span_lengths(times, end_seconds, *span) for span in spans)
+    return Measured(size=size, frames=len(times), seconds=seconds, fps=fps, spans=of_spans, **known)

@@ -20,7 +20,7 @@ from asyncfetch.tables.parquet import border, open_table, read_columns, require_
 from asyncfetch.tables.values import find_values, null_count, why_no_places
 from asyncfetch.tables.whole import read_all
 from asyncfetch.videos.entries import absolute_urls, check_names, entry_table, plain_column
-from asyncfetch.videos.tables import each_file, table_urls
+from asyncfetch.videos.tables import each_file
 
 if TYPE_CHECKING:
     import os
@@ -51,12 +51,10 @@ async def parquet_entries(
             ``path``, of which a row has one.
 
     Raises:
-        FetchError: A file could not be read.
-        FormatError: It is no Parquet file, is damaged, or holds bytes that can't be read by range.
-        ConfigError: The column isn't there, or another one has a name that is reserved.
-        DatasetError: A row has no video; the message has its number.
+        FetchError, FormatError, ConfigError, DatasetError: As for ``table_entries``; FormatError, too, where bytes
+            can't be read by range.
     """
-    return await each_file(await table_urls(fetcher, url), lambda one: _file_entries(reader, one, video))
+    return await each_file(fetcher, url, lambda one: _file_entries(reader, one, video))
 
 
 async def _file_entries(reader: RangeReader, url: str, video: str) -> pa.Table:
@@ -140,7 +138,7 @@ def _plan(file: TableFile, video: str) -> _Plan:
 
 def _text_entries(table: pa.Table, video: str, url: str) -> pa.Table:
     urls = absolute_urls(table.column(video), url, video, redact_url(url))
-    return entry_table(urls, {}, _users(table.drop_columns([video])))
+    return entry_table(urls, {}, table.drop_columns([video]))
 
 
 def _entries(
@@ -157,8 +155,4 @@ def _entries(
         (path,) = plain_column(paths.column(0)).combine_chunks().flatten()
         urls = arrow.compute.coalesce(urls, path.cast(arrow.string()))
     absolute = absolute_urls(arrow.chunked_array([urls]), url, video, redact_url(url))
-    return entry_table(absolute, found, _users(table))
-
-
-def _users(table: pa.Table) -> dict[str, Any]:
-    return {name: plain_column(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    return entry_table(absolute, found, table)

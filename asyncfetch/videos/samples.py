@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.decode import stack_frames
-from asyncfetch.decode.backends import import_torch
-from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.decode.backends import choose_backend, import_torch
+from asyncfetch.decode.decoder import tensor_on
+from asyncfetch.errors import DecodeError, FormatError, redact_url
 from asyncfetch.formats.samples import DoesNotFit, Field, by_reader, write_picture
 from asyncfetch.runtime.fork import forks_wait
-from asyncfetch.videos.audio import audio_of, decode_audio, no_audio
 from asyncfetch.videos.cache import WHOLE
 from asyncfetch.videos.plan import WindowClip, WindowTimes
 from asyncfetch.videos.whole import WholeVideo
@@ -39,14 +39,8 @@ TEXT = frozenset({"txt", "text", "cls", "cls2", "caption", "srt", "vtt"})
 class WindowSamples:
     """Makes the samples of a collection's windows. Thread-safe.
 
-    Args:
-        entries: Of the collection.
-        cache: Of its windows; knows the sizes of pictures.
-        num_frames: Of a window.
-        size: Of its pictures, (height, width); None where they keep their own.
-        audio_rate: Samples a second of the audio; None where there is none.
-        columns: The user's columns that come along.
-        members: Files beside the videos that do.
+    They have ``num_frames`` pictures of this ``size`` (height, width), or of their own where it is None; audio of so
+    many samples a second, or none; those of the user's columns and of the files beside the videos that are given.
     """
 
     reach: Reach = ()
@@ -122,9 +116,10 @@ class WindowSamples:
         if not isinstance(held.beside, WindowTimes):
             sample = self._of_whole(held, number)
         else:
-            one = self._one_clip(held, number)
-            if one is not None:
-                video, seconds = held.frames(*one, reader=reader), self._seconds(held, number)
+            parts = list(self._parts(held, number))
+            if len(parts) == 1:
+                [(name, _, frames)] = parts
+                video, seconds = held.frames(name, frames, reader=reader), self._seconds(held, number)
             else:
                 pictures: list[Any] = [None] * self._num_frames
                 seconds = self._give(held, number, reader, pictures.__setitem__)
@@ -145,14 +140,6 @@ class WindowSamples:
         assert isinstance(windows, WindowTimes)
         seconds: NDArray[np.float64] = windows.seconds[number - held.stretch.start].copy()
         return seconds
-
-    def _one_clip(self, held: HeldWindows, number: int) -> tuple[str, list[int]] | None:
-        """The clip that has a whole window, and its frames there."""
-        parts = list(self._parts(held, number))
-        if len(parts) != 1:
-            return None
-        name, _, frames = parts[0]
-        return name, frames
 
     def _parts(self, held: HeldWindows, number: int) -> Iterator[tuple[str, list[int], list[int]]]:
         """Yield each clip that has frames of a window: its name, and their places in the window and in the clip."""
@@ -187,21 +174,22 @@ class WindowSamples:
         if self._audio_rate is not None:
             begin = float(seconds.min())
             sample["audio"] = (
-                audio_of(data, begin, end_seconds, self._audio_rate, name) if whole.has_audio else no_audio()
+                _audio_of(data, begin, end_seconds, self._audio_rate, name) if whole.has_audio else _no_audio()
             )
         return sample
 
     def _audio(self, held: HeldWindows, number: int, rate: int) -> torch.Tensor:
         windows = held.beside
         assert isinstance(windows, WindowTimes)
-        if windows.audio is None:
-            return no_audio()
-        plan = windows.audio[number - held.stretch.start]
-        data = []
+        plan = None if windows.audio is None else windows.audio[number - held.stretch.start]
+        if plan is None or not plan.parts:
+            return _no_audio()
+        data: list[bytes | memoryview] = [plan.header]
         for part in plan.parts:
             header_bytes = len(held.entry.planned[part.name].header)
             data.append(held.data(part.name)[header_bytes + part.start : header_bytes + part.stop])
-        return decode_audio(plan, data, rate=rate, name=held.entry.name)
+        start, stop = plan.start_seconds - plan.clip_seconds, plan.stop_seconds - plan.clip_seconds
+        return _audio_of(b"".join(data), start, stop, rate, held.entry.name)
 
     def _beside(self, held: HeldWindows, number: int) -> dict[str, Any]:
         """The rest of a sample: what its entry's row says, and the files beside its video."""
@@ -238,3 +226,23 @@ def _take(take: Callable[[int, torch.Tensor], None], places: Sequence[int], plac
 
 def _write_to(room: NDArray[Any], place: int, picture: torch.Tensor) -> None:
     write_picture(picture, room[place])
+
+
+def _audio_of(data: bytes | memoryview, start: float, stop: float, rate: int, name: str) -> torch.Tensor:
+    """The audio that a file in memory plays in [start, stop) seconds: (channels, samples) float32."""
+    choose_backend("torchcodec")  # or an error that says what is missing
+    from torchcodec.decoders import AudioDecoder  # type: ignore[attr-defined]
+
+    try:
+        decoder = AudioDecoder(tensor_on(data), sample_rate=rate)
+        found: torch.Tensor = decoder.get_samples_played_in_range(start, stop).data
+    except (RuntimeError, ValueError, IndexError) as error:
+        message = f"{name}: torchcodec can't decode its audio from {start:.6f} s to {stop:.6f} s: {error}"
+        raise DecodeError(message) from error
+    return found
+
+
+def _no_audio() -> torch.Tensor:
+    """The audio of a video that has none: no channel, no sample."""
+    none: torch.Tensor = import_torch().zeros((0, 0))
+    return none

@@ -18,7 +18,6 @@ from asyncfetch.videos.entries import (
     check_spans,
     entry_table,
     is_index,
-    plain_column,
     to_seconds,
 )
 from asyncfetch.videos.patterns import absolute_url, find_files, split_wildcards
@@ -37,32 +36,10 @@ FILES_AT_ONCE = 8
 """Files that are read side by side."""
 BLOCK_BYTES = 16 * 1024 * 1024
 """Longest line of JSON that is read: pyarrow goes through a file in blocks, and no line may be in three of them."""
-IN_MEMORY = "the table"
 
 TableSource = Any
 """A url or path of a file, of a directory of Parquet files, or a pattern; or a pyarrow.Table, a DataFrame of pandas or
 polars, or a list of dicts."""
-
-
-async def read_table(
-    reader: RangeReader, fetcher: Fetcher, source: TableSource, *, texts: Collection[str] = ()
-) -> pa.Table:
-    """The whole table; of several files their tables one after the other.
-
-    Args:
-        reader: Reads the files.
-        fetcher: Lists directories.
-        source: See TableSource.
-        texts: Columns of CSV files that are text whatever they look like: pyarrow takes 01:30 for a time of day.
-
-    Raises:
-        FetchError: A file could not be read.
-        FormatError: It isn't what its name says, or is damaged; or files contradict each other.
-        ConfigError: The source is none of these.
-    """
-    if not isinstance(source, str | os.PathLike):
-        return await run_sync(_from_memory, source)
-    return await each_file(await table_urls(fetcher, source), lambda url: _read_file(reader, url, texts))
 
 
 async def table_entries(
@@ -96,32 +73,31 @@ async def table_entries(
     if not isinstance(source, str | os.PathLike):
         held = [await run_sync(_from_memory, source)]
         base = await run_sync(absolute_url, "table")
-        return await run_sync(_entries, held, asked, base, IN_MEMORY)
+        return await run_sync(_entries, held, asked, base, "the table")
     texts = {name for name in asked.values() if name is not None}
 
     async def read_one(url: str) -> pa.Table:
-        held = [await _read_file(reader, url, texts)]
+        held = [await read_file(reader, url, texts)]
         return await run_sync(_entries, held, asked, url, redact_url(url))
 
-    return await each_file(await table_urls(fetcher, source), read_one)
+    return await each_file(fetcher, source, read_one)
 
 
-async def table_urls(fetcher: Fetcher, source: str | os.PathLike[str]) -> list[str]:
-    """The files of a table: itself, or all that match a pattern, or all of a directory's that are Parquet, by name.
+async def each_file(
+    fetcher: Fetcher, source: str | os.PathLike[str], read: Callable[[str], Awaitable[pa.Table]]
+) -> pa.Table:
+    """The tables of a file, of all that match a pattern, or of all in a directory that are Parquet, by name.
 
     Raises:
         ConfigError: There is none.
         FetchError: A directory could not be listed.
+        FormatError: A column is of two types.
     """
     url = await run_sync(absolute_url, source)
     is_directory = _kind(url) is None and not split_wildcards(url)[1]
     if is_directory and url.startswith(("http://", "https://")):
         raise ConfigError(f"{redact_url(url)!r} must be a table's: its name must end in {', '.join(SUFFIXES)}")
-    return (await find_files(f"{url.rstrip('/')}/**/*.parquet" if is_directory else url, fetcher)).urls
-
-
-async def each_file(urls: list[str], read: Callable[[str], Awaitable[pa.Table]]) -> pa.Table:
-    """The tables of these files one after the other; FormatError where a column is of two types."""
+    urls = (await find_files(f"{url.rstrip('/')}/**/*.parquet" if is_directory else url, fetcher)).urls
     tables: dict[str, pa.Table] = {}
 
     async def read_one(url: str) -> None:
@@ -153,18 +129,16 @@ def _entries(held: list[pa.Table], asked: dict[str, str | None], base: str, show
         require_pyarrow().default_memory_pool().release_unused()
         return table
     check_names(table.column_names, asked, shown)
-    columns = dict(zip(table.column_names, table.columns, strict=True))
+    taken = {name: table.column(given) for name, given in asked.items() if given is not None}
+    users = table.drop_columns(list({given for given in asked.values() if given is not None}))
     del table
-    taken = {name: columns[given] for name, given in asked.items() if given is not None}
-    for given in {given for given in asked.values() if given is not None}:
-        del columns[given]
     urls = absolute_urls(taken.pop("video"), base, asked["video"] or "", shown)
     times = {name: to_seconds(taken.pop(name), asked[name] or "", shown) for name in tuple(taken)}
     if len(times) == 2:
         check_spans(times["start"], times["stop"], shown)
-    users = {name: plain_column(columns.pop(name)) for name in tuple(columns)}
+    entries = entry_table(urls, times, users)
     require_pyarrow().default_memory_pool().release_unused()
-    return entry_table(urls, times, users)
+    return entries
 
 
 def _from_memory(source: TableSource) -> pa.Table:
@@ -204,7 +178,15 @@ def _from_dicts(rows: Sequence[dict[str, Any]]) -> pa.Table:
     return table
 
 
-async def _read_file(reader: RangeReader, url: str, texts: Collection[str]) -> pa.Table:
+async def read_file(reader: RangeReader, url: str, texts: Collection[str] = ()) -> pa.Table:
+    """The whole table in a file, by its name.
+
+    Columns of ``texts`` are text in CSV, whatever they look like (pyarrow takes 01:30 for a time of day), and hold no
+    bytes in Parquet.
+
+    Raises:
+        FetchError, FormatError, ConfigError: It could not be read, isn't what its name says, or has another name.
+    """
     match _kind(url):
         case "parquet":
             return await _read_parquet(reader, url, texts)

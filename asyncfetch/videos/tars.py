@@ -26,8 +26,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.packed import Packed
 from asyncfetch.tables.parquet import require_pyarrow
-from asyncfetch.tables.unpacked import UnpackedReader
-from asyncfetch.videos.entries import ENTRY_COLUMNS, RESERVED
+from asyncfetch.videos.entries import ENTRY_COLUMNS, RESERVED, entry_table
 from asyncfetch.videos.patterns import find_files
 from asyncfetch.videos.tar_index import WRITE_INDEX_ANEW, index_names, parse_index, parse_wids
 
@@ -77,27 +76,26 @@ _log = logging.getLogger(__name__)
 
 
 async def tar_entries(
+    reader: RangeReader,
+    fetcher: Fetcher,
     urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
-    fetcher: Fetcher,
-    reader: RangeReader | None = None,
     video: str | None = None,
     on_bad_shard: Callable[[str, FormatError], object] | None = None,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> pa.Table:
     """The samples of tar shards, in the order of the shards and in theirs.
 
-    Columns: ``video`` (string: the shard's url), ``offset`` and ``size`` (int64: the video's bytes in it), ``start``
-    and ``stop`` (float64: null, all of the video), ``__key__`` (string), and for each other extension, in lower case
-    and by name, a struct of ``offset`` and ``size`` with the field metadata ``asyncfetch: member``, null where a sample
-    has no such file. Samples without a video are left out, and counted in a line of the log.
+    The user's columns are ``__key__`` (string), and one of each other extension, in lower case and by name: see
+    ``member_field``; null where a sample has no such file. Samples without a video are left out, and counted in a line
+    of the log.
 
     Args:
+        reader: Reads ranges, also of packed parts (``UnpackedReader``).
+        fetcher: Lists directories.
         urls: Shards, with braces and wildcards (``patterns.find_files``); a url with a slash behind means all ``.tar``
             files below it, and one of a ``.json`` the shards of a wids index. A shard that is named twice is read once,
             and is there twice.
-        fetcher: Lists directories.
-        reader: Reads ranges, also of packed parts (``UnpackedReader``); None for one over the fetcher.
         video: Extension of the videos, such as "left.mp4". None for the one file of a sample whose extension ends in
             one of VIDEO_EXTENSIONS.
         on_bad_shard: Called with each shard that a FormatError is about, which is left out as a whole; None raises it.
@@ -112,14 +110,12 @@ async def tar_entries(
         FetchError: As for reading.
     """
     await run_sync(require_pyarrow)
-    reader = UnpackedReader(fetcher) if reader is None else reader
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
     shards, counts, listed = await _find_shards(given, fetcher, reader)
     if not shards:
         raise ConfigError("there are no shards: give at least one url")
     unread = list(dict.fromkeys(shards))
     indexes = await _find_indexes(unread, listed, reader)
-    progress = on_progress or _LogTenths()
     read: dict[str, _Shard] = {}
     done = 0
 
@@ -132,7 +128,10 @@ async def tar_entries(
                 raise
             on_bad_shard(url, error)
         done += 1
-        progress(done, len(unread))
+        if on_progress is not None:
+            on_progress(done, len(unread))
+        elif 10 * done // len(unread) > 10 * (done - 1) // len(unread):
+            _log.info("headers of %d of %d shards were read", done, len(unread))
 
     await for_each(unread, read_one, workers=SHARDS_AT_ONCE)
     _report(read, counts)
@@ -150,13 +149,10 @@ class TarSample(NamedTuple):
 
 
 def group_samples(files: Iterable[TarredFile], *, url: str) -> list[TarSample]:
-    """The samples of a shard, as WebDataset groups its files.
+    """The samples of a shard, as WebDataset groups its files; FormatError where one has an extension twice.
 
     A key that comes again after another one is another sample. Files without an extension, and those in directories
     and with names such as ``__meta__``, are passed over.
-
-    Raises:
-        FormatError: A sample has an extension twice.
     """
     samples: list[TarSample] = []
     for file in files:
@@ -369,18 +365,15 @@ def _entries_of(url: str, samples: Sequence[tuple[TarSample, str]]) -> pa.Table:
             "another column",
             remedy="write the shard anew, with another extension",
         )
-    videos = places.pop(_VIDEO, [])
-    columns: dict[pa.Field[Any], pa.Array[Any]] = {
-        pa.field("video", pa.string()): pa.repeat(pa.scalar(url, pa.string()), len(samples)),
-        pa.field("offset", pa.int64()): pa.array([file.offset for file in videos], pa.int64()),
-        pa.field("size", pa.int64()): pa.array([file.size for file in videos], pa.int64()),
-        pa.field("start", pa.float64()): pa.nulls(len(samples), pa.float64()),
-        pa.field("stop", pa.float64()): pa.nulls(len(samples), pa.float64()),
-        pa.field("__key__", pa.string()): pa.array([sample.key for sample, _ in samples], pa.string()),
-    }
+    videos = np.array([(file.offset, file.size) for file in places.pop(_VIDEO, [])], np.int64).reshape(-1, 2)
+    urls = pa.repeat(pa.scalar(url, pa.string()), len(samples))
+    keys = pa.array([sample.key for sample, _ in samples], pa.string())
+    columns = {"offset": pa.array(videos[:, 0]), "size": pa.array(videos[:, 1])}
+    entries = entry_table(urls, columns, pa.table({"__key__": keys}))
     for extension, files in places.items():
-        columns[member_field(extension)] = _member_column(rows[extension], files, len(samples))
-    return pa.table(list(columns.values()), schema=pa.schema(list(columns)))
+        member = _member_column(rows[extension], files, len(samples))
+        entries = entries.append_column(member_field(extension), member)
+    return entries
 
 
 def member_field(name: str, more: Sequence[tuple[str, pa.DataType]] = ()) -> pa.Field[Any]:
@@ -444,17 +437,3 @@ def _report(read: dict[str, _Shard], counts: dict[str, int]) -> None:
     if off:
         message = "%d of %d shards have other numbers of samples than their index says: %s has %d, not %d"
         _log.warning(message, len(off), len(counts), redact_url(off[0]), read[off[0]].samples, counts[off[0]])
-
-
-class _LogTenths:
-    """Writes progress to the log, a line for each tenth."""
-
-    def __init__(self) -> None:
-        self._tenth = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        """Note that so many shards were read, of all."""
-        tenth = 10 * done // total
-        if tenth > self._tenth:
-            _log.info("headers of %d of %d shards were read", done, total)
-        self._tenth = tenth

@@ -6,7 +6,7 @@ they are decoded in, don't say it: of these all frames are decoded, and that for
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -99,28 +99,26 @@ def _decoded(container: Any, name: str) -> Iterator[Any]:  # noqa: ANN401 - PyAV
             yield frame
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class WholeVideo:
-    """A video that can't be cut: its windows are found once all of it is in memory."""
+    """A video that can't be cut, for a reason: its windows are found once all of it is in memory."""
 
-    reason: str
-    """The reason for that."""
-    _found: list[WholeFrames] = field(default_factory=list)
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self._frames: WholeFrames | None = None
 
     def frames(self, data: memoryview, name: str) -> WholeFrames:
-        """Return its frames, by its bytes, once looked for. See ``frames_of_whole``."""
-        if not self._found:
-            self._found.append(frames_of_whole(data, name=name, reason=self.reason))
-        return self._found[0]
+        """Return its frames, by its own packets; they are looked for once.
+
+        Raises:
+            DecodeError: FFmpeg can't open it either.
+            MissingDependency: PyAV isn't installed.
+        """
+        if self._frames is None:
+            self._frames = _find_frames(data, name, self.reason)
+        return self._frames
 
 
-def frames_of_whole(data: memoryview, *, name: str, reason: str) -> WholeFrames:
-    """Return the frames of a video that can't be cut for a reason, by its own packets.
-
-    Raises:
-        DecodeError: FFmpeg can't open it either.
-        MissingDependency: PyAV isn't installed.
-    """
+def _find_frames(data: memoryview, name: str, reason: str) -> WholeFrames:
     choose_backend("pyav")
     import av
 

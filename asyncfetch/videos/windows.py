@@ -237,6 +237,14 @@ def frames_within(
     return first, max(first, after), min(stop, end_seconds)
 
 
+def span_lengths(
+    times: NDArray[np.float64], end_seconds: float, start: float | None, stop: float | None
+) -> tuple[int, float]:
+    """The number of frames of a span, and their seconds: see ``frames_within``."""
+    first, after, end = frames_within(times, end_seconds, start, stop)
+    return after - first, end - float(times[first]) if first < after else 0.0
+
+
 def draw(seed: int, epoch: int, entry: int, number: int) -> float:
     """Return what a random clip of an entry starts by: in [0, 1), the same on every machine and for ever."""
     drawn = int(mixed(np.array([number + 1]), draw_key("window", seed, epoch, entry))[0])

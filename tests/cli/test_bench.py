@@ -163,7 +163,7 @@ def test_an_interrupt_while_the_link_is_measured_loses_no_report(
         os.kill(os.getpid(), signal.SIGINT)
         await anyio.sleep(20)
 
-    monkeypatch.setattr(bench, "_measure", measure)
+    monkeypatch.setattr(bench, "_measure_dataset", measure)
     done = CliRunner().invoke(app, ["bench", str(truth.root), "--seconds", "1"])
     assert done.exit_code == 130, done.output
     assert " samples in " in done.stdout

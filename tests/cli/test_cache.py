@@ -125,12 +125,6 @@ def test_clear_leaves_nothing_and_the_tier_goes_on(store: DiskStore) -> None:
     assert run_json("stats", "-d", store.tier.path)["files"] == 1
 
 
-@pytest.mark.parametrize("command", ["path", "stats", "verify", "prune", "clear"])
-def test_every_command_has_help(command: str) -> None:
-    assert "--directory" in run(command, "--help")
-    assert "--json" in run(command, "--help")
-
-
 def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "asyncfetch", *arguments]
     environment = {**os.environ, "COLUMNS": "200", **environment}

@@ -93,6 +93,7 @@ def test_help_fits_and_cuts_no_word(columns: int) -> None:
     ]
     for page in pages:
         shown = runner.invoke(app, [*page, "-h"], terminal_width=columns).output
+        assert "Usage:" in shown
         assert max(map(len, shown.splitlines())) <= columns, shown
         assert "\N{HORIZONTAL ELLIPSIS}" not in shown
         cut = [word for word in re.findall(r"\S+\.\.\.", shown) if not re.search(r"[}\]]|paths|parts", word)]

@@ -95,7 +95,9 @@ def test_broken_videos_are_named_once_it_is_written(folder: Path, tmp_path: Path
     assert "c.mp4" in done.stdout.splitlines()[-1]
 
 
-def test_info_shows_what_a_collection_holds(folder: Path, shard: Path, spans: Path) -> None:
+def test_info_shows_what_a_collection_holds(
+    folder: Path, shard: Path, spans: Path, movies: dict[str, bytes], tmp_path: Path
+) -> None:
     of_folder = told("info", folder)
     assert (of_folder["entries"], of_folder["videos"], of_folder["files"]) == (2, 2, 2)
     assert of_folder["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
@@ -106,6 +108,9 @@ def test_info_shows_what_a_collection_holds(folder: Path, shard: Path, spans: Pa
     ]
     of_shard = told("info", shard)
     assert (of_shard["files"], of_shard["members"]) == (1, ["txt"])
+    pq.write_table(pa.table({"video": list(movies.values())}), tmp_path / "t.parquet")  # compressed
+    of_rows = told("info", tmp_path / "t.parquet")
+    assert (of_rows["entries"], of_rows["videos"], of_rows["files"]) == (2, 2, 1)
     of_spans = told("info", spans, *SPANS)
     assert (of_spans["entries"], of_spans["videos"], of_spans["columns"]) == (3, 2, {"caption": "string"})
     text = run("info", spans, *SPANS).stdout

@@ -155,7 +155,7 @@ async def test_stretches_with_the_same_bytes_keep_their_frames_apart(library: Li
         reader = reader_of(served.dataset)
         stretches = [Stretch(0, start, 12) for start in (0, 3, 7, 11)]
         held = [await reader.hold(stretch) for stretch in stretches]
-        assert len({one._entry.leases[TOP].key for one in held}) == 1
+        assert len({one.entry.leases[TOP].key for one in held}) == 1
         builder = reader.sample_builder(None)
         for _ in range(2):
             asked = [(one, frame, 0) for frame in range(12) for one in held if frame >= one.stretch.start]

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from asyncfetch.config import FetchConfig, StreamConfig, config_share
 from asyncfetch.errors import FetchError
 from asyncfetch.fetch import Fetcher
-from asyncfetch.observe import Histogram, Quantiles
-from asyncfetch.observe.figures import sum_of
+from asyncfetch.observe import Quantiles
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import FIGURES, Cause, Meter, WaitAccount, Waits, WaitStep, metered, running_meter
 from asyncfetch.testing import RangeServer
@@ -117,23 +116,6 @@ def test_a_meter_shares_a_life_out_as_its_requests_were() -> None:
     with metered(meter):
         assert running_meter() is meter
     assert running_meter() is None
-
-
-def test_quantiles_add_up_as_if_one_histogram_had_counted_all() -> None:
-    one, other, both = Histogram(), Histogram(), Histogram()
-    for place in range(500):
-        value = 0.001 * 1.01**place
-        (one if place % 3 else other).record(value)
-        both.record(value)
-    together = sum_of(one.snapshot(), other.snapshot())
-    assert together.sum_seconds == pytest.approx(both.snapshot().sum_seconds)
-    assert [together.count, together.p50_seconds, together.p99_seconds, together.max_seconds] == [
-        both.snapshot().count,
-        both.snapshot().p50_seconds,
-        both.snapshot().p99_seconds,
-        both.snapshot().max_seconds,
-    ]
-    assert together.buckets == both.snapshot().buckets
 
 
 def of(

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.errors import FormatError
-from asyncfetch.tables import values
+from asyncfetch.tables import pages
 from asyncfetch.tables.pages import indexed_pages
 from asyncfetch.tables.parquet import open_table
 from asyncfetch.tables.values import HEAD_BYTES, find_values, read_levels, why_no_places
@@ -172,7 +172,7 @@ async def test_an_offset_index_of_other_pages_is_refused(
         return [(*place, page[2]) for place, page in zip(places, pages, strict=True)]
 
     for change in (swapped, lambda url, index: indexed_pages(url, index)[1:], lambda _url, _index: []):
-        monkeypatch.setattr(values, "indexed_pages", change)
+        monkeypatch.setattr(pages, "indexed_pages", change)
         with pytest.raises(FormatError, match=r"pages of row group 0 lie beside its bytes .*, or lack rows"):
             await places_of(reader, path)
 

@@ -37,9 +37,9 @@ def laid(root: Path, content: Mapping[str, bytes]) -> Path:
     return root
 
 
-async def entries_of(root: str | Path, config: FetchConfig | None = None, **options: Any) -> pa.Table:  # noqa: ANN401
+async def entries_of(root: str | Path, config: FetchConfig | None = None) -> pa.Table:
     async with Fetcher(config) as fetcher:
-        return await folder_entries(root, fetcher=fetcher, **options)
+        return await folder_entries(fetcher, fetcher, root)
 
 
 def check(table: pa.Table, base: str) -> None:
@@ -159,17 +159,11 @@ async def test_metadata_is_read_from_a_web_server() -> None:
 
 
 async def test_other_columns_of_paths_come_with_the_video(tmp_path: Path) -> None:
-    rows = b"left_file_name,right_file_name\nb.mp4,a/1.txt\na/1.MP4,\n"
+    rows = b"left_file_name,right_file_name\nb.mp4,a/1.txt\na/1.MP4,b.mp4\n"
     root = laid(tmp_path, FILES | {"metadata.csv": rows})
-    with pytest.raises(ConfigError, match=r"video= must be one of the columns of paths .*: left_file_name, right"):
+    with pytest.raises(FormatError, match=r"several columns of paths: left_file_name, .*; call that of the videos"):
         await entries_of(root)
-    with pytest.raises(ConfigError, match=r"video='right' is none of the columns of paths"):
-        await entries_of(root, video="right")
-    with pytest.raises(DatasetError, match=r"row 1 of .* has '' as its 'right_file_name', which must be"):
-        await entries_of(root, video="right_file_name")
-    table = await entries_of(
-        laid(tmp_path, {"metadata.csv": rows.replace(b"MP4,", b"MP4,b.mp4")}), video="left_file_name"
-    )
+    table = await entries_of(laid(tmp_path, {"metadata.csv": rows.removeprefix(b"left_")}))
     assert [row["right"]["url"] for row in table.to_pylist()] == [f"{root}/a/1.txt", f"{root}/b.mp4"]
     assert table.schema.field("right").type == MEMBER
 

@@ -43,8 +43,8 @@ def config_for(server: RangeServer) -> FetchConfig:
 async def entries_of(content: Mapping[str, bytes], names: str | list[str] = "a.tar", **options: Any) -> pa.Table:  # noqa: ANN401
     """The table of shards that a web server has."""
     async with RangeServer(content) as server, Fetcher(config_for(server)) as fetcher:
-        chosen = [names] if isinstance(names, str) else names
-        return await tar_entries([f"{server.url}/{name}" for name in chosen], fetcher=fetcher, **options)
+        urls = [f"{server.url}/{name}" for name in ([names] if isinstance(names, str) else names)]
+        return await tar_entries(UnpackedReader(fetcher), fetcher, urls, **options)
 
 
 def read_all(table: pa.Table, content: Mapping[str, bytes]) -> list[Sample]:
@@ -87,7 +87,7 @@ async def test_shards_of_shard_writer_are_read(tmp_path: Path) -> None:
         for sample in samples(8):
             writer.write(sample)
     async with Fetcher() as fetcher:
-        table = await tar_entries(f"{tmp_path}/", fetcher=fetcher)
+        table = await tar_entries(fetcher, fetcher, f"{tmp_path}/")
     assert table["__key__"].to_pylist() == [sample["__key__"] for sample in samples(8)]
     assert table["video"].to_pylist() == [f"{tmp_path}/s-{place // 3:06d}.tar" for place in range(8)]
 
@@ -194,7 +194,7 @@ async def test_compressed_shards_have_places_of_unpacked_bytes() -> None:
     tar = shard(samples(5))
     content = {"a.tar": tar, "b.tar.gz": shard(samples(5, first=5), compress=True), "c.tar": gzip.compress(tar)}
     async with RangeServer(content) as server, Fetcher(config_for(server)) as fetcher:
-        table = await tar_entries([f"{server.url}/{name}" for name in content], fetcher=fetcher)
+        table = await tar_entries(UnpackedReader(fetcher), fetcher, [f"{server.url}/{name}" for name in content])
         reader = UnpackedReader(fetcher)
         for row, sample in zip(table.to_pylist(), [*samples(10), *samples(5)], strict=True):
             offset, size = row["offset"], row["size"]
@@ -242,7 +242,7 @@ async def test_a_shard_that_is_not_there_is_named() -> None:
 async def test_no_urls_are_refused() -> None:
     async with Fetcher() as fetcher:
         with pytest.raises(ConfigError, match="there are no shards: give at least one url"):
-            await tar_entries([], fetcher=fetcher)
+            await tar_entries(fetcher, fetcher, [])
 
 
 async def test_shards_of_the_hub_are_read() -> None:
@@ -250,7 +250,7 @@ async def test_shards_of_the_hub_are_read() -> None:
     async with HubServer() as hub:
         hub.push("datasets/o/n", content | {"README.md": b"# Shards"})
         async with Fetcher(FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url)) as fetcher:
-            table = await tar_entries("hf://datasets/o/n/**/*.tar", fetcher=fetcher)
+            table = await tar_entries(fetcher, fetcher, "hf://datasets/o/n/**/*.tar")
     assert table["video"].unique().to_pylist() == [f"hf://datasets/o/n/{name}" for name in content]
     assert read_all(table, {name.rpartition("/")[2]: data for name, data in content.items()}) == [
         {
@@ -275,7 +275,7 @@ async def test_a_shard_costs_a_request_a_sample_and_one(count: int) -> None:
     """A header, and then for each sample the bytes behind its video. Two more look for indexes, once in all."""
     content = {name: shard(samples(count)) for name in ("a.tar", "b.tar")}
     async with RangeServer(content) as server, Fetcher(config_for(server)) as fetcher:
-        await tar_entries(f"{server.url}/{{a,b}}.tar", fetcher=fetcher)
+        await tar_entries(fetcher, fetcher, f"{server.url}/{{a,b}}.tar")
         for name in content:
             ranges = ranges_of(server, name)
             assert len(ranges) == count + 1
@@ -292,9 +292,9 @@ async def test_ranges_of_a_reader_are_kept_by_it() -> None:
         Fetcher(config_for(server)) as fetcher,
         ByteCache(fetcher, max_bytes=1_000_000) as cache,
     ):
-        first = await tar_entries(f"{server.url}/a.tar", fetcher=fetcher, reader=cache)
+        first = await tar_entries(cache, fetcher, f"{server.url}/a.tar")
         asked = len(ranges_of(server, "a.tar"))
-        second = await tar_entries(f"{server.url}/a.tar", fetcher=fetcher, reader=cache)
+        second = await tar_entries(cache, fetcher, f"{server.url}/a.tar")
         assert second == first
         assert len(ranges_of(server, "a.tar")) <= asked + 1  # the head, which tells the size
 
@@ -302,7 +302,7 @@ async def test_ranges_of_a_reader_are_kept_by_it() -> None:
 async def test_shards_are_read_side_by_side() -> None:
     content = {f"{place:03d}.tar": shard(samples(1)) for place in range(2 * SHARDS_AT_ONCE)}
     async with RangeServer(content, first_byte_seconds=0.05) as server, Fetcher(config_for(server)) as fetcher:
-        table = await tar_entries(f"{server.url}/{{000..{2 * SHARDS_AT_ONCE - 1}}}.tar", fetcher=fetcher)
+        table = await tar_entries(fetcher, fetcher, f"{server.url}/{{000..{2 * SHARDS_AT_ONCE - 1}}}.tar")
         assert table.num_rows == 2 * SHARDS_AT_ONCE
         assert SHARDS_AT_ONCE / 2 <= server.statistics().peak_in_flight <= SHARDS_AT_ONCE
 
@@ -332,7 +332,7 @@ async def test_dali_s_index_saves_the_hops(name: str) -> None:
     expected = await entries_of(content)
     content[name] = dali_index(content["a.tar"])
     async with RangeServer(content) as server, Fetcher(config_for(server)) as fetcher:
-        table = await tar_entries(f"{server.url}/a.tar", fetcher=fetcher)
+        table = await tar_entries(fetcher, fetcher, f"{server.url}/a.tar")
         assert len(ranges_of(server, "a.tar")) == 4  # its first bytes, and three headers
         assert len(ranges_of(server, name)) == 1
     assert table.drop_columns("video") == expected.drop_columns("video")
@@ -343,7 +343,7 @@ async def test_energon_s_index_lets_samples_be_read_side_by_side() -> None:
     expected = await entries_of(content)
     content["a.tar.idx"] = energon_index(content["a.tar"])
     async with RangeServer(content, first_byte_seconds=0.05) as server, Fetcher(config_for(server)) as fetcher:
-        table = await tar_entries(f"{server.url}/a.tar", fetcher=fetcher)
+        table = await tar_entries(fetcher, fetcher, f"{server.url}/a.tar")
         assert server.statistics().peak_in_flight == len(LONG)
     assert table.drop_columns("video") == expected.drop_columns("video")
 
@@ -354,7 +354,7 @@ async def test_a_listing_says_which_shards_have_an_index(tmp_path: Path) -> None
     for name, data in content.items():
         (tmp_path / name).write_bytes(data)
     async with Fetcher() as fetcher:
-        table = await tar_entries(f"{tmp_path}/*.tar", fetcher=fetcher)
+        table = await tar_entries(fetcher, fetcher, f"{tmp_path}/*.tar")
     without_indexes = await entries_of({name: content[name] for name in ("a.tar", "b.tar", "c.tar")}, "{a,b,c}.tar")
     assert table.drop_columns("video") == without_indexes.drop_columns("video")
 

@@ -137,7 +137,6 @@ class HttpTransport:
     async def aclose(self) -> None:
         """Close every connection, without waiting for any server. No attempt may be under way."""
         await self._session.aclose()
-        await self._connector.aclose()
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """Plain web servers have no way to ask."""
