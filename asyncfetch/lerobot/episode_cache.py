@@ -111,8 +111,9 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         return stretch.name(self._episodes[stretch.episode].length)
 
     def _held_by(self, entry: StretchEntry[EpisodeRows], *, by_pass: bool = False) -> HeldEpisode:
+        episode = self._episodes[entry.stretch.episode]
         held = HeldEpisode(entry, self._clip_decoders, self._release, by_pass=by_pass)
-        held.episode = self._episodes[entry.stretch.episode]
+        held.episode = episode
         return held
 
     async def missing_frames(self, stretch: Stretch, *, by_rows: bool) -> Mapping[str, int]:
@@ -180,7 +181,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         try:
             clip = cut_clip(file, episode, stretch, camera, rows, **rules, earlier=self._earlier.get(camera))
         except DatasetError:
-            self._indexes.clear(url.__eq__)  # the next caller reads the file as it is then
+            self._forget_indexes({url})  # the next caller reads the file as it is then
             raise
         self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), url)
         return clip
@@ -239,8 +240,10 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             self._kept.clear()
             self._held_rows.clear()
         else:
-            for span in self._episodes[episode].videos.values():
-                self._indexes.clear(span.url.__eq__)
+            self._forget_indexes({span.url for span in self._episodes[episode].videos.values()})
+
+    def _forget_indexes(self, urls: set[str]) -> None:
+        self._indexes.clear(lambda kept: kept in urls)
 
 
 def _is_of(planned: Mapping[str, EpisodeClip], rows: EpisodeRows) -> bool:

@@ -163,14 +163,7 @@ class SampleBuilder:
     @property
     def sample_bytes(self) -> int:
         """About what one sample takes, from the features' shapes."""
-        return 1024 + sum(self._feature_bytes(feature) for feature in self._features.values())
-
-    def _feature_bytes(self, feature: Feature) -> int:
-        item_bytes, shape = 8, feature.shape
-        if feature.kind in _PICTURES:
-            item_bytes = 4 if feature.kind == "depth" or self._image_dtype == "float32" else 1
-            shape = self._picture_shape(feature)
-        return len(self._windows.get(feature.key, (0,))) * item_bytes * math.prod(shape)
+        return 1024 + sum(field.nbytes for field in self.layout().values())
 
     def layout(self) -> dict[str, Field]:
         """Every value of a sample, by key."""

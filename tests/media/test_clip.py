@@ -17,7 +17,18 @@ import pytest
 from asyncfetch.errors import FormatError
 from asyncfetch.media.clip import ClipTables, Timing, TrackFormat, build_header
 from asyncfetch.media.samples import MAX_OFFSET, ByteRuns
-from tests.media.conftest import TICKS, Video, clip_of, decode, encode, remux, rewrite, samples_of
+from tests.media.conftest import (
+    EDIT_LISTS,
+    TICKS,
+    Video,
+    clip_of,
+    decode,
+    encode,
+    remux,
+    rewrite,
+    samples_of,
+    with_edits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -192,26 +203,12 @@ def test_closed_gops_start_at_the_nearest_key_frame(make_video: Callable[[str], 
 
 
 @pytest.mark.parametrize("name", ["h264-g30", "hevc-open", "hevc-g2"])
-@pytest.mark.parametrize(
-    "edits",
-    [
-        [(1600, 0)],
-        [(1000, 2 * TICKS)],
-        [(1000, 7 * TICKS + 200)],
-        [(1000, 7 * TICKS - 100)],
-        [(333, 3 * TICKS + 1)],
-        [(500, -1), (200, -1), (999, 2 * TICKS)],
-        [(300, -1), (1000, 12 * TICKS + 300)],
-        [(33, 2 * TICKS)],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("edits", EDIT_LISTS, ids=str)
 def test_an_edit_list_shows_what_ffmpeg_shows_of_the_whole_file(
     make_video: Callable[[str], Video], name: str, edits: list[tuple[int, int]]
 ) -> None:
     """The clock starts with the first frame shown, wherever between two the edit does. One at its end isn't shown."""
-    body = struct.pack(">II", 0, len(edits)) + b"".join(struct.pack(">IiI", *edit, 0x10000) for edit in edits)
-    data = rewrite(make_video(name).data, lambda kind, old: (kind, body if kind == b"elst" else old))
+    data = with_edits(make_video(name).data, edits)
     truth = {round(pts / TICKS): pixels for pts, pixels in decode(data).items()}
     index = Video(data, truth).index()
     for first, count in [(0, 60), *((first, 3) for first in range(0, 60, 3))]:
