@@ -37,6 +37,7 @@ settings.load_profile("asyncfetch")
 
 MAY_BLOCK = {
     "tests/local_reader.py": {"stat", "fetch", "_path"},
+    "tests/warm.py": {"_execute_child"},
     "asyncfetch/testing/datasets.py": {"write_dataset"},
     "asyncfetch/runtime/fork.py": {"_stop_loops", "_stand"},
     "asyncfetch/fetch/transports/s3.py": {"_presign", "_endpoint_url", "_hold"},

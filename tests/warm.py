@@ -44,8 +44,8 @@ SET_HERE: Final = {"PYTHONPATH", "PYTHONWARNINGS"}
 """Variables of Python's that a program may have otherwise than this process: the others say how it starts."""
 MESSAGE_BYTES: Final = 200_000
 MAX_FILES: Final = 100
-OPTIONS: Final = {"-W": 2, "-X": 2, "-B": 1, "-u": 1}
-"""Words of each; those but -W change nothing that a program is tested for."""
+OPTIONS: Final = {"-X": 2, "-B": 1, "-u": 1}
+"""Words of each of those that change nothing that a program is tested for."""
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -74,13 +74,14 @@ class WarmInterpreter:
     def can_start(self, command: Any, environment: Mapping[str, str]) -> bool:  # noqa: ANN401 - as subprocess takes it
         """Whether it is a program that starts as this process did, and this the process whose child it would be."""
         python, first = [*map(os.fsdecode, command[:2]), "", ""][:2]
-        is_program = first in {"-c", "-m", *OPTIONS} or not first.startswith("-")
+        is_program = first in {"-c", "-m", *OPTIONS} or first.startswith("-W") or not first.startswith("-")
         starts_alike = _variables_of_start(environment) == self._started_by
         return python == sys.executable and is_program and starts_alike and os.getpid() == self._parent
 
     def start(self, words: Sequence[str], files: Mapping[int, int], **how: object) -> int:
         """Start what ``python *words`` is, with open files of ours by its own numbers; return its process id."""
-        message = json.dumps({"words": words, "files": [*files], **how}).encode()
+        blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
+        message = json.dumps({"words": words, "files": [*files], "blocked": blocked, **how}).encode()
         prctl = ctypes.CDLL(None).prctl
         with self._lock:
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # to whom those go whom their parent leaves
@@ -180,6 +181,7 @@ def _next_program() -> dict[str, Any]:
                 program["requests"] = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 500)  # above the program's files
                 ours.close()
                 others.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, program["blocked"])
             signal.signal(signal.SIGINT, interrupt)
             requests.send(b"%d" % os.getpid())
             requests.close()
@@ -201,9 +203,11 @@ def _run(program: dict[str, Any]) -> None:
     os.environ.update(program["env"])
     tempfile.tempdir = None  # which the environment says
     words, options = program["words"], os.environ.get("PYTHONWARNINGS", "").split(",")
-    while words[0] in OPTIONS:
-        options += words[1:2] if words[0] == "-W" else []
-        del words[: OPTIONS[words[0]]]
+    while words[0] in OPTIONS or words[0].startswith("-W"):
+        if words[0].startswith("-W"):
+            options.append(words.pop(0).removeprefix("-W") or words.pop(0))
+        else:
+            del words[: OPTIONS[words[0]]]
     sys.warnoptions[:] = filter(None, options)
     for option in sys.warnoptions:
         warnings._setoption(option)  # type: ignore[attr-defined]
