@@ -28,6 +28,7 @@ SMALL_BYTES = 64 * 1024
 HUGE_BYTES = 1024 * 1024
 """Size from which on memory comes in huge pages: shorter mappings seldom contain one, and a cache would have so many
 that Linux refuses more (65,530)."""
+_HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 MAX_IDLE_BUFFER_BYTES = 128 * 1024 * 1024
 """Memory of bodies that a fetcher keeps for the next ones: fresh pages cost more than all the rest of a fetch over
 plain HTTP. A ByteCache over the fetcher doesn't count it; streams and datasets keep none."""
@@ -168,9 +169,9 @@ def fresh_memory(nbytes: int) -> NDArray[np.uint8]:
         mapping: Any = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"no memory for {nbytes} bytes") from error
-    if nbytes >= HUGE_BYTES:
+    if _HUGE_PAGES is not None and nbytes >= HUGE_BYTES:
         with suppress(OSError):  # a kernel without them
-            mapping.madvise(mmap.MADV_HUGEPAGE)
+            mapping.madvise(_HUGE_PAGES)
     return np.frombuffer(mapping, np.uint8)
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import resource
 import socket
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -41,6 +41,10 @@ def abort(transport: asyncio.BaseTransport) -> None:
 
 def is_among_last(descriptor: int) -> bool:
     """Return whether a new descriptor, the lowest free one, shows that the process may open few more."""
+    if sys.platform == "win32":  # which has no such limit
+        return False
+    import resource
+
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit != resource.RLIM_INFINITY and descriptor >= limit - min(limit // 4, SPARE_FILES)
 

@@ -159,11 +159,13 @@ async def run_to_its_end(
 class ThreadClock:
     """Seconds in which the thread that makes this had work: it ran, or waited for a core.
 
-    Without schedstat, the seconds in which it ran. Any thread may ask. Holds a file open until ``close``.
+    Only Linux counts the waits; elsewhere these are the seconds in which it ran. Any thread may ask. Holds a file open
+    until ``close``.
     """
 
     def __init__(self) -> None:
-        self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
+        has_clock = hasattr(time, "pthread_getcpuclockid")
+        self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident()) if has_clock else None
         try:
             self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -179,7 +181,7 @@ class ThreadClock:
     def seconds(self) -> float:
         """The seconds since the thread began; 0 if it has ended, or nothing is known."""
         try:
-            seconds = time.clock_gettime(self._cpu_clock)
+            seconds = 0.0 if self._cpu_clock is None else time.clock_gettime(self._cpu_clock)
             if self._file >= 0:
                 _, waited_nanoseconds, _ = os.pread(self._file, 64, 0).split()
                 seconds += int(waited_nanoseconds) / 1e9
