@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.hosts import Host, Hosts
     from asyncfetch.fetch.request import AddressBook
     from asyncfetch.fetch.responses import AcceptedBody
-    from asyncfetch.fetch.retry import Attempt, Clock
+    from asyncfetch.fetch.retry import Clock
     from asyncfetch.fetch.transports.session import Exchange
     from asyncfetch.fetch.urls import Address
     from asyncfetch.ranges import ObjectInfo
@@ -143,11 +143,7 @@ class HttpTransport:
         message = f"web servers can't list {redact_url(url)!r}: listdir takes s3://, hf:// and file:// urls and paths"
         raise ConfigError(message)
 
-    def attempts(self, download: Download, book: AddressBook = WEB_URLS) -> Attempt:
-        """Return what makes an attempt at what the download lacks, with the failure of the one before."""
-        return partial(self.attempt, download, book)
-
-    async def attempt(self, download: Download, book: AddressBook, failure: AttemptFailed | None) -> None:
+    async def attempt(self, download: Download, failure: AttemptFailed | None, book: AddressBook = WEB_URLS) -> None:
         """Bring what the download lacks from the object's address; from a new one where that is worn out.
 
         ``failure`` is how the attempt before this one ended; None for the first one.
@@ -203,7 +199,7 @@ class HttpTransport:
         info = download.known
         if info is None:
             sizing, span = download.size_request(), (download.asked.start, download.asked.stop)
-            attempt = self.attempts(sizing, book)
+            attempt = partial(self.attempt, sizing, book=book)
             await retried(self._config.retry, self._clock, sizing.url, attempt, sizing.keep_landed, span=span)
             info, _ = sizing.result()
         download.ask_within(info.size)
@@ -274,9 +270,14 @@ class HttpTransport:
                     patience_seconds=inf if patience_seconds is None else patience_seconds,
                 )
             finally:
-                if connection.answer.received_bytes:  # of the expected one
+                answer = connection.answer
+                if answer.received_bytes:  # of the expected one
                     permit.answered(206, connection.sent_at, connection.first_byte_at)
-                    _received(permit, download, connection)
+                    permit.landed(answer.received_bytes)
+                    download.landed(answer.received_bytes)
+                    if answer.is_whole:
+                        download.host = host
+                        permit.body_seconds = host.now() - connection.first_byte_at
             if connection.answer.is_whole:
                 return None
             if connection.is_late:
@@ -620,18 +621,6 @@ class _OwnAnswer:
         if body:
             await self._connection.receive(memoryview(body), self._allowance)
         return body
-
-
-def _received(permit: Permit, download: Download, connection: Connection) -> None:
-    """Notes what came of a body, and that it came whole where it did."""
-    answer, host = connection.answer, permit.host
-    received_bytes = answer.received_bytes
-    download.landed(received_bytes)
-    permit.size_bytes = received_bytes
-    host.counts.bytes += received_bytes
-    if answer.is_whole:
-        download.host = host
-        permit.body_seconds = host.now() - connection.first_byte_at
 
 
 _NO_HEAD = (None, None, None, b"")
