@@ -42,7 +42,7 @@ class Download:
 
     __slots__ = (
         "_buffer", "_expected", "_is_part", "_memory", "_objects", "_remembered", "_span", "asked", "attempts", "host",
-        "info", "is_first", "landed_bytes", "lost_suffix", "needs_size", "url", "wanted",
+        "info", "is_first", "landed_bytes", "lost_suffix", "needs_size", "timeouts", "url", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -68,8 +68,8 @@ class Download:
             part_of: The only version of the object, with a strong ETag, whose bytes may go beside those of the other
                 parts; None where ``wanted`` isn't a part of a range.
         """
-        self.attempts = 0
-        """Made so far."""
+        self.attempts = self.timeouts = 0
+        """Made so far; number of those that took too long, where that counts."""
         self.url = url
         self.wanted = wanted
         self.asked = asked or wanted

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.buffers import Target
     from asyncfetch.fetch.reader import WritableBuffer
-    from asyncfetch.fetch.retry import Attempt
     from asyncfetch.fetch.statistics import FetchStatistics
     from asyncfetch.fetch.transports.http import Response
     from asyncfetch.fetch.upload_sources import Content
@@ -66,8 +65,8 @@ WritableTransport = FileTransport | S3Transport
 class Transport(Protocol):
     """One way to reach objects."""
 
-    def attempts(self, download: Download) -> Attempt:
-        """Return what makes an attempt at what the download lacks, with the failure of the one before."""
+    def attempt(self, download: Download, failure: AttemptFailed | None) -> Awaitable[None]:
+        """Bring what the download lacks. ``failure`` is that of the attempt before; None for the first one."""
         ...
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
@@ -465,17 +464,16 @@ class Fetcher(AsyncOnly):
             self._check()
         download = Download(url, wanted, self._objects, self._memory, buffer, asked=asked, part_of=part_of)
         transport = self._transports.of_string(url) if type(url) is str else self._transports.of(url)
-        attempt = transport.attempts(download)
         began, task = self._clock.monotonic(), asyncio.current_task()
         assert task is not None
         self._calls[download], cancelled_before = task, task.cancelling()
         is_cancelled, rest = False, None
         try:
             try:
-                await attempt(None)
+                await transport.attempt(download, None)
             except AttemptFailed as failure:
                 rest = retried(
-                    self.config.retry, self._clock, url, attempt, download.keep_landed,
+                    self.config.retry, self._clock, url, partial(transport.attempt, download), download.keep_landed,
                     span=(download.asked.start, download.asked.stop), first=(began, failure),
                 )  # fmt: skip
             if rest is not None:  # not in the handler, whose failure would be the context of what is raised

@@ -7,7 +7,6 @@ import random
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -22,7 +21,7 @@ from asyncfetch.errors import ConnectionFailed, FetchError, FetchTimeout, Thrott
 from asyncfetch.observe.waits import Cause, running_meter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from asyncfetch.config import RetryConfig
     from asyncfetch.ranges import ObjectInfo
@@ -89,9 +88,6 @@ AWAY_STATUSES = frozenset({502, 503, 504})
 """Statuses that say that the server isn't there, or not for now."""
 
 T = TypeVar("T")
-
-Attempt = Callable[["AttemptFailed | None"], "Awaitable[None]"]
-"""Makes one attempt, told of the failure of the one before it; None for the first one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,7 +16,6 @@ from asyncfetch.runtime.threads import run_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from typing import Self
 
     import anyio
 
@@ -28,22 +28,12 @@ bytes, such as a NumPy array, goes, too."""
 
 
 class UploadSource(ABC):
-    """Gives its bytes in order, once. Entered before and left after that."""
+    """Gives its bytes in order, once."""
 
     size: int | None = None
     """Bytes in all; None where that isn't known before the end."""
     at_end = False
     """True if all of it was read."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.close()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of it."""
 
     @abstractmethod
     async def read(self, max_bytes: int) -> memoryview:
@@ -53,16 +43,27 @@ class UploadSource(ABC):
         """
 
 
-def open_source(content: Content, memory: MemoryPool, limiter: anyio.CapacityLimiter) -> UploadSource:
-    """The source that ``content`` is, to be entered; ConfigError for what is none.
+@asynccontextmanager
+async def open_source(
+    content: Content, memory: MemoryPool, limiter: anyio.CapacityLimiter
+) -> AsyncIterator[UploadSource]:
+    """The source that ``content`` is; ConfigError for what is none.
 
     What isn't in memory already is read to ``memory``, files in threads within ``limiter``.
     """
     if isinstance(content, str | os.PathLike):
-        return _FileSource(os.fsdecode(content), memory, limiter)
-    if isinstance(content, AsyncIterable):
-        return _IteratedSource(content, memory)
-    return _BytesSource(_bytes_of(content, "the source"))
+        file = _FileSource(os.fsdecode(content), memory, limiter)
+        try:
+            await run_to_its_end(file.open, limiter)
+            yield file
+        finally:
+            file.close()
+    elif isinstance(content, AsyncIterable):
+        items = _IteratedSource(content, memory)
+        await items.advance()
+        yield items
+    else:
+        yield _BytesSource(_bytes_of(content, "the source"))
 
 
 def _memory_for(nbytes: int, memory: MemoryPool) -> memoryview:
@@ -95,9 +96,6 @@ class _BytesSource(UploadSource):
         self.size = len(view)
         self.at_end = not view
 
-    def close(self) -> None:
-        self._rest = self._rest[:0]
-
     async def read(self, max_bytes: int) -> memoryview:
         some, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
         self.at_end = not self._rest
@@ -114,15 +112,8 @@ class _FileSource(UploadSource):
         self._descriptor = -1
         self._position = 0
 
-    async def __aenter__(self) -> Self:
-        try:
-            await run_to_its_end(self._open, self._limiter)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
     def close(self) -> None:
+        """Close the file, where it is open."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -130,7 +121,8 @@ class _FileSource(UploadSource):
     async def read(self, max_bytes: int) -> memoryview:
         return await run_to_its_end(partial(self._read, max_bytes), self._limiter)
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Open the file. Runs in a thread."""
         try:
             # Without O_NONBLOCK, opening a named pipe would wait for its writer.
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -197,13 +189,6 @@ class _IteratedSource(UploadSource):
         self._memory = memory
         self._item = memoryview(b"")
 
-    async def __aenter__(self) -> Self:
-        await self._advance()
-        return self
-
-    def close(self) -> None:
-        self._item = self._item[:0]
-
     async def read(self, max_bytes: int) -> memoryview:
         if self.at_end:
             return self._item
@@ -214,10 +199,10 @@ class _IteratedSource(UploadSource):
             filled += count
             self._item = self._item[count:]
             if not self._item:
-                await self._advance()
+                await self.advance()
         return view[:filled].toreadonly()
 
-    async def _advance(self) -> None:
+    async def advance(self) -> None:
         """Go to the next item that isn't empty: then it is known whether there is one."""
         async for item in self._items:
             self._item = _bytes_of(item, "what the source brings")

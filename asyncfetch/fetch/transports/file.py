@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
-    from asyncfetch.fetch.retry import Attempt
     from asyncfetch.fetch.upload_sources import UploadSource
 
 READ_STEP_BYTES = 1024 * 1024
@@ -63,12 +62,8 @@ class FileTransport:
         self._max_entries = max_entries
         self.limiter = anyio.CapacityLimiter(threads)
 
-    def attempts(self, download: Download) -> Attempt:
-        """Return what reads the file, once: the same disk gives the same error."""
-        return partial(self._read, download)
-
-    async def _read(self, download: Download, _: AttemptFailed | None) -> None:
-        """Fills ``download``. Cancelled, it returns when the thread has stopped writing: after a step at most."""
+    async def attempt(self, download: Download, _: AttemptFailed | None) -> None:
+        """Fill ``download``. Cancelled, it returns when the thread has stopped writing: after a step at most."""
         asked = download.asked
         host = self._hosts.get("file://")
         async with host.permit() as permit:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.buffers import Views
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts, Permit
-    from asyncfetch.fetch.retry import Attempt, Clock
+    from asyncfetch.fetch.retry import Clock
     from asyncfetch.fetch.transports.fsspec_threads import ThreadJob
 
 VERSION_KEYS = (
@@ -266,17 +266,13 @@ class FsspecTransport:
         """End the threads. Only abandoned reads may be under way."""
         self._threads.close()
 
-    def attempts(self, download: Download) -> Attempt:
-        """Attempts at the bytes that a download lacks, each called with the failure of the one before."""
+    async def attempt(self, download: Download, failure: AttemptFailed | None) -> None:
+        """Bring the bytes that a download lacks."""
+        download.timeouts += failure is not None and failure.kind is FetchTimeout
         step_bytes = READ_STEP_BYTES
-
-        async def attempt(failure: AttemptFailed | None) -> None:
-            nonlocal step_bytes
-            if failure is not None and failure.kind is FetchTimeout:
-                step_bytes = max(step_bytes // SLOW_STEP_SHARE, MIN_STEP_BYTES)
-            await self._ask(download.url, partial(self._take, download, step_bytes), is_retry=failure is not None)
-
-        return attempt
+        if download.timeouts:
+            step_bytes = max(step_bytes // SLOW_STEP_SHARE**download.timeouts, MIN_STEP_BYTES)
+        await self._ask(download.url, partial(self._take, download, step_bytes), is_retry=failure is not None)
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory, sorted by name; a directory among them has size 0 and a url that ends in "/".

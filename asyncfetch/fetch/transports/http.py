@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.hosts import Host, Hosts
     from asyncfetch.fetch.request import AddressBook
     from asyncfetch.fetch.responses import AcceptedBody
-    from asyncfetch.fetch.retry import Attempt, Clock
+    from asyncfetch.fetch.retry import Clock
     from asyncfetch.fetch.transports.session import Exchange
     from asyncfetch.fetch.urls import Address
     from asyncfetch.ranges import ObjectInfo
@@ -143,11 +143,7 @@ class HttpTransport:
         message = f"web servers can't list {redact_url(url)!r}: listdir takes s3://, hf:// and file:// urls and paths"
         raise ConfigError(message)
 
-    def attempts(self, download: Download, book: AddressBook = WEB_URLS) -> Attempt:
-        """Return what makes an attempt at what the download lacks, with the failure of the one before."""
-        return partial(self.attempt, download, book)
-
-    async def attempt(self, download: Download, book: AddressBook, failure: AttemptFailed | None) -> None:
+    async def attempt(self, download: Download, failure: AttemptFailed | None, book: AddressBook = WEB_URLS) -> None:
         """Bring what the download lacks from the object's address; from a new one where that is worn out.
 
         ``failure`` is how the attempt before this one ended; None for the first one.
@@ -203,7 +199,7 @@ class HttpTransport:
         info = download.known
         if info is None:
             sizing, span = download.size_request(), (download.asked.start, download.asked.stop)
-            attempt = self.attempts(sizing, book)
+            attempt = partial(self.attempt, sizing, book=book)
             await retried(self._config.retry, self._clock, sizing.url, attempt, sizing.keep_landed, span=span)
             info, _ = sizing.result()
         download.ask_within(info.size)
@@ -274,9 +270,14 @@ class HttpTransport:
                     patience_seconds=inf if patience_seconds is None else patience_seconds,
                 )
             finally:
-                if connection.answer.received_bytes:  # of the expected one
+                answer = connection.answer
+                if answer.received_bytes:  # of the expected one
                     permit.answered(206, connection.sent_at, connection.first_byte_at)
-                    _received(permit, download, connection)
+                    permit.landed(answer.received_bytes)
+                    download.landed(answer.received_bytes)
+                    if answer.is_whole:
+                        download.host = host
+                        permit.body_seconds = host.now() - connection.first_byte_at
             if connection.answer.is_whole:
                 return None
             if connection.is_late:
@@ -425,73 +426,54 @@ class HttpTransport:
         """Return what ``attempt()`` returns, over as many attempts as the policy allows, else FetchError."""
         return await retried(self._config.retry, self._clock, url, lambda _: attempt())
 
-    async def ask(
-        self,
-        method: str,
-        address: Address,
-        book: AddressBook,
-        *,
-        max_bytes: int = MAX_RESPONSE_BYTES,
-        body: Body | None = None,
-    ) -> Response:
+    async def ask(self, method: str, address: Address, book: AddressBook, *, body: Body | None = None) -> Response:
         """Send one request that isn't for an object's bytes: a listing, where an object is. It isn't repeated.
 
         Redirects are followed within the address's origin; one that leads elsewhere is the answer. The length of a
         ``body`` stands in the address's headers. ``book`` explains refusals.
 
         Raises:
-            AttemptFailed: No answer, one of 400 or above, or one of more than ``max_bytes``.
+            AttemptFailed: No answer, one of 400 or above, or one of more than MAX_RESPONSE_BYTES.
         """
         url = address.url
         for _ in range(self._config.max_redirects + 1):
             host = self._hosts.get(origin_of(url), self._route, url)
+            headers = host.route.headers_for(host.origin, address)
+            allowance = None if self._bandwidth is None else Allowance(self._bandwidth)
             async with host.permit() as permit:
+                host.counts.requests += 1
                 try:
-                    response = await self._ask(permit, method, url, address, book, max_bytes, body)
+                    if allowance is not None:  # the answer is small, as text is, and paid for as it comes
+                        await self._clock.sleep(allowance.begin(1))
+                    async with self._session.exchange(
+                        host, method, url, headers, body=None if body is None else body(), allowance=allowance
+                    ) as exchange:
+                        self._note_head(permit, exchange, exchange)
+                        response = await self._response(url, exchange, book)
                 except AttemptFailed as failure:
                     self._add_circumstances(failure, host, url, address)
                     raise
+                finally:
+                    if allowance is not None:
+                        allowance.close()
             if response.target is None or origin_of(response.target) != origin_of(url):
                 return response
             url = response.target
             host.counts.redirects += 1
         raise self._too_many_redirects(url, response.status, sets_cookie="Set-Cookie" in response.headers)
 
-    async def _ask(
-        self,
-        permit: Permit,
-        method: str,
-        url: URL,
-        address: Address,
-        book: AddressBook,
-        max_bytes: int,
-        body: Body | None,
-    ) -> Response:
-        host = permit.host
-        headers = host.route.headers_for(host.origin, address)
-        host.counts.requests += 1
-        allowance = None if self._bandwidth is None else Allowance(self._bandwidth)
+    async def _response(self, url: URL, exchange: Exchange, book: AddressBook) -> Response:
+        status, headers = exchange.status, exchange.headers
+        if status not in REDIRECTS and status < 400:
+            return Response(url, status, headers, await exchange.read_all(MAX_RESPONSE_BYTES))
+        headers = book.explain(status, headers, await exchange.drain())
         try:
-            if allowance is not None:
-                await self._clock.sleep(allowance.begin(1))  # the answer is small, as text is, and paid for as it comes
-            async with self._session.exchange(
-                host, method, url, headers, body=None if body is None else body(), allowance=allowance
-            ) as exchange:
-                self._note_head(permit, exchange, exchange)
-                status, answered = exchange.status, exchange.headers
-                if status not in REDIRECTS and status < 400:
-                    return Response(url, status, answered, await exchange.read_all(max_bytes))
-                answered = book.explain(status, answered, await exchange.drain())
-                try:
-                    if status >= 400:
-                        raise refusal(status, answered)
-                    return Response(url, status, answered, target=next_url(url, answered.get("Location")))
-                except AttemptFailed as failure:
-                    self._note_answer(failure, status, answered)
-                    raise
-        finally:
-            if allowance is not None:
-                allowance.close()
+            if status >= 400:
+                raise refusal(status, headers)
+            return Response(url, status, headers, target=next_url(url, headers.get("Location")))
+        except AttemptFailed as failure:
+            self._note_answer(failure, status, headers)
+            raise
 
     def _add_circumstances(self, failure: AttemptFailed, host: Host, url: URL, address: Address) -> None:
         """Add to the message what was sent with the request that failed, and who may have answered."""
@@ -620,18 +602,6 @@ class _OwnAnswer:
         if body:
             await self._connection.receive(memoryview(body), self._allowance)
         return body
-
-
-def _received(permit: Permit, download: Download, connection: Connection) -> None:
-    """Notes what came of a body, and that it came whole where it did."""
-    answer, host = connection.answer, permit.host
-    received_bytes = answer.received_bytes
-    download.landed(received_bytes)
-    permit.size_bytes = received_bytes
-    host.counts.bytes += received_bytes
-    if answer.is_whole:
-        download.host = host
-        permit.body_seconds = host.now() - connection.first_byte_at
 
 
 _NO_HEAD = (None, None, None, b"")

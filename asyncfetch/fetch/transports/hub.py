@@ -37,11 +37,11 @@ from asyncfetch.runtime.single_flight import AsyncCache, CachedValue
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Mapping
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.download import Download
-    from asyncfetch.fetch.retry import Attempt, Clock
+    from asyncfetch.fetch.retry import Clock
     from asyncfetch.fetch.transports.http import HttpTransport, Response
 
 ENDPOINT = "https://huggingface.co"
@@ -155,9 +155,9 @@ class HubTransport:
         self._wall = clock.wall
         self._has_token = False
 
-    def attempts(self, download: Download) -> Attempt:
-        """Attempts at the bytes that a download lacks."""
-        return self._http.attempts(download, self)
+    def attempt(self, download: Download, failure: AttemptFailed | None) -> Awaitable[None]:
+        """One attempt at the bytes that a download lacks."""
+        return self._http.attempt(download, failure, self)
 
     async def resolve(self, url: str) -> Address:
         """The file's address: a signed one of a CDN, or the Hub's own for a small file."""

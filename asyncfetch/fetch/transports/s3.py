@@ -41,11 +41,11 @@ from asyncfetch.runtime.single_flight import AsyncCache, CachedValue
 from asyncfetch.runtime.threads import in_thread, run_sync
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Awaitable, Iterator, Mapping
 
     from asyncfetch.config import FetchConfig, S3Config
     from asyncfetch.fetch.download import Download
-    from asyncfetch.fetch.retry import Attempt, Clock
+    from asyncfetch.fetch.retry import Clock
     from asyncfetch.fetch.transports.http import Body, HttpTransport, Response
     from asyncfetch.fetch.upload_sources import UploadSource
 
@@ -277,9 +277,9 @@ class S3Transport:
         if signer is not None:
             await signer.aclose()
 
-    def attempts(self, download: Download) -> Attempt:
-        """Attempts at the bytes that a download lacks."""
-        return self._http.attempts(download, self)
+    def attempt(self, download: Download, failure: AttemptFailed | None) -> Awaitable[None]:
+        """One attempt at the bytes that a download lacks."""
+        return self._http.attempt(download, failure, self)
 
     async def endpoint(self, url: str) -> str:
         """The store's url; empty for AWS."""
