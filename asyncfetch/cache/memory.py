@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right, insort
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
 
@@ -454,10 +454,18 @@ class ByteCache(AsyncOnly):
 
     def statistics(self) -> CacheStatistics:
         """A snapshot; taken off the loop its figures can be one event apart."""
+        lru = self._lru
         return CacheStatistics(
-            **asdict(self._lru.statistics()) | {"misses": self._misses},  # the table's are lookups
+            hits=lru.hits,
             joins=self._joins,
+            misses=self._misses,
             bypasses=self._bypasses,
+            evictions=lru.evictions,
+            entries=len(lru),
+            max_bytes=lru.max_bytes,
+            used_bytes=lru.used_bytes,
+            leased_bytes=lru.leased_bytes,
+            reserved_bytes=lru.reserved_bytes,
             waiting=len(self._space),
             waited=self._space.waited,
             disk=None if self._disk is None else self._disk.disk_statistics(),

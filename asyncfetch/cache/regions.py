@@ -12,7 +12,7 @@ import os
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,6 @@ from asyncfetch.errors import CacheError
 from asyncfetch.runtime.shared_memory import ViewEnd, lend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 REGION_BYTES = 256 * 1024 * 1024
@@ -63,7 +61,7 @@ class Regions:
         self._lent: dict[int, tuple[ViewEnd, _Region, int, int]] = {}
         """Region, start and stop of each piece, by its address."""
         self._gone: deque[ViewEnd] = deque()
-        self._ends: weakref.WeakKeyDictionary[_Region, Callable[[], object]] = weakref.WeakKeyDictionary()
+        self._ends: weakref.WeakKeyDictionary[_Region, weakref.finalize[..., Any]] = weakref.WeakKeyDictionary()
         """Close the files of regions that are in use."""
 
     def allocate(self, size_bytes: int) -> memoryview:
@@ -89,7 +87,8 @@ class Regions:
             region = self._current = _Region.of(self._made, descriptor, nbytes)
         except OSError as error:
             raise CacheError(f"the system has no {nbytes:,} bytes of shared memory: {error}") from error
-        self._ends[region] = weakref.finalize(region, os.close, descriptor)
+        end = self._ends[region] = weakref.finalize(region, os.close, descriptor)
+        end.atexit = False
         return region
 
     def place_of(self, view: memoryview) -> RegionPlace | None:

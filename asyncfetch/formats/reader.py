@@ -133,14 +133,11 @@ class StretchReader(Generic[H]):
         stretch = self._stretch(wanted)
         held = await self._episodes.hold(stretch)
         if held is None:
-            room, memory = self.engine.room, self.engine.memory
-            size_bytes = await self._episodes.clip_bytes(stretch)
-            needed_bytes, ranges = room.pass_bytes + size_bytes, self.words.ranges
-            raise CacheError(
-                f"the {ranges} of {self._episodes.name(stretch)} take {size_bytes} bytes "
-                f"beside the {room.pass_bytes} that passes over this dataset hold, but max_bytes={memory.max_bytes} "
-                f"leaves {memory.clips_bytes} for {ranges}: set StreamConfig(max_bytes=...) to at least "
-                f"{memory.max_bytes_for_clips(needed_bytes)}"
+            name, size_bytes = self._episodes.name(stretch), await self._episodes.clip_bytes(stretch)
+            pass_bytes = self.engine.room.pass_bytes
+            raise self._episodes.no_room(
+                f"{name} take {size_bytes} bytes beside the {pass_bytes} that passes over this dataset hold",
+                pass_bytes + size_bytes,
             )
         return held
 

@@ -285,7 +285,8 @@ class StretchCache(ABC, Generic[P, X, H]):
                 return held
             size_bytes, _ = await gather(partial(self.clip_bytes, stretch), partial(self.locate_beside, stretch))
             assert size_bytes is not None
-            self._check_size(stretch, size_bytes)
+            if size_bytes > self._memory.clips_bytes:
+                raise self.no_room(f"{self.name(stretch)} take {size_bytes} bytes", size_bytes)
             entry = self._held.get(stretch)
             if entry is None or entry.size_bytes is None:
                 is_taken = await self._room.take_briefly(size_bytes)
@@ -458,16 +459,13 @@ class StretchCache(ABC, Generic[P, X, H]):
                 meter.add(Cause.LIMIT, time.perf_counter() - since)
             return await self._clips.acquire(each.url, each.start, each.stop, header=each.header)
 
-    def _check_size(self, stretch: Stretch, needed_bytes: int) -> None:
-        """CacheError where bytes don't fit in the byte cache."""
-        memory = self._memory
-        if needed_bytes > memory.clips_bytes:
-            ranges = self.words.ranges
-            raise CacheError(
-                f"the {ranges} of {self.name(stretch)} take {needed_bytes} bytes, but max_bytes={memory.max_bytes} "
-                f"leaves {memory.clips_bytes} for {ranges}: set StreamConfig(max_bytes=...) to at least "
-                f"{memory.max_bytes_for_clips(needed_bytes)}"
-            )
+    def no_room(self, what: str, needed_bytes: int) -> CacheError:
+        """Return the error that says what takes so many bytes, and how many to allow for that."""
+        memory, ranges = self._memory, self.words.ranges
+        return CacheError(
+            f"the {ranges} of {what}, but max_bytes={memory.max_bytes} leaves {memory.clips_bytes} for {ranges}: set "
+            f"StreamConfig(max_bytes=...) to at least {memory.max_bytes_for_clips(needed_bytes)}"
+        )
 
     async def _plan(self, stretch: Stretch) -> Mapping[str, P]:
         return (await self._plans.get(stretch, partial(self._make_plan, stretch))).value

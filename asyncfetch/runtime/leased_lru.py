@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -11,25 +10,6 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LRUStatistics:
-    """A snapshot. ``leased_bytes <= used_bytes`` and ``used_bytes + reserved_bytes <= max_bytes`` hold always."""
-
-    max_bytes: int
-    used_bytes: int
-    """Bytes of all entries, and of those that left the table while they were leased."""
-    leased_bytes: int
-    """Part of ``used_bytes`` that can't be evicted now."""
-    reserved_bytes: int
-    """Bytes reserved for values to come."""
-    entries: int
-    """Entries that a lookup can find."""
-    hits: int
-    misses: int
-    evictions: int
-    """Entries that made room for a reservation; dropped and replaced ones don't count."""
 
 
 class _Entry(Generic[K, V]):
@@ -88,7 +68,7 @@ class RoomReservation(Generic[K, V]):
         """Give the room back."""
         if self._open:
             self._open = False
-            self._lru._reserved_bytes -= self.size_bytes
+            self._lru.reserved_bytes -= self.size_bytes
 
 
 class LeasedLRU(Generic[K, V]):
@@ -98,7 +78,7 @@ class LeasedLRU(Generic[K, V]):
     entries without a lease; if that isn't enough, nothing is evicted and the reservation is refused. Nothing here
     waits.
 
-    Not thread-safe, except ``statistics``, whose figures then can be one event apart.
+    Not thread-safe, except for its figures, which then can be one event apart.
 
     Args:
         max_bytes: Bound on entries and reservations together.
@@ -107,12 +87,20 @@ class LeasedLRU(Generic[K, V]):
     """
 
     def __init__(self, max_bytes: int, *, on_evict: Callable[[K, V], None] | None = None) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._on_evict = on_evict
         self._entries: dict[K, _Entry[K, V]] = {}
         self._idle: OrderedDict[K, _Entry[K, V]] = OrderedDict()  # listed and not leased, least recently used first
-        self._used_bytes = self._leased_bytes = self._reserved_bytes = 0
-        self._hits = self._misses = self._evictions = 0
+        self.used_bytes = 0
+        """Bytes of all entries, and of those that left the table while they were leased; with ``reserved_bytes`` never
+        more than ``max_bytes``."""
+        self.leased_bytes = 0
+        """Part of ``used_bytes`` that can't be evicted now."""
+        self.reserved_bytes = 0
+        """Bytes reserved for values to come."""
+        self.hits = self.misses = 0
+        self.evictions = 0
+        """Entries that made room for a reservation; dropped and replaced ones don't count."""
 
     def __contains__(self, key: K) -> bool:
         return key in self._entries
@@ -122,30 +110,30 @@ class LeasedLRU(Generic[K, V]):
 
     def __repr__(self) -> str:
         return (
-            f"<LeasedLRU {len(self)} entries, {self._used_bytes} used ({self._leased_bytes} leased) + "
-            f"{self._reserved_bytes} reserved of {self._max_bytes} bytes>"
+            f"<LeasedLRU {len(self)} entries, {self.used_bytes} used ({self.leased_bytes} leased) + "
+            f"{self.reserved_bytes} reserved of {self.max_bytes} bytes>"
         )
 
     def lease(self, key: K) -> EntryLease[K, V] | None:
         """A lease on the entry of ``key``, or None. Counts as a hit or a miss."""
         entry = self._entries.get(key)
         if entry is None:
-            self._misses += 1
+            self.misses += 1
             return None
-        self._hits += 1
+        self.hits += 1
         return EntryLease(self, entry)
 
     def reserve(self, size_bytes: int) -> RoomReservation[K, V] | None:
         """Room for ``size_bytes``, or None if leases and reservations leave less than that."""
-        if self._leased_bytes + self._reserved_bytes + size_bytes > self._max_bytes:
+        if self.leased_bytes + self.reserved_bytes + size_bytes > self.max_bytes:
             return None
         victims = []
-        while self._used_bytes + self._reserved_bytes + size_bytes > self._max_bytes:
+        while self.used_bytes + self.reserved_bytes + size_bytes > self.max_bytes:
             _, entry = self._idle.popitem(last=False)
             self._unlist(entry)
             victims.append(entry)
-        self._evictions += len(victims)
-        self._reserved_bytes += size_bytes
+        self.evictions += len(victims)
+        self.reserved_bytes += size_bytes
         reservation = RoomReservation(self, size_bytes)
         try:
             self._tell(victims)
@@ -169,25 +157,12 @@ class LeasedLRU(Generic[K, V]):
         self._tell(victims)
         return len(victims)
 
-    def statistics(self) -> LRUStatistics:
-        """A frozen snapshot."""
-        return LRUStatistics(
-            max_bytes=self._max_bytes,
-            used_bytes=self._used_bytes,
-            leased_bytes=self._leased_bytes,
-            reserved_bytes=self._reserved_bytes,
-            entries=len(self._entries),
-            hits=self._hits,
-            misses=self._misses,
-            evictions=self._evictions,
-        )
-
     def _commit(self, key: K, value: V, size_bytes: int) -> EntryLease[K, V]:
         replaced = self._entries.get(key)
         if replaced is not None:
             self._unlist(replaced)
         entry = self._entries[key] = _Entry(key, value, size_bytes)
-        self._used_bytes += size_bytes
+        self.used_bytes += size_bytes
         lease = EntryLease(self, entry)
         if replaced is not None:
             self._tell([replaced])
@@ -196,18 +171,18 @@ class LeasedLRU(Generic[K, V]):
     def _take(self, entry: _Entry[K, V]) -> None:
         if entry.leases == 0:
             self._idle.pop(entry.key, None)
-            self._leased_bytes += entry.size_bytes
+            self.leased_bytes += entry.size_bytes
         entry.leases += 1
 
     def _give_back(self, entry: _Entry[K, V]) -> None:
         entry.leases -= 1
         if entry.leases:
             return
-        self._leased_bytes -= entry.size_bytes
+        self.leased_bytes -= entry.size_bytes
         if entry.listed:
             self._idle[entry.key] = entry
         else:
-            self._used_bytes -= entry.size_bytes
+            self.used_bytes -= entry.size_bytes
 
     def _unlist(self, entry: _Entry[K, V]) -> None:
         """Take an entry off the table; its bytes are free now, or with its last lease."""
@@ -215,7 +190,7 @@ class LeasedLRU(Generic[K, V]):
         del self._entries[entry.key]
         self._idle.pop(entry.key, None)
         if not entry.leases:
-            self._used_bytes -= entry.size_bytes
+            self.used_bytes -= entry.size_bytes
 
     def _tell(self, gone: list[_Entry[K, V]]) -> None:
         if self._on_evict is not None:

@@ -142,17 +142,12 @@ class MemoryPool:
             left -= size
         return popped
 
-    def clear(self) -> None:
-        """Give the idle blocks to the system."""
-        with self._lock:
-            idle, self._idle = self._idle, {}
-            self._idle_bytes = 0
-        del idle  # unmapped here, outside of the lock
-
     def close(self) -> None:
-        """Clear, and keep nothing from now on. Blocks in use stay what they are."""
-        self._max_idle_bytes = 0
-        self.clear()
+        """Give the idle blocks to the system, and keep none from now on. Blocks in use stay what they are."""
+        with self._lock:
+            self._max_idle_bytes = self._idle_bytes = 0
+            idle, self._idle = self._idle, {}
+        del idle  # unmapped here, outside of the lock
 
     def statistics(self) -> MemoryPoolStatistics:
         """A snapshot."""

@@ -263,9 +263,9 @@ class FetchBuffer:
     def statistics(self) -> BufferStatistics:
         """A snapshot."""
         with self._lock:
-            kept = self._lru.statistics()
+            kept = self._lru
             return BufferStatistics(
-                entries=kept.entries,
+                entries=len(kept),
                 bytes=kept.used_bytes,
                 max_bytes=kept.max_bytes,
                 in_flight=len(self._tickets),

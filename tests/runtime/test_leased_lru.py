@@ -65,7 +65,7 @@ def test_a_callback_may_call_back() -> None:
     held = [lease]
     assert lru.reserve(1) is not None
     assert lru.reserve(1) is not None
-    assert lru.statistics().evictions == 2
+    assert lru.evictions == 2
 
 
 def test_a_callback_that_raises_takes_no_room_with_it() -> None:
@@ -76,8 +76,7 @@ def test_a_callback_that_raises_takes_no_room_with_it() -> None:
     put(lru, "a", 2)
     with pytest.raises(LookupError):
         lru.reserve(1)
-    statistics = lru.statistics()
-    assert (statistics.used_bytes, statistics.reserved_bytes, statistics.entries) == (0, 0, 0)
+    assert (lru.used_bytes, lru.reserved_bytes, len(lru)) == (0, 0, 0)
 
 
 class Machine(RuleBasedStateMachine):
@@ -176,12 +175,11 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        statistics = self.lru.statistics()
         assert self.told == self.gone
-        assert statistics.entries == len(self.lru) == len(self.listed)
-        assert statistics.leased_bytes == sum(self.sizes[value] for value in self.leased())
-        assert statistics.reserved_bytes == sum(r.size_bytes for r in self.reservations)
-        assert MAX_BYTES - statistics.used_bytes - statistics.reserved_bytes == self.free() >= 0
+        assert len(self.lru) == len(self.listed)
+        assert self.lru.leased_bytes == sum(self.sizes[value] for value in self.leased())
+        assert self.lru.reserved_bytes == sum(r.size_bytes for r in self.reservations)
+        assert MAX_BYTES - self.lru.used_bytes - self.lru.reserved_bytes == self.free() >= 0
 
 
 TestAgainstModel = Machine.TestCase
