@@ -13,10 +13,8 @@ from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import (
-    LEAVE_OUT_FEATURE,
     ClosedError,
     ConfigError,
-    FormatError,
     FrameMissing,
     NotFound,
     redact_url,
@@ -28,7 +26,7 @@ from asyncfetch.lerobot.episode_cache import EpisodeCache, HeldEpisode
 from asyncfetch.lerobot.info import depth_stats
 from asyncfetch.lerobot.listing import list_tables_of
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.samples import SampleBuilder, resolve_windows
+from asyncfetch.lerobot.samples import SampleBuilder
 from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.observe.report import Report
@@ -377,22 +375,8 @@ class EpisodeReader(StretchReader[HeldEpisode]):
 
     def sample_builder(self, windows: Windows | None) -> SampleBuilder:
         """Return what makes samples with these windows, for the stream above. ConfigError where they don't fit."""
-        features = self._metadata.sample_features
-        if "task" in features:
-            message = (
-                f"{redact_url(self._url)}/meta/info.json calls a feature 'task', where samples have the words of theirs"
-            )
-            raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
-        fps = self._metadata.info.fps
-        return SampleBuilder(
-            features=features,
-            tasks=self._metadata.tasks,
-            windows={} if windows is None else resolve_windows(windows, fps=fps, keys=features),
-            image_dtype=self._image_dtype,
-            depth_unit=self._depth_unit,
-            size=self._size,
-            found_picture=self._metadata.found_picture,
-        )
+        unit, size = self._depth_unit, self._size
+        return SampleBuilder(self._metadata, windows, image_dtype=self._image_dtype, depth_unit=unit, size=size)
 
 
 def reader_of(dataset: LeRobotDataset) -> EpisodeReader:

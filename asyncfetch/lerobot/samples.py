@@ -24,8 +24,6 @@ from asyncfetch.lerobot.info import MILLIMETRES, stored_unit
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
     from numpy.typing import NDArray
 
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_cache import HeldEpisode
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import DepthUnit, Feature
+    from asyncfetch.lerobot.metadata import Metadata
 
 TOLERANCE_SECONDS = 1e-4
 """Seconds that a window may lie off the grid of frames: LeRobot's default ``tolerance_s``."""
@@ -131,7 +130,7 @@ _PICTURES = {"image", "video", "depth"}
 
 
 class SampleBuilder:
-    """Makes the samples of one choice of features and windows. Immutable and thread-safe.
+    """Makes the samples of one choice of features and windows; ConfigError where they don't fit. Thread-safe.
 
     A camera is (C, H, W); with a window (T, C, H, W), also where T is 1. A value of shape (1,) is a 0-d tensor, one of
     shape (n,) a tensor of the feature's dtype, each with T in front under a window; then ``<key>_is_pad`` (T,) bool
@@ -140,24 +139,25 @@ class SampleBuilder:
 
     def __init__(
         self,
+        metadata: Metadata,
+        windows: Windows | None,
         *,
-        features: Mapping[str, Feature],
-        tasks: Mapping[int, str],
-        windows: Mapping[str, NDArray[np.int64]],
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
         size: PictureSize | None = None,
-        found_picture: Callable[[str, Sequence[int], str], None] = lambda _key, _sizes, _url: None,
     ) -> None:
         """``size`` is that of all pictures; those of cameras come in it from their decoders."""
-        self._features = features
-        self._found_picture = found_picture
-        self._depth_unit: DepthUnit = depth_unit
-        self._tasks = tasks
-        self._windows = windows
-        self._image_dtype = image_dtype
-        self._size = size
-        self.reach = reach_of(windows, (key for key, feature in features.items() if feature.kind in _PICTURES))
+        self._features = features = metadata.sample_features
+        if "task" in features:
+            url = redact_url(metadata.url)
+            message = f"{url}/meta/info.json calls a feature 'task', where samples have the words of theirs"
+            raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
+        self._metadata, self._tasks = metadata, metadata.tasks
+        self._windows: Mapping[str, NDArray[np.int64]] = {}
+        if windows is not None:
+            self._windows = resolve_windows(windows, fps=metadata.info.fps, keys=features)
+        self._image_dtype, self._depth_unit, self._size = image_dtype, depth_unit, size
+        self.reach = reach_of(self._windows, (key for key, feature in features.items() if feature.kind in _PICTURES))
         """Reach of its windows: stretches with it hold all that its samples of them need."""
 
     @property
@@ -295,7 +295,7 @@ class SampleBuilder:
         if feature.is_camera:
             return held.each(feature.key, frames, reader=reader)
         decoded = _decode_images(held.episode, feature, self._field(feature).dtype, held.rows[feature.key], frames)
-        self._found_picture(feature.key, next(iter(decoded.values())).shape, held.episode.data_url)
+        self._metadata.found_picture(feature.key, next(iter(decoded.values())).shape, held.episode.data_url)
         if self._size is not None:
             decoded = {frame: self._size.resize(image) for frame, image in decoded.items()}
         shapes = {tuple(image.shape) for image in decoded.values()}

@@ -234,9 +234,10 @@ class Mp4Index(TrackIndex):
         if not len(samples):
             return sample_of, shown_at
         nearest = np.searchsorted(times[:-1] + times[1:], 2 * ticks)
-        is_new = np.ones(len(times) + 1, np.bool_)
-        is_new[1:-1] = times[1:] != times[:-1]
-        found = (np.abs(times[nearest] - ticks) <= reach) & is_new[nearest] & is_new[nearest + 1]
+        found = np.abs(times[nearest] - ticks) <= reach
+        same = np.flatnonzero(times[1:] == times[:-1])
+        if len(same):
+            found &= ~np.isin(nearest, (same, same + 1))
         asked, nearest = asked[found], nearest[found]
         sample_of[asked] = samples[nearest]
         shown_at[asked] = (times[nearest] - self.edit.shift) / self.timescale

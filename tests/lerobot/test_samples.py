@@ -19,6 +19,7 @@ from asyncfetch.errors import ConfigError, EpisodeNotFound, FormatError, FrameMi
 from asyncfetch.formats import Field
 from asyncfetch.lerobot import frames, reader_of
 from asyncfetch.lerobot.info import Feature
+from asyncfetch.lerobot.metadata import Metadata
 from asyncfetch.lerobot.samples import SampleBuilder
 from asyncfetch.testing import read_identity
 from tests.lerobot.serving import DEFAULTS, DEPTH, SNAPSHOT, TOP, WRIST, check_sample, in_memory, serve, video_path
@@ -368,17 +369,20 @@ async def test_window_over_pictures_of_8_and_16_bits_has_each_as_alone(
     assert window.float().amax((1, 2, 3)).tolist() == pytest.approx([4 / scales[0], 5 / scales[1]])
 
 
+def laid_out(feature: Feature) -> Field:
+    nothing: Any = None
+    metadata = Metadata("", nothing, {feature.key: feature}, (), {}, None, nothing, "")
+    return SampleBuilder(metadata, None, image_dtype="uint8", depth_unit="mm").layout()[feature.key]
+
+
 def test_a_depth_map_in_a_table_is_laid_out_as_floats() -> None:
-    features = {
-        key: Feature(key, "image", (4, 6, 1), None, "image", {"is_depth_map": is_depth})
-        for key, is_depth in (("depth", True), ("gray", False))
-    }
-    builder = SampleBuilder(features=features, tasks={}, windows={}, image_dtype="uint8", depth_unit="mm")
-    assert [builder.layout()[key] for key in features] == [Field("float32", (1, 4, 6)), Field("uint8", (1, 4, 6))]
+    for is_depth, dtype in ((True, "float32"), (False, "uint8")):
+        feature = Feature("gray", "image", (4, 6, 1), None, "image", {"is_depth_map": is_depth})
+        assert laid_out(feature) == Field(dtype, (1, 4, 6))
 
 
 @pytest.mark.parametrize(
-    ("shape", "names", "laid_out"),
+    ("shape", "names", "expected"),
     [
         ((6, 8, 3), None, (3, 6, 8)),
         ((3, 6, 8), None, (3, 6, 8)),
@@ -394,8 +398,6 @@ def test_a_depth_map_in_a_table_is_laid_out_as_floats() -> None:
     ids=str,
 )
 def test_axes_of_pictures_are_known_by_names_or_else_by_sizes(
-    shape: tuple[int, ...], names: object, laid_out: tuple[int, ...]
+    shape: tuple[int, ...], names: object, expected: tuple[int, ...]
 ) -> None:
-    camera = Feature("camera", "video", shape, names, "video", {})
-    builder = SampleBuilder(features={"camera": camera}, tasks={}, windows={}, image_dtype="uint8", depth_unit="mm")
-    assert builder.layout()["camera"] == Field("uint8", laid_out)
+    assert laid_out(Feature("camera", "video", shape, names, "video", {})) == Field("uint8", expected)

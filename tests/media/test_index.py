@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from asyncfetch.errors import FormatError
 from asyncfetch.media import Mp4Index, locate_moov, parse_moov, parse_tracks
-from asyncfetch.media.boxes import MAX_MOOV_BYTES, PROBE_BYTES, TAIL_BYTES
+from asyncfetch.media.boxes import MAX_MOOV_BYTES, PROBE_BYTES, TAIL_BYTES, Box
 from asyncfetch.media.clip import ClipTables, TrackFormat, build_header, clip_timing
-from asyncfetch.media.samples import ByteRuns
+from asyncfetch.media.index import Edit
+from asyncfetch.media.samples import ByteRuns, Columns, sample_table
 from tests.media.conftest import box, clip_of, u32s
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 Video = Any  # conftest's
 URL = "https://user:secret@data.example.org/videos/file-000.mp4"
-
 
 FTYP = box(b"ftyp", b"isom", bytes(4))
 
@@ -247,6 +247,33 @@ def test_tables_written_are_tables_read(data: st.DataObject, count: int) -> None
     assert extents.tolist() == [
         [offset, offset + int(size)] for offset, size in zip(found, sizes[first:last], strict=True)
     ]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, 2, 512]), st.sampled_from([0, 0, 512, 1024])), min_size=1, max_size=600),
+    st.lists(st.tuples(st.integers(0, 599), st.sampled_from([0, 1, 255, 256, 257])), min_size=1, max_size=12),
+    st.sampled_from([0, 1, 256]),
+    st.none() | st.tuples(st.integers(0, 599), st.integers(0, 599)),
+)
+@settings(deadline=None)
+def test_a_time_has_the_sample_shown_nearest_to_it(
+    times: list[tuple[int, int]], asked: list[tuple[int, int]], reach: int, cut: tuple[int, int] | None
+) -> None:
+    durations, composition = np.array(times).T
+    one = np.zeros(1, np.int64)
+    columns = Columns(np.ones(len(times), np.int64), durations, composition, one, one, one, one + 1)
+    samples = sample_table(columns, Box("stbl", memoryview(b""), URL))
+    presented = samples.presentation_times(0, len(times)).tolist()
+    start, stop = (0, 1 << 40) if cut is None else sorted(presented[place % len(times)] for place in cut)
+    index = Mp4Index(URL, (TrackFormat("avc1", 2, 2, 1024, b"", b""),), samples, Edit(start, stop, 64))
+    shown = sorted((time, sample) for sample, time in enumerate(presented) if start <= time < stop)
+    ticks = [presented[place % len(times)] + beside for place, beside in asked]
+    found, seconds = index.samples_at((np.array(ticks) - 64) / 1024, within_seconds=reach / 1024)
+    for tick, sample, second in zip(ticks, found.tolist(), seconds.tolist(), strict=True):
+        time, nearest = min(shown, key=lambda one: abs(one[0] - tick), default=(1 << 40, -1))
+        is_alone = sum(other == time for other, _ in shown) == 1
+        assert sample == (nearest if is_alone and abs(time - tick) <= reach else -1)
+        assert sample < 0 or second == (time - 64) / 1024
 
 
 # --- what is refused ---
