@@ -56,9 +56,9 @@ class RayExecutor:
     """An Executor of ``merge_datasets``: its pieces are tasks of the Ray cluster that this process is connected to.
 
     Each takes one of the cluster's processors, and waits for one, so a Ray task that merges should itself have
-    ``num_cpus=0``. ``workers`` None means all of them. Sums stay in the object store until the end. The destination
-    must be a prefix of S3 or a directory that all nodes share. ``fetch`` and the sources' urls travel without their
-    secrets: give credentials to the nodes by their environment.
+    ``num_cpus=0``. ``workers`` None means all of them. The destination must be a prefix of S3 or a directory that all
+    nodes share. ``fetch`` and the sources' urls travel without their secrets: give credentials to the nodes by their
+    environment.
 
     Raises:
         ConfigError: When a merge begins, Ray isn't initialised, or a source's url has a password or a signature.
@@ -82,32 +82,18 @@ class RayExecutor:
 
 
 class _RayPool:
-    """A WorkerPool with references for values."""
-
     def __init__(self, ray: Any, fetch: FetchConfig, workers: int, fetcher: Fetcher) -> None:  # noqa: ANN401 - a module
         self.workers = workers
         self.fetcher = fetcher
         self._ray = ray
         self._fetch = ray.put(fetch)
-        self._task = ray.remote(num_cpus=1, num_returns=2)(_perform)
+        self._task = ray.remote(num_cpus=1)(_perform)
 
     def expect(self, seconds: float) -> None:
         """Does nothing: Ray's processes run already."""
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
-        ended, value = await run_sync(self._task.remote, self._fetch, piece, *arguments)
-        try:
-            await self.get(ended)
-        except BaseException:
-            with anyio.CancelScope(shield=True):  # it can't write into a resumed merge
-                await run_sync(partial(self._ray.cancel, ended, force=True))
-                with anyio.move_on_after(_END_SECONDS):
-                    (stopped,), _ = await asyncio.wait([asyncio.wrap_future(ended.future())])
-                    stopped.exception()  # else asyncio logs that it was never retrieved
-            raise
-        return value
-
-    async def get(self, value: Any) -> Any:  # noqa: ANN401
+        value = await run_sync(self._task.remote, self._fetch, piece, *arguments)
         try:
             return await asyncio.wrap_future(value.future())
         except self._ray.exceptions.RayTaskError as error:
@@ -116,16 +102,23 @@ class _RayPool:
             raise
         except self._ray.exceptions.RayError as error:
             raise WorkerError(f"Ray couldn't end a piece of the merge: {error}") from error
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):  # it can't write into a resumed merge
+                await run_sync(partial(self._ray.cancel, value, force=True))
+                with anyio.move_on_after(_END_SECONDS):
+                    (stopped,), _ = await asyncio.wait([asyncio.wrap_future(value.future())])
+                    stopped.exception()  # else asyncio logs that it was never retrieved
+            raise
 
 
-def _perform(fetch: FetchConfig, piece: Piece, *arguments: Any) -> tuple[None, Any]:  # noqa: ANN401
-    """Run the piece. Returns None, a small sign of its end, and its value, which stays on its node."""
+def _perform(fetch: FetchConfig, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
+    """Run the piece in its task, and return its value."""
 
     async def work() -> Any:  # noqa: ANN401
         async with Fetcher(fetch) as fetcher:
             return await piece(WorkerSetup(fetcher, lambda _path, _nbytes: None), *arguments)
 
-    return None, anyio.run(work)
+    return anyio.run(work)
 
 
 T = TypeVar("T")

@@ -45,7 +45,7 @@ async def clip_milliseconds(dataset: af.LeRobotDataset, fetcher: af.Fetcher) -> 
         samples.decode_times(first, stop), times - int(times[0]), sync, last_duration=int(samples.durations[stop - 1])
     )
     tables = ClipTables(samples.sizes[first:stop], timing, sync, samples.byte_runs(first, stop))
-    buffer = memoryview(bytearray(plan.header_bytes))
+    buffer = memoryview(bytearray(len(plan.header)))
     headers, plans = [], []
     for _ in range(REPEATS):
         started = time.perf_counter()

@@ -37,6 +37,7 @@ settings.load_profile("asyncfetch")
 
 MAY_BLOCK = {
     "tests/local_reader.py": {"stat", "fetch", "_path"},
+    "tests/warm.py": {"_execute_child"},
     "asyncfetch/testing/datasets.py": {"write_dataset"},
     "asyncfetch/runtime/fork.py": {"_stop_loops", "_stand"},
     "asyncfetch/fetch/transports/s3.py": {"_presign", "_endpoint_url", "_hold"},
@@ -201,8 +202,16 @@ def warm_python() -> Iterator[WarmInterpreter]:
 def programs_are_warm(warm_python: WarmInterpreter) -> Iterator[None]:
     """Those that the module's tests start needn't import torch; see tests/warm.py."""
     with pytest.MonkeyPatch.context() as patch:
-        warm_python.stands_in(patch)
+        warm_python.stands_in(patch.setattr)
         yield
+
+
+@pytest.fixture
+def nested_programs_are_warm(
+    programs_are_warm: None, warm_python: WarmInterpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor need those that they start in their turn. Each has one child more, for that."""
+    warm_python.stands_in(monkeypatch.setattr, starts_others=True)
 
 
 @pytest.fixture(scope="session")

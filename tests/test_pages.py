@@ -32,7 +32,6 @@ from tests.reference import attributes, members, modules, render
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "examples" / "guides"
@@ -213,6 +212,7 @@ def check(printed: str, blocks: list[Block]) -> None:
             assert shown in lines
 
 
+@pytest.mark.usefixtures("nested_programs_are_warm")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_is_a_program(block: Block, world: World, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
@@ -223,6 +223,7 @@ def test_a_block_is_a_program(block: Block, world: World, tmp_path: Path) -> Non
         assert printed == block.printed
 
 
+@pytest.mark.usefixtures("nested_programs_are_warm")
 @pytest.mark.parametrize("page", PAGES_WITH_BLOCKS)
 def test_blocks_of_a_page_run_in_a_notebook_in_order(page: Path, world: World) -> None:
     blocks = blocks_of(page)

@@ -1,12 +1,13 @@
 """Programs of Python's that needn't import torch, which is most of what a short one takes.
 
     with WarmInterpreter() as python:
-        python.stands_in(monkeypatch)
+        python.stands_in(monkeypatch.setattr)
         subprocess.run([sys.executable, "-c", "import asyncfetch as af; ..."])
 
 Each is a fork of an interpreter that has PRELOADED, of which nothing is asyncfetch's. It is a child of this process as
 any other. It ends as any interpreter does, but that the modules which it found are still whole then, and torch's
-destructors don't run; with ``ends_in_full`` they do, for 0.2 s. What is about an interpreter's start, or about who
+destructors don't run; with ``ends_in_full`` they do, for 0.2 s. With ``starts_others`` the programs that it starts in
+its turn are such forks, too, of another child that it has for that. What is about an interpreter's start, or about who
 imports what, needs one of its own.
 """
 
@@ -33,9 +34,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import pytest
+    from collections.abc import Callable, Mapping, Sequence
 
 PRELOADED: Final = (
     *("attr", "yarl", "rich.progress", "rich.table", "typer"),
@@ -45,20 +44,23 @@ SET_HERE: Final = {"PYTHONPATH", "PYTHONWARNINGS"}
 """Variables of Python's that a program may have otherwise than this process: the others say how it starts."""
 MESSAGE_BYTES: Final = 200_000
 MAX_FILES: Final = 100
-OPTIONS: Final = {"-W": 2, "-X": 2, "-B": 1}
-"""Words of each; those but -W change nothing that a program is tested for."""
+OPTIONS: Final = {"-X": 2, "-B": 1, "-u": 1}
+"""Words of each of those that change nothing that a program is tested for."""
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class WarmInterpreter:
     """Starts programs."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: socket.socket | None = None) -> None:
+        """``requests`` leads to an interpreter that is there already, a child of this process."""
         self._lock = threading.Lock()
         self._parent = os.getpid()
+        self._started_by = _variables_of_start(os.environ)
+        if requests is not None:
+            self._socket = requests
 
     def __enter__(self) -> Self:
-        self._started_by = _variables_of_start(os.environ)
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen([sys.executable, __file__], stdin=other.fileno())
@@ -72,13 +74,14 @@ class WarmInterpreter:
     def can_start(self, command: Any, environment: Mapping[str, str]) -> bool:  # noqa: ANN401 - as subprocess takes it
         """Whether it is a program that starts as this process did, and this the process whose child it would be."""
         python, first = [*map(os.fsdecode, command[:2]), "", ""][:2]
-        is_program = first in {"-c", "-m", *OPTIONS} or not first.startswith("-")
+        is_program = first in {"-c", "-m", *OPTIONS} or first.startswith("-W") or not first.startswith("-")
         starts_alike = _variables_of_start(environment) == self._started_by
         return python == sys.executable and is_program and starts_alike and os.getpid() == self._parent
 
     def start(self, words: Sequence[str], files: Mapping[int, int], **how: object) -> int:
         """Start what ``python *words`` is, with open files of ours by its own numbers; return its process id."""
-        message = json.dumps({"words": words, "files": [*files], **how}).encode()
+        blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
+        message = json.dumps({"words": words, "files": [*files], "blocked": blocked, **how}).encode()
         prctl = ctypes.CDLL(None).prctl
         with self._lock:
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # to whom those go whom their parent leaves
@@ -91,8 +94,14 @@ class WarmInterpreter:
             raise RuntimeError("the warm interpreter has ended")
         return int(answer)
 
-    def stands_in(self, patch: pytest.MonkeyPatch, *, ends_in_full: bool = False) -> None:
-        """Start what subprocess, and multiprocessing where it spawns, would start with this Python."""
+    def stands_in(
+        self, replace: Callable[[object, str, object], None], *, ends_in_full: bool = False, starts_others: bool = False
+    ) -> None:
+        """Start what subprocess, and multiprocessing where it spawns, would start with this Python.
+
+        ``replace`` is setattr, or a MonkeyPatch's.
+        """
+        how = {"ends_in_full": ends_in_full, "starts_others": starts_others}
         python, spawn = self, multiprocessing.util.spawnv_passfds
 
         class Popen(subprocess.Popen[Any]):
@@ -111,7 +120,7 @@ class WarmInterpreter:
                     cwd=os.path.abspath(cwd or "."),
                     env=environment,
                     session=session,
-                    ends_in_full=ends_in_full,
+                    **how,
                 )
                 self._child_created = True
                 self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -121,11 +130,10 @@ class WarmInterpreter:
             if is_tracker or not python.can_start(words, os.environ):
                 return spawn(path, words, files)
             own = {number: number for number in (0, 1, 2, *files)}
-            how = {"cwd": os.getcwd(), "env": dict(os.environ), "session": False, "ends_in_full": ends_in_full}
-            return python.start(words[1:], own, **how)
+            return python.start(words[1:], own, cwd=os.getcwd(), env=dict(os.environ), session=False, **how)
 
-        patch.setattr(subprocess, "Popen", Popen)
-        patch.setattr(multiprocessing.util, "spawnv_passfds", spawn_warm)
+        replace(subprocess, "Popen", Popen)
+        replace(multiprocessing.util, "spawnv_passfds", spawn_warm)
 
 
 def _variables_of_start(environment: Mapping[Any, Any]) -> dict[str, str]:
@@ -160,6 +168,20 @@ def _next_program() -> dict[str, Any]:
             program: dict[str, Any] = json.loads(message)
             if program["session"]:
                 os.setsid()
+            if program["starts_others"]:
+                ours, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                if os.fork() == 0:  # the program's own child, which stays as it is and starts those of the program
+                    os.dup2(others.fileno(), 0)
+                    ours.close()
+                    requests.close()
+                    for file in files:
+                        os.close(file)
+                    requests = others
+                    continue
+                program["requests"] = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 500)  # above the program's files
+                ours.close()
+                others.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, program["blocked"])
             signal.signal(signal.SIGINT, interrupt)
             requests.send(b"%d" % os.getpid())
             requests.close()
@@ -181,24 +203,29 @@ def _run(program: dict[str, Any]) -> None:
     os.environ.update(program["env"])
     tempfile.tempdir = None  # which the environment says
     words, options = program["words"], os.environ.get("PYTHONWARNINGS", "").split(",")
-    while words[0] in OPTIONS:
-        options += words[1:2] if words[0] == "-W" else []
-        del words[: OPTIONS[words[0]]]
+    while words[0] in OPTIONS or words[0].startswith("-W"):
+        if words[0].startswith("-W"):
+            options.append(words.pop(0).removeprefix("-W") or words.pop(0))
+        else:
+            del words[: OPTIONS[words[0]]]
     sys.warnoptions[:] = filter(None, options)
     for option in sys.warnoptions:
         warnings._setoption(option)  # type: ignore[attr-defined]
     sys.path[1:1] = [
         path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path
     ]
+    if "requests" in program:
+        others = WarmInterpreter(socket.socket(fileno=program["requests"]))
+        others.stands_in(setattr, ends_in_full=program["ends_in_full"], starts_others=True)
     sys.excepthook = _tell
     main = sys.modules["__main__"] = ModuleType("__main__")
-    first, *others = words
+    first, *rest = words
     if first == "-m":
-        sys.argv, sys.path[0] = ["-m", *others[1:]], os.getcwd()
-        runpy._run_module_as_main(others[0])  # type: ignore[attr-defined]
+        sys.argv, sys.path[0] = ["-m", *rest[1:]], os.getcwd()
+        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
     elif first == "-c":
-        sys.argv, sys.path[0] = ["-c", *others[1:]], ""
-        exec(compile(others[0], "<string>", "exec"), vars(main))
+        sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
     else:
         path = Path(first).absolute()
         sys.argv, sys.path[0], main.__file__ = words, str(path.parent), str(path)

@@ -295,7 +295,6 @@ Arguments = TypeVarTuple("Arguments")
 class _RangeLoad:
     """One fetch under way, or landed and not yet handed to all its callers."""
 
-    name: str
     callers: int = 0
     current: bool = True
     """False once the object was forgotten: then the bytes aren't kept."""
@@ -515,7 +514,7 @@ class ByteCache(AsyncOnly):
             self._misses += 1
             if key in self._loads:  # its callers were cancelled, and it will be
                 self._loads[key].current = False
-            load = self._loads[key] = _RangeLoad(key.range.url)
+            load = self._loads[key] = _RangeLoad()
         load.callers += 1
         try:
             await self._flights.run(key, partial(self._load, load, wanted, key))
@@ -537,7 +536,7 @@ class ByteCache(AsyncOnly):
         """Read the bytes, and keep them if possible."""
         with self._watching(wanted.url):
             await self._read(load, wanted, key)
-        if self._may_keep(load, wanted.url) and load.reservation is not None:
+        if self._may_keep(load, wanted.url, key.range.url) and load.reservation is not None:
             self._versions.add(key, load.buffer, load.info)
             load.landing = load.reservation.commit(key, load.buffer)
             if not load.callers:  # cancelled twice, they didn't wait
@@ -596,16 +595,16 @@ class ByteCache(AsyncOnly):
     def _known(self, url: str) -> ObjectInfo | None:
         return None if self._versioned is None else self._versioned.known(url)
 
-    def _may_keep(self, load: _RangeLoad, url: str) -> bool:
+    def _may_keep(self, load: _RangeLoad, url: str, name: str) -> bool:
         """Return whether the bytes are of the latest version seen. If so, entries of an older one are dropped."""
         if not load.current:
             return False
-        if self._versions.agrees(load.name, load.info):
+        if self._versions.agrees(name, load.info):
             return True
         known = self._known(url)
         if known is not None and load.info is not None and difference(known, load.info) is not None:
             return False
-        self._forget(load.name)
+        self._forget(name)
         return True
 
     @contextmanager
@@ -619,8 +618,8 @@ class ByteCache(AsyncOnly):
 
     def _forget(self, name: str) -> None:
         """Drop an object's entries, and don't keep its loads."""
-        for load in self._loads.values():
-            if load.name == name:
+        for key, load in self._loads.items():
+            if key.range.url == name:
                 load.current = False
         self._lru.drop(lambda key: key.range.url == name)
         self._space.grant()

@@ -169,16 +169,19 @@ class _Server:
 
     async def _answer(self, worker: _WorkerPeer, number: int, verb: str, arguments: tuple[Any, ...]) -> None:
         scope, caller = worker.requests[number]
+        url = arguments[0] if isinstance(arguments[0], str) else arguments[0][0].url
         try:
             with scope, calling(caller):
                 if verb == "lease":
                     answer: object = await self._lend(worker, caller, *arguments)
                 else:
-                    answer = await self._read(verb, arguments)
+                    answer = await self._small.get((verb, *arguments), partial(self._read, url, verb, arguments))
                 _write(worker.writer, (number, True, answer))
         except ClosedError:  # this reader ends: the worker finds another one
             worker.writer.close()
         except Exception as error:  # noqa: BLE001  raised in the worker
+            if isinstance(error, ObjectChanged):
+                self._small.clear(lambda key: url in key or any(getattr(each, "url", "") == url for each in key[1]))
             _write(worker.writer, (number, False, error))
         finally:
             del worker.requests[number]
@@ -191,13 +194,15 @@ class _Server:
             if caller.urgent:
                 return None
             await self._changed.wait()
-        self._count(worker, key)
+        worker.charged.append(key)
+        if not self._users[key]:
+            self._lent_bytes += key.size_bytes or 0
+        self._users[key] += 1
+        self._wake()
         try:
             lease = await self._clips.acquire(url, start, stop, header=header)
-        except BaseException as error:
+        except BaseException:
             self._uncount(worker, key)
-            if isinstance(error, ObjectChanged):
-                self._forget(url)
             raise
         name = next(self._names)
         worker.lent[name] = key, lease
@@ -211,13 +216,6 @@ class _Server:
             return False
         charged = sum((charged.size_bytes or 0) / self._users[charged] for charged in worker.charged)
         return is_urgent or charged + size_bytes <= self._share_bytes
-
-    def _count(self, worker: _WorkerPeer, key: CacheKey) -> None:
-        worker.charged.append(key)
-        if not self._users[key]:
-            self._lent_bytes += key.size_bytes or 0
-        self._users[key] += 1
-        self._wake()
 
     def _uncount(self, worker: _WorkerPeer, key: CacheKey) -> None:
         worker.charged.remove(key)
@@ -238,24 +236,11 @@ class _Server:
             self._uncount(worker, key)
         self._regions.sweep()
 
-    async def _read(self, verb: str, arguments: tuple[Any, ...]) -> _PieceAnswer:
-        url = arguments[0] if isinstance(arguments[0], str) else arguments[0][0].url
-
-        async def ask() -> _PieceAnswer:
-            try:
-                found = await getattr(self._reader, verb)(*arguments)
-            except ObjectChanged:
-                self._forget(url)
-                raise
-            return _PieceAnswer(_pickled(found), self._known(url))
-
-        return await self._small.get((verb, *arguments), ask)
+    async def _read(self, url: str, verb: str, arguments: tuple[Any, ...]) -> _PieceAnswer:
+        return _PieceAnswer(_pickled(await getattr(self._reader, verb)(*arguments)), self._known(url))
 
     def _known(self, url: str) -> ObjectInfo | None:
         return None if self._versioned is None else self._versioned.known(url)
-
-    def _forget(self, url: str) -> None:
-        self._small.clear(lambda key: url in key or any(getattr(each, "url", "") == url for each in key[1]))
 
 
 def _pickled(value: object) -> bytes:

@@ -20,6 +20,8 @@ from asyncfetch.errors import CacheError
 from asyncfetch.runtime.shared_memory import ViewEnd, lend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 REGION_BYTES = 256 * 1024 * 1024
@@ -45,7 +47,6 @@ class _Region:
     map: mmap.mmap
     memory: NDArray[np.uint8]
     used_bytes: int = 0
-    pieces: int = 0
 
     @classmethod
     def of(cls, number: int, descriptor: int, nbytes: int) -> _Region:
@@ -62,6 +63,8 @@ class Regions:
         self._lent: dict[int, tuple[ViewEnd, _Region, int, int]] = {}
         """Region, start and stop of each piece, by its address."""
         self._gone: deque[ViewEnd] = deque()
+        self._ends: weakref.WeakKeyDictionary[_Region, Callable[[], object]] = weakref.WeakKeyDictionary()
+        """Close the files of regions that are in use."""
 
     def allocate(self, size_bytes: int) -> memoryview:
         """Writable bytes. CacheError if the system has no memory for so many."""
@@ -72,7 +75,6 @@ class Regions:
             region = self._renew(nbytes)
         start = region.used_bytes
         region.used_bytes += nbytes
-        region.pieces += 1
         address = region.memory.ctypes.data + start
         view, end = lend(region.memory[start : start + size_bytes], region, address, self._gone)
         self._lent[address] = end, region, start, start + nbytes
@@ -84,12 +86,10 @@ class Regions:
         try:
             descriptor = os.memfd_create("asyncfetch-clips", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, nbytes)
-            region = _Region.of(self._made, descriptor, nbytes)
+            region = self._current = _Region.of(self._made, descriptor, nbytes)
         except OSError as error:
             raise CacheError(f"the system has no {nbytes:,} bytes of shared memory: {error}") from error
-        before, self._current = self._current, region
-        if before is not None:
-            self._close_unless_used(before)
+        self._ends[region] = weakref.finalize(region, os.close, descriptor)
         return region
 
     def place_of(self, view: memoryview) -> RegionPlace | None:
@@ -105,19 +105,11 @@ class Regions:
         while self._gone:
             _, region, start, stop = self._lent.pop(self._gone.popleft().name)
             region.map.madvise(mmap.MADV_REMOVE, start, stop - start)
-            region.pieces -= 1
-            self._close_unless_used(region)
-
-    def _close_unless_used(self, region: _Region) -> None:
-        if region.pieces == 0 and region is not self._current:
-            os.close(region.descriptor)
 
     def close(self) -> None:
         """Let no process map them any more; existing mappings stay, here and elsewhere."""
-        for descriptor in {region.descriptor for _, region, _, _ in self._lent.values()}:
-            os.close(descriptor)
-        if self._current is not None and self._current.pieces == 0:
-            os.close(self._current.descriptor)
+        for end in list(self._ends.values()):
+            end()
         self._lent, self._current = {}, None
 
 

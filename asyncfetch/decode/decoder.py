@@ -15,10 +15,12 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.decode.backends import choose_backend, import_torch
 from asyncfetch.errors import ConfigError, DecodeError, FrameMissing, MissingDependency, WrongLoop
 from asyncfetch.runtime.fork import forks_wait
+from asyncfetch.runtime.shared_memory import writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -116,12 +118,6 @@ class Clip:
     whole_from: int | None = None
     """Time, in ticks, from which on pictures are whole, where the first one may lean on others in front of it."""
 
-    def __post_init__(self) -> None:
-        if len(self.frame_index) != len(self.pts):
-            raise ConfigError(f"{self.name}: {len(self.frame_index)} ranks, but {len(self.pts)} times")
-        if self.timescale <= 0:
-            raise ConfigError(f"{self.name}: timescale must be positive, not {self.timescale}")
-
     def __len__(self) -> int:
         return len(self.frame_index)
 
@@ -216,17 +212,13 @@ class FrameDecoder(ABC):
             DecodeError: The bytes can't be decoded.
             WrongLoop: The decoder was opened before a fork, in the parent.
         """
-        ranks = self._ranks(frames)
-        if not ranks:
-            return self._no_frames()
-        with self._lock:
-            return self._decode_together(frames, ranks)
+        return stack_frames(self.each(frames)) if len(frames) else self._no_frames()
 
     def each(self, frames: Sequence[int]) -> list[torch.Tensor]:
         """The frames, each (channels, height, width) in memory of its own; duplicates are one tensor."""
-        ranks = self._ranks(frames)
-        with self._lock:
-            return self._decode(frames, ranks) if ranks else []
+        pictures: dict[int, torch.Tensor] = {}
+        self.give(frames, pictures.__setitem__)
+        return [pictures[place] for place in range(len(frames))]
 
     def give(self, frames: Sequence[int], take: Callable[[int, torch.Tensor], None]) -> None:
         """Give frames one by one: ``take(place in frames, picture)`` is called while the picture is in the caches."""
@@ -237,7 +229,7 @@ class FrameDecoder(ABC):
                 if picture is None or ranks[place] != rank:
                     picture = None  # its memory, still in the caches, is the next one's
                     rank = ranks[place]
-                    [picture] = self._decode([frames[place]], [rank])
+                    picture = self._decode(frames[place], rank)
                 take(place, picture)
 
     def _ranks(self, frames: Sequence[int]) -> list[int]:
@@ -275,12 +267,8 @@ class FrameDecoder(ABC):
         return none
 
     @abstractmethod
-    def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
-        """The frames with these ranks in the clip, at least one, in their size. Called under the lock."""
-
-    def _decode_together(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
-        """The frames as one tensor, which a library may write without a copy."""
-        return stack_frames(self._decode(frames, ranks))
+    def _decode(self, frame: int, rank: int) -> torch.Tensor:
+        """The frame with this rank in the clip, in its size. Called under the lock."""
 
     def _estimate_nbytes(self, pixel_format: str) -> int:
         """Memory of one open decoder after some random frames of this format: "yuv420p", "yuv420p10le" ...
@@ -389,14 +377,12 @@ class PyAVDecoder(FrameDecoder):
         stream.codec_context.thread_count = 1  # the threads are ours, one a decoder
         return stream
 
-    def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
-        wanted = [self.clip.ticks(frame) for frame in frames]
+    def _decode(self, frame: int, rank: int) -> torch.Tensor:
         try:
-            decoded = {pts: self._frame_at(pts) for pts in sorted(set(wanted))}
+            return self._frame_at(self.clip.ticks(frame))
         except self._errors as error:
             self._next_pts = AFTER_ALL
-            raise DecodeError(f"{self.clip.name}: PyAV can't decode frames {list(frames)}: {error}") from error
-        return [decoded[pts] for pts in wanted]
+            raise DecodeError(f"{self.clip.name}: PyAV can't decode frames {[frame]}: {error}") from error
 
     def _frame_at(self, pts: int) -> torch.Tensor:
         key = self._key_pts[max(0, bisect.bisect_right(self._key_pts, pts) - 1)]
@@ -502,25 +488,25 @@ class TorchcodecDecoder(FrameDecoder):
             video = open_video(clip.data, clip.name, transforms=_transforms(size, *found))
         return video
 
-    def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
-        # One by one: what is decoded by one call of torchcodec shares one block of memory.
-        with self._opened(frames) as video:
-            decoded = {rank: video.get_frame_at(rank) for rank in sorted(set(ranks))}
-        for frame, rank in zip(frames, ranks, strict=True):
-            self._check_time(frame, decoded[rank].pts_seconds)
-        pictures = {rank: self._filled(frame.data) for rank, frame in decoded.items()}
-        return [pictures[rank] for rank in ranks]
-
-    def _decode_together(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
-        # A window's, mostly. get_frames_at takes any ranks, but copies them to torch's default device.
-        start, stop = ranks[0], ranks[0] + len(ranks)
-        if ranks != list(range(start, stop)):
-            return super()._decode_together(frames, ranks)
-        with self._opened(frames) as video:
-            decoded = video.get_frames_in_range(start, stop)
-        for frame, seconds in zip(frames, decoded.pts_seconds.tolist(), strict=True):
-            self._check_time(frame, seconds)
+    def _decode(self, frame: int, rank: int) -> torch.Tensor:
+        # By itself: what is decoded by one call of torchcodec shares one block of memory.
+        with self._opened([frame]) as video:
+            decoded = video.get_frame_at(rank)
+        self._check_time(frame, decoded.pts_seconds)
         return self._filled(decoded.data)
+
+    @override
+    def frames(self, frames: Sequence[int]) -> torch.Tensor:
+        # A window's, mostly. get_frames_at takes any ranks, but copies them to torch's default device.
+        ranks = self._ranks(frames)
+        if not ranks or ranks != list(range(ranks[0], ranks[0] + len(ranks))):
+            return super().frames(frames)
+        with self._lock:
+            with self._opened(frames) as video:
+                decoded = video.get_frames_in_range(ranks[0], ranks[-1] + 1)
+            for frame, seconds in zip(frames, decoded.pts_seconds.tolist(), strict=True):
+                self._check_time(frame, seconds)
+            return self._filled(decoded.data)
 
     def _filled(self, pictures: torch.Tensor) -> torch.Tensor:
         if self.size is not None:
@@ -555,22 +541,9 @@ class TorchcodecDecoder(FrameDecoder):
             )
 
 
-class _WritableAlias:
-    """Another array on the same memory, said to be writable: torch has no read-only tensors, and warns of such memory.
-
-    numpy keeps this object as the array's base, so the memory lives as long as the tensor.
-    """
-
-    def __init__(self, source: NDArray[np.uint8]) -> None:
-        self._source = source
-        address, _ = source.__array_interface__["data"]
-        self.__array_interface__ = {**source.__array_interface__, "data": (address, False)}
-
-
 def tensor_on(data: memoryview | bytes) -> torch.Tensor:
     """A tensor of uint8 on this memory, for a decoder that reads it."""
-    array = np.asarray(_WritableAlias(np.frombuffer(data, dtype=np.uint8)))
-    tensor: torch.Tensor = import_torch().from_numpy(array)
+    tensor: torch.Tensor = import_torch().from_numpy(writable(np.frombuffer(data, dtype=np.uint8)))
     return tensor
 
 

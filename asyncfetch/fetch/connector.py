@@ -12,7 +12,6 @@ import ipaddress
 import os
 import socket
 import ssl
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +91,6 @@ class Connector:
         self.sockets = Sockets()
         self.files_run_out = False
         """True if the latest connection says that the process may open few more files: none should stay idle."""
-        _open_connectors.add(self)
 
     @classmethod
     async def open(cls, config: FetchConfig) -> Self:
@@ -157,14 +155,11 @@ class Connector:
 
     async def aclose(self) -> None:
         """End every connection, without waiting for any server, and return when its socket is closed."""
-        _open_connectors.discard(self)
         self.deadlines.close()
         await self.sockets.aclose()
-        await self.resolver.close()
 
     def forget(self) -> None:
         """End every connection and leave it to be collected, which closes its socket: for a loop that can't."""
-        _open_connectors.discard(self)
         self.sockets.shut_down()
         for one in self.deadlines.forget():
             if isinstance(one, Connection):
@@ -237,18 +232,3 @@ def _address_info(address: str, port: int) -> tuple[int, int, int, str, tuple[An
     if scope:
         scope_id = int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
     return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (plain, port, 0, scope_id)
-
-
-# A forked child inherits sockets and the epoll descriptor. Were it to collect a connection, closing its transport would
-# unregister the parent's socket from the epoll that both share, and the parent would wait for ever. So the child never
-# lets go of them.
-_open_connectors: weakref.WeakSet[Connector] = weakref.WeakSet()
-_inherited_connectors: list[Connector] = []
-
-
-def _keep_connections_in_child() -> None:
-    _inherited_connectors.extend(_open_connectors)
-    _open_connectors.clear()
-
-
-os.register_at_fork(after_in_child=_keep_connections_in_child)

@@ -188,8 +188,8 @@ class Fetcher(AsyncOnly):
         self._memory = _memory or MemoryPool(MAX_IDLE_BUFFER_BYTES)
         self._assembly = RangeAssembler(self.config, self._objects, self._memory, self._read)
         self._by_session = _by_session  # for tests: aiohttp's session asks for all
-        self._calls: dict[object, tuple[asyncio.Task[object], int]] = {}
-        """Calls under way: the task of each, and how many cancellations it had to deal with when the call began."""
+        self._calls: dict[object, asyncio.Task[object]] = {}
+        """The tasks of the calls under way."""
         self._state = "new"
         self._pid = -1
 
@@ -213,7 +213,7 @@ class Fetcher(AsyncOnly):
         self._memory.close()
         if os.getpid() != self._pid:
             return  # the parent's connections; a child must not touch them
-        for task, _ in self._calls.values():
+        for task in self._calls.values():
             task.cancel(getattr(task, "_cancel_message", None))  # by which anyio knows its own, if two come as one
         with anyio.CancelScope(shield=True):
             if self._calls:
@@ -466,9 +466,9 @@ class Fetcher(AsyncOnly):
         download = Download(url, wanted, self._objects, self._memory, buffer, asked=asked, part_of=part_of)
         transport = self._transports.of_string(url) if type(url) is str else self._transports.of(url)
         attempt = transport.attempts(download)
-        task, began = asyncio.current_task(), self._clock.monotonic()
+        began, task = self._clock.monotonic(), asyncio.current_task()
         assert task is not None
-        self._calls[download] = task, task.cancelling()
+        self._calls[download], cancelled_before = task, task.cancelling()
         is_cancelled, rest = False, None
         try:
             try:
@@ -484,9 +484,9 @@ class Fetcher(AsyncOnly):
             is_cancelled = True
             raise
         finally:
-            call = self._calls.pop(download)
+            del self._calls[download]
             if self._state == "closed":
-                self._left(call, url, "read", is_cancelled=is_cancelled)
+                self._left(task, cancelled_before, url, "read", is_cancelled=is_cancelled)
         if download.host is not None and (download.landed_bytes >= MIN_TELLING_BYTES or download.is_first):
             self._assembly.came_from(url, download.host, download.landed_bytes)
         return download.result()
@@ -495,7 +495,7 @@ class Fetcher(AsyncOnly):
         """Return what ``work`` returns; ClosedError where the fetcher is closed before that."""
         task = asyncio.current_task()
         assert task is not None
-        self._calls[work] = task, task.cancelling()
+        self._calls[work], cancelled_before = task, task.cancelling()
         is_cancelled = False
         try:
             return await work
@@ -503,15 +503,16 @@ class Fetcher(AsyncOnly):
             is_cancelled = True
             raise
         finally:
-            call = self._calls.pop(work)
+            del self._calls[work]
             if self._state == "closed":
-                self._left(call, url, doing, is_cancelled=is_cancelled)
+                self._left(task, cancelled_before, url, doing, is_cancelled=is_cancelled)
 
-    def _left(self, call: tuple[asyncio.Task[object], int], url: str, doing: str, *, is_cancelled: bool) -> None:
+    def _left(
+        self, task: asyncio.Task[object], cancelled_before: int, url: str, doing: str, *, is_cancelled: bool
+    ) -> None:
         """Take back the cancellation by which the fetcher has ended a call; ClosedError where there was no other."""
         if not self._calls:
             self._last_call_left.set()
-        task, cancelled_before = call
         if task.uncancel() <= cancelled_before and is_cancelled:
             raise ClosedError(f"the Fetcher was closed while it {doing} {redact_url(url)}") from None
 

@@ -100,13 +100,10 @@ class Host:
         """True if the latest answer with an object's bytes was one that our own connections read."""
         self.lacks_suffixes = False
         """True if it has refused the last bytes of an object that has some: they are asked for by its size."""
-        self.entered = 0
-        """Requests that have had a place so far."""
-        self.in_flight = 0
         self.peak_in_flight = 0
         self._settlements = 0  # twice their number, and odd within one
-        self._waits: list[float] = []  # for places, in seconds, of requests that aren't counted yet
-        self._ended: list[Permit] = []  # likewise
+        self._left = 0  # requests that have left their places
+        self._ended: list[Permit] = []  # those of them that aren't counted yet
         self._config = config
         self._clock = clock
         self._failures = FailureWatch()
@@ -151,6 +148,11 @@ class Host:
         return self._limiter.free
 
     @property
+    def in_flight(self) -> int:
+        """Requests that have their places."""
+        return self._limiter.in_use - self._pausing
+
+    @property
     def waiting(self) -> int:
         """Requests that wait for a permit, or with one for the end of a pause or an outage."""
         return self._limiter.waiting + self._pausing
@@ -173,16 +175,13 @@ class Host:
         if self._outage.is_away or self._clock.monotonic() < self._paused_until:
             return None
         urgent = self._limiter.enter_nowait()
-        if urgent is not None:
-            self.entered += 1
-            self.in_flight += 1
-            if self.in_flight > self.peak_in_flight:
-                self.peak_in_flight = self.in_flight
+        if urgent is not None and self._limiter.in_use > self.peak_in_flight:
+            self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         return urgent
 
     def leave(self, *, urgent: bool) -> None:
         """Give the place to the next one."""
-        self.in_flight -= 1
+        self._left += 1
         self._limiter.leave(urgent=urgent)
 
     def pause(self, seconds: float, *, is_quota: bool = True) -> None:
@@ -214,8 +213,6 @@ class Host:
             raise
         finally:
             self._pausing -= 1
-        self.entered += 1
-        self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         return urgent, probe
 
@@ -291,8 +288,7 @@ class Host:
             self._note_outage(failure)
         if not self._outage.is_away:  # of which there is a warning
             # Each attempt, a second request among them, has a place of its own; this one still has its.
-            ended = self.entered - self.in_flight
-            warning = self._failures.failed(failure, now=self._clock.monotonic(), ended=ended)
+            warning = self._failures.failed(failure, now=self._clock.monotonic(), ended=self._left)
             if warning is not None:
                 log.warning("%s %s", self.origin, warning)
         if failure.retry_after is not None:
@@ -311,9 +307,8 @@ class Host:
     def settle(self) -> None:
         """Count the requests that have ended and weren't counted yet, and learn from them."""
         self._settlements += 1
-        waits, self._waits = self._waits, []
         ended, self._ended = self._ended, []
-        _count(self.counts, waits, ended)
+        _count(self.counts, ended)
         self._settlements += 1
         learned, hedging, is_moved = self._learned, self.hedging, False
         for one in ended:
@@ -358,17 +353,16 @@ class Host:
         while True:
             before, counted = self._settlements, Counters()
             counted.add(self.counts)
-            _count(counted, list(self._waits), list(self._ended))
+            _count(counted, list(self._ended))
             # In another thread ``settle`` may have come between, and moved some: then they are there twice, or not.
             if self._settlements == before and before % 2 == 0:
                 return counted
 
 
-def _count(counters: Counters, waits: Iterable[float], ended: Iterable[Permit]) -> None:
-    """Count the waits of requests that have begun, and the other times of those that have ended."""
-    for seconds in waits:
-        counters.wait.record(seconds)
+def _count(counters: Counters, ended: Iterable[Permit]) -> None:
+    """Count the times of requests that have ended."""
     for one in ended:
+        counters.wait.record(one.waited_seconds)
         if one.first_byte_seconds is not None:
             counters.first_byte.record(one.first_byte_seconds)
         if one.body_seconds is not None:
@@ -376,40 +370,32 @@ def _count(counters: Counters, waits: Iterable[float], ended: Iterable[Permit]) 
 
 
 class Permit:
-    """One request's place at its host, from the end of its wait to the end of its body, and the times of both.
+    """One request's place at its host, from the end of its wait to the end of its body, and what became of it.
 
-    The sender of the request says when its answer's head is there (``answered``), what of the body has landed, and how
-    long it took where it came whole; or how the attempt ``failed``. At its end the host counts it.
+    Its sender says when the answer's head is there (``answered``), what of the body has ``landed``, and how long that
+    took where it came whole; or how the attempt ``failed``. The host counts it when it leaves.
     """
 
-    __slots__ = (
-        "_entered_at", "_probe", "_urgent", "body_seconds", "ended_at", "first_byte_seconds", "host", "in_flight",
-        "others_waited", "sent_at", "size_bytes", "status", "succeeded", "waited_seconds", "watch",
-    )  # fmt: skip
-
+    status: int | None = None
+    """Of the answer, where it is known."""
+    waited_seconds = 0.0
+    first_byte_seconds: float | None = None
+    """Seconds from having a connection to the answer's head; None until that is there."""
+    body_seconds: float | None = None
+    """Seconds that the body took; None where no range of an object came whole."""
+    size_bytes = 0
+    """Bytes of the body, so far."""
     in_flight: int
-    """Requests in flight until its end, itself included."""
+    """Requests in flight at its end, itself included."""
     others_waited: bool
     """True if other requests waited for a place then."""
-    succeeded: bool
-    """True if the answer was taken whole."""
+    _probe: bool | None = None  # what the host's ``_probes`` is left with; None where it isn't the probe of an outage
 
     def __init__(self, host: Host) -> None:
         self.host = host
         meter, tracer = running_meter(), running()
         self.watch = None if meter is None and tracer is None else RequestWatch(host.name, meter, tracer)
         """Follows it where its time is accounted for."""
-        self._probe: bool | None = None
-        """What the host's ``_probes`` is left with; None where it isn't the probe of an outage."""
-        self.status: int | None = None
-        """Of the answer, where it is known."""
-        self.waited_seconds = 0.0
-        self.first_byte_seconds: float | None = None
-        """Seconds from having a connection to the answer's head; None until that is there."""
-        self.body_seconds: float | None = None
-        """Seconds that the body took; None where no range of an object came whole."""
-        self.size_bytes = 0
-        """Bytes of the body, so far."""
 
     async def __aenter__(self) -> Self:
         if not self.enter_nowait():
@@ -427,9 +413,8 @@ class Permit:
         if urgent is None:
             return False
         self._urgent, self._entered_at = urgent, self.host.now()
-        self.host._waits.append(0.0)
         if self.watch is not None:
-            self.watch.enter(Cause.FIRST_BYTE, self._entered_at)
+            self.watch.enter(self._entered_at)
         return True
 
     async def enter(self) -> None:
@@ -437,14 +422,13 @@ class Permit:
         host, watch = self.host, self.watch
         since, asked_at = host.now(), host._clock.monotonic()
         if watch is not None:
-            watch.begin(host._cause_of_wait(asked_at), since)
+            watch.turn(None, since, host._cause_of_wait(asked_at))
         self._urgent, self._probe = await host._enter(asked_at)
         self._entered_at = host.now()
         self.waited_seconds = self._entered_at - since
-        host._waits.append(self.waited_seconds)
         if watch is not None:
-            watch.stop(host._cause_of_wait(asked_at), self._entered_at)
-            watch.enter(Cause.FIRST_BYTE, self._entered_at)
+            watch.turn(host._cause_of_wait(asked_at), self._entered_at)
+            watch.enter(self._entered_at)
 
     def held_back(self) -> None:
         """Note that what came since it was entered was a wait for bandwidth that the user has bounded."""
@@ -474,30 +458,37 @@ class Permit:
         failure.is_probe, failure.waited_seconds = self._probe is not None, self.waited_seconds
         self.host._failed(failure, seconds=self.host.now() - self._entered_at)
         if self.watch is not None:
-            self.watch.stop(failure.cause, self.host.now())
+            self.watch.turn(failure.cause, self.host.now())
 
     def leave(self, *, succeeded: bool) -> None:
         """Give the place to the next one. ``succeeded`` says whether the answer was taken whole."""
-        host = self.host
+        host, limiter = self.host, self.host._limiter
         self.ended_at, self.succeeded = host.now(), succeeded
-        self.in_flight, self.others_waited = host.in_flight, host._limiter.waiting > 0
+        self.in_flight, self.others_waited = limiter.in_use - host._pausing, limiter.waiting > 0
         if succeeded and host.budget.is_drawn and self.first_byte_seconds is not None:
             host.budget.give_back()
-        watch, self.watch = self.watch, None
-        if watch is not None:
+        if self.watch is not None:
             if self.body_seconds is not None:
-                watch.stop(host.body_cause, self.ended_at)
+                self.watch.turn(host.body_cause, self.ended_at)
             seconds = self.first_byte_seconds
-            first_byte = None if seconds is None else (self.sent_at, self.sent_at + seconds)
-            facts = {"succeeded": succeeded, "bytes": self.size_bytes, "status": self.status}
-            watch.leave(self._entered_at, first_byte, {**facts, "waited_ms": 1e3 * self.waited_seconds})
+            self.watch.leave(
+                self._entered_at,
+                None if seconds is None else (self.sent_at, self.sent_at + seconds),
+                {
+                    "succeeded": succeeded,
+                    "bytes": self.size_bytes,
+                    "status": self.status,
+                    "waited_ms": 1e3 * self.waited_seconds,
+                },
+            )
+            self.watch = None
         host._ended.append(self)
         if len(host._ended) >= ENDS_TOGETHER:
             host.settle()
         if self._probe is not None:
             self._end_probe()
-        host.in_flight -= 1
-        host._limiter.leave(urgent=self._urgent)
+        host._left += 1
+        limiter.leave(urgent=self._urgent)
 
     def _end_probe(self) -> None:
         """Let the next one see whether the host is there."""
@@ -519,16 +510,16 @@ class Hosts:
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         self._forgotten = Counters()
 
-    def get(self, origin: str, route: Callable[[], Route] | None = None) -> Host:
+    def get(self, origin: str, route: Callable[..., Route] | None = None, *about: object) -> Host:
         """The host of ``origin``. Take a permit of it before you await anything else.
 
-        ``route`` is a web server's, called when it is new. What has none, a disk or a back end with threads of its own,
-        doesn't learn its limit.
+        ``route(*about)`` is a web server's, called when it is new. What has none, a disk or a back end with threads of
+        its own, doesn't learn its limit.
         """
         host = self._hosts.get(origin)
         if host is None:
             learns = route is not None and self._config.learn_limit
-            where = Route() if route is None else route()
+            where = Route() if route is None else route(*about)
             host = Host(origin, where, self._config, clock=self._clock, now=self._now, learns=learns)
             self._hosts[origin] = host
             if len(self._hosts) > MAX_IDLE_HOSTS:

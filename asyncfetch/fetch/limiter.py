@@ -147,8 +147,6 @@ class Limiter:
         self._ahead = _Queues()
         self._urgent_turns = 0  # in a row, while read-ahead waited for one
         self.in_use = 0
-        self.waiting = 0
-        """Number of those who wait for their turn."""
         self._ahead_in_use = 0
 
     def __repr__(self) -> str:
@@ -163,6 +161,11 @@ class Limiter:
     def limit(self, limit: int) -> None:
         self._limit = limit
         self._grant()
+
+    @property
+    def waiting(self) -> int:
+        """Number of those who wait for their turn."""
+        return self._urgent.count + self._ahead.count
 
     @property
     def free(self) -> int:
@@ -182,7 +185,6 @@ class Limiter:
             return urgent
         waiter = _Waiter(self, caller or Caller())
         (self._urgent if urgent else self._ahead).add(waiter)
-        self.waiting += 1
         waiter.caller._waiting[waiter] = None
         try:
             await waiter.granted.wait()
@@ -191,7 +193,6 @@ class Limiter:
                 self.leave(urgent=waiter.urgent)
             else:
                 (self._urgent if waiter.urgent else self._ahead).remove(waiter)
-                self.waiting -= 1
             raise
         finally:
             waiter.caller._waiting.pop(waiter, None)
@@ -211,7 +212,7 @@ class Limiter:
         """Gives the permit to the next one."""
         self.in_use -= 1
         self._ahead_in_use -= not urgent
-        if self.waiting:
+        if self._urgent.count or self._ahead.count:
             self._grant()
 
     @asynccontextmanager
@@ -234,7 +235,6 @@ class Limiter:
     def _grant(self) -> None:
         while (queues := self._next_queues()) is not None:
             waiter = queues.take()
-            self.waiting -= 1
             del waiter.caller._waiting[waiter]
             self.in_use += 1
             self._ahead_in_use += not waiter.urgent

@@ -15,9 +15,9 @@ read-ahead alone: it would hold up what a consumer waits for, or overtake it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio.lowlevel
 
@@ -124,19 +124,6 @@ MAX_PLANNED = 1000
 """Ranges planned at a time: it takes about 2 us each, on the loop."""
 
 
-ReadShared: TypeAlias = "Callable[[Request, RequestGroup], Awaitable[tuple[ObjectInfo, SplitBuffer]]]"
-"""Reads what a request serves: the object, and what came of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedRequest:
-    """A request that brings what several calls asked for."""
-
-    request: Request
-    body: SharedCall[tuple[ObjectInfo, SplitBuffer]]
-    """It is made in the task of one of them, and by another one where that is cancelled; with the last one it ends."""
-
-
 class _EndOfTurn:
     """The end of the running turn of the loop: what asyncio.sleep(0) awaits, without a coroutine for each range."""
 
@@ -155,8 +142,10 @@ class RangeRequest:
     def __init__(self, one: ByteRange) -> None:
         self.range = one
         self.caller = running_caller()
-        self.shared: SharedRequest | None = None
-        """The shared request that brings it; None where that is a request of its own."""
+        self.shared: tuple[Request, SharedCall[tuple[ObjectInfo, SplitBuffer]]] | None = None
+        """The request that brings it with others' ranges, and the call for that; None where it has one of its own.
+
+        It is made in the task of one of them, and by another one where that is cancelled; with the last one it ends."""
         self.requests = self.ahead = 0
         """The figures of its group; no requests until the end of the turn."""
 
@@ -173,7 +162,11 @@ class Coalescer:
     what a request serves, given the group of those that are about to be made.
     """
 
-    def __init__(self, plan: Callable[[Sequence[ByteRange]], list[Request]], read: ReadShared) -> None:
+    def __init__(
+        self,
+        plan: Callable[[Sequence[ByteRange]], list[Request]],
+        read: Callable[[Request, RequestGroup], Awaitable[tuple[ObjectInfo, SplitBuffer]]],
+    ) -> None:
         self._plan = plan
         self._read = read
         self._asks: list[RangeRequest] = []
@@ -201,7 +194,7 @@ class Coalescer:
             return
         urgent = [ask for ask in asks if ask.caller is None or ask.caller.urgent]
         ahead = [ask for ask in asks if ask.caller is not None and not ask.caller.urgent]
-        plans = [(group, self._requests(group)) for group in (urgent, ahead)]
+        plans = [(group, self._plan([ask.range for ask in group]) if group[1:] else []) for group in (urgent, ahead)]
         total, before = sum(len(requests) or len(group) for group, requests in plans), 0
         for group, requests in plans:
             for place, ask in enumerate(group, before):
@@ -209,10 +202,6 @@ class Coalescer:
             if 0 < len(requests) < len(group):
                 self._share(group, requests, total, before)
             before += len(requests) or len(group)
-
-    def _requests(self, asks: Sequence[RangeRequest]) -> list[Request]:
-        """Return what brings all of them; none where each is by itself."""
-        return self._plan([ask.range for ask in asks]) if len(asks) > 1 else []
 
     def _share(self, asks: Iterable[RangeRequest], requests: Sequence[Request], total: int, before: int) -> None:
         by_range: dict[ByteRange, list[RangeRequest]] = {}
@@ -224,10 +213,9 @@ class Coalescer:
             for ask in served:
                 ask.requests, ask.ahead = total, place
             if len(served) > 1:
-                read = partial(self._bring, request, _caller_for(served), group)
-                shared = SharedRequest(request, SharedCall(read))
+                shared = SharedCall(partial(self._bring, request, _caller_for(served), group))
                 for ask in served:
-                    ask.shared = shared
+                    ask.shared = request, shared
 
     async def _bring(self, request: Request, caller: Caller, group: RequestGroup) -> tuple[ObjectInfo, SplitBuffer]:
         with calling(caller):
@@ -250,26 +238,20 @@ PIECES_A_TURN = 100
 """Ranges that are cut out of a request's bytes in one turn of the loop: 0.4 ms."""
 
 
-class Read(Protocol):
-    """Reads one range of an object by one request and its repeats."""
-
-    def __call__(
-        self,
-        url: str,
-        wanted: WantedRange,
-        buffer: Target | None = None,
-        *,
-        asked: WantedRange | None = None,
-        part_of: ObjectInfo | None = None,
-    ) -> Awaitable[tuple[ObjectInfo, memoryview]]:
-        """The object and the bytes, where those are in one view; the arguments are Download's."""
-        ...
-
-
 class RangeAssembler:
-    """Brings ranges that aren't empty, by as few requests as bring them about as soon as can be."""
+    """Brings ranges that aren't empty, by as few requests as bring them about as soon as can be.
 
-    def __init__(self, config: FetchConfig, objects: ObjectMemory, memory: MemoryPool, read: Read) -> None:
+    ``read`` reads one range of an object by one request and its repeats: the object and the bytes, where those are in
+    one view. Its arguments are those of ``Fetcher._read``.
+    """
+
+    def __init__(
+        self,
+        config: FetchConfig,
+        objects: ObjectMemory,
+        memory: MemoryPool,
+        read: Callable[..., Awaitable[tuple[ObjectInfo, memoryview]]],
+    ) -> None:
         self._config = config
         self._objects = objects
         self._memory = memory
@@ -305,7 +287,7 @@ class RangeAssembler:
             if wanted.stop - wanted.start < self._undivided_bytes:
                 return await self._read(wanted.url, WantedRange(wanted.start, wanted.stop), buffer)
             return await self.fetch_alone(wanted, buffer, group=ask.group)
-        request, outcome = shared.request, await shared.body.outcome()
+        request, outcome = shared[0], await shared[1].outcome()
         if isinstance(outcome, tuple):
             info, split = outcome
             if buffer is None:

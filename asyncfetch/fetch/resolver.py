@@ -29,9 +29,11 @@ from asyncfetch.runtime.single_flight import AsyncCache, CachedValue
 from asyncfetch.runtime.threads import in_daemon, no_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from asyncfetch.fetch.connection import Peer
+
+    LookUp = Callable[[str, int, socket.AddressFamily], Awaitable[list[ResolveResult]]]
 
 NAME_SECONDS = 10.0
 """Seconds for which a name's answer is used. aiohttp's; S3's answers hold for less, and name new addresses each
@@ -57,13 +59,13 @@ class _Answer:
 class Resolver(AbstractResolver):
     """aiohttp's resolver behind a cache of names, giving addresses in the order in which they are to be tried.
 
-    For one loop. Names are looked up once for all who ask at the same time, by ``resolver``, which is closed with this
-    one; None for the system's way. ``now`` gives monotonic seconds.
+    For one loop. Names are looked up once for all who ask at the same time, by ``look_up``: it takes a host, a port and
+    a family, and raises OSError where there is no address; None for the system's way. ``now`` gives monotonic seconds.
     """
 
-    def __init__(self, resolver: AbstractResolver | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, look_up: LookUp | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
-        self._resolver = resolver or SystemResolver()
+        self._look_up = look_up or system_addresses
         self._names: AsyncCache[tuple[str, int, int], _Answer] = AsyncCache(now, MAX_NAMES)
         self._aside: dict[Peer, float] = {}
 
@@ -77,7 +79,7 @@ class Resolver(AbstractResolver):
         key = host, port, int(family)
 
         async def find() -> CachedValue[_Answer]:
-            return await self._look_up(host, port, family)
+            return await self._found(host, port, family)
 
         answer = await self._names.get(key, find)
         if newer_than is not None and answer.found_at < newer_than:
@@ -112,13 +114,12 @@ class Resolver(AbstractResolver):
             self._aside.update(dict.fromkeys(peers, now + ASIDE_SECONDS))
 
     async def close(self) -> None:
-        """Ends all look-ups."""
-        await self._resolver.close()
+        """Nothing is left to close: a thread that still waits for its answer ends by itself."""
 
-    async def _look_up(self, host: str, port: int, family: int) -> CachedValue[_Answer]:
+    async def _found(self, host: str, port: int, family: int) -> CachedValue[_Answer]:
         began = self.now()
         try:
-            addresses = await self._resolver.resolve(host, port, socket.AddressFamily(family))
+            addresses = await self._look_up(host, port, socket.AddressFamily(family))
         except OSError as error:  # found, so that all who wait for it get it, but no one after them
             return CachedValue(_Answer([], kept(error), began, 0), 0.0)
         if not addresses:
@@ -126,24 +127,17 @@ class Resolver(AbstractResolver):
         return CachedValue(_Answer(addresses, None, began, random.randrange(len(addresses))), NAME_SECONDS)
 
 
-class SystemResolver(AbstractResolver):
-    """The system's names, each looked up in a thread of its own.
+async def system_addresses(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
+    """All addresses of a name, by the system; OSError where it has none, AttemptFailed where no thread can be started.
 
-    Not in asyncio's executor, as aiohttp has it: that takes no call when the program's main thread is over, where a
-    loop in another one goes on, and a program that ends waits for it, half a minute where a name server doesn't answer.
+    In a thread of its own, and not in asyncio's executor, as aiohttp has it: that takes no call when the program's main
+    thread is over, where a loop in another one goes on, and a program that ends waits for it, half a minute where a
+    name server doesn't answer.
     """
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """All addresses of a name; OSError where it has none, AttemptFailed where no thread can be started."""
-        try:
-            return await in_daemon(partial(_addresses, host, port, family), name="asyncfetch look-up")
-        except RuntimeError as error:
-            raise AttemptFailed(FetchError, str(no_thread(error) or error)) from error
-
-    async def close(self) -> None:
-        """A thread that still waits for its answer ends by itself."""
+    try:
+        return await in_daemon(partial(_addresses, host, port, family), name="asyncfetch look-up")
+    except RuntimeError as error:
+        raise AttemptFailed(FetchError, str(no_thread(error) or error)) from error
 
 
 def _addresses(host: str, port: int, family: int) -> list[ResolveResult]:

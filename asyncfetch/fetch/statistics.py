@@ -74,7 +74,7 @@ class _RequestStatistics(Figures):
     waiting: int
     """Requests that wait for their host's limit, or for the end of its pause or outage."""
     wait: Quantiles
-    """Seconds that requests waited for a permit within their host's limit."""
+    """Seconds that requests which are over had waited for a permit within their host's limit."""
     first_byte: Quantiles
     """Seconds from having a connection to the answer's head, whatever it says. Web servers only."""
     body: Quantiles

@@ -99,7 +99,7 @@ class PlannedClip:
     @property
     def nbytes(self) -> int:
         """Memory the clip takes: its header and its range."""
-        return self.plan.header_bytes + self.plan.stop - self.plan.start
+        return len(self.plan.header) + self.plan.stop - self.plan.start
 
     @property
     def plan_nbytes(self) -> int:
@@ -109,7 +109,7 @@ class PlannedClip:
         if plan.refresh is not None:
             key_bytes += plan.refresh.extents.nbytes + plan.refresh.times.nbytes
         misplaced_bytes = self.misplaced.nbytes if self.misplaced is not None else 0
-        return plan.header_bytes + plan.frame_index.nbytes + plan.pts.nbytes + key_bytes + misplaced_bytes
+        return len(plan.header) + plan.frame_index.nbytes + plan.pts.nbytes + key_bytes + misplaced_bytes
 
     def over(self, buffer: memoryview, *, name: str, depth: DepthScale | None = None) -> Clip:
         """Return the clip with its bytes, header and range, in ``buffer``."""
@@ -147,15 +147,12 @@ class FileReader(Protocol):
 
     async def fetch(self, url: str, start: int, stop: int) -> memoryview:
         """Bytes [start, stop) of the file."""
-        ...
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """The file, and its first bytes."""
-        ...
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """The file, and its last bytes."""
-        ...
 
 
 async def fetch_moov(

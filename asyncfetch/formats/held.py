@@ -33,8 +33,8 @@ class StretchEntry(Generic[X]):
     """A stretch that is read or waited for."""
 
     stretch: Stretch
-    name: str
-    """Its name in messages."""
+    name_of: Callable[[Stretch], str]
+    """Gives a stretch's name in messages."""
     holders: int = 0
     passes: int = 0
     """Holders that are passes."""
@@ -49,6 +49,11 @@ class StretchEntry(Generic[X]):
     """The plan that its bytes were fetched by."""
     clips: Mapping[str, Clip] = field(default_factory=dict)
     leases: Mapping[str, Lease] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return self.name_of(self.stretch)
 
 
 class ClipDecoders:
@@ -117,7 +122,11 @@ class HeldStretch(Generic[X]):
         *,
         by_pass: bool = False,
     ) -> None:
-        self._entry, self._decoders, self._release = entry, decoders, release
+        self.entry = entry
+        """The cache's entry that it holds."""
+        self.stretch = entry.stretch
+        """The frames that samples can be made of."""
+        self._decoders, self._release = decoders, release
         self.is_by_pass = by_pass
         """True if a pass has claimed it."""
         self._released = False
@@ -125,36 +134,26 @@ class HeldStretch(Generic[X]):
         entry.passes += by_pass
 
     @property
-    def entry(self) -> StretchEntry[X]:
-        """The cache's entry that it holds."""
-        return self._entry
-
-    @property
-    def stretch(self) -> Stretch:
-        """The frames that samples can be made of."""
-        return self._entry.stretch
-
-    @property
     def is_common(self) -> bool:
         """True where its bytes are in memory of all loader workers of the rank, and take no room here."""
-        return self._entry.is_common
+        return self.entry.is_common
 
     @property
     def beside(self) -> X:
         """The part that its format has beside its bytes."""
         self._check()
-        assert self._entry.beside is not None
-        return self._entry.beside
+        assert self.entry.beside is not None
+        return self.entry.beside
 
     def data(self, name: str) -> memoryview:
         """The bytes that were planned under this name, behind their header. Don't write to them."""
         self._check()
-        return self._entry.leases[name].buffer
+        return self.entry.leases[name].buffer
 
     def clip(self, camera: str) -> Clip:
         """The bytes of one camera's frames as a small MP4 in memory, for a decoder of your own."""
         self._check()
-        return self._entry.clips[camera]
+        return self.entry.clips[camera]
 
     def frames(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> torch.Tensor:
         """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread.
@@ -189,7 +188,7 @@ class HeldStretch(Generic[X]):
         """A decoder of one camera for these frames, for a block. An error of the data casts doubt on the stretch."""
         self._check()
         try:
-            yield self._decoders.decoder(self._entry, camera, frames, reader)
+            yield self._decoders.decoder(self.entry, camera, frames, reader)
         except (DatasetError, DecodeError):
             self._decoders.doubt(self.stretch)
             raise
@@ -198,11 +197,11 @@ class HeldStretch(Generic[X]):
         """Let go of its bytes. Call it on the loop."""
         if not self._released:
             self._released = True
-            self._release(self._entry, self.is_by_pass)
+            self._release(self.entry, self.is_by_pass)
 
     def _check(self) -> None:
         if self._released:
-            raise ClosedError(f"{self._entry.name} was released: hold it again to read it")
+            raise ClosedError(f"{self.entry.name} was released: hold it again to read it")
 
     def __enter__(self) -> Self:
         return self

@@ -11,9 +11,7 @@ from asyncfetch.formats.held import HeldStretch
 from asyncfetch.observe import Figures, Quantiles
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from anyio.abc import TaskGroup
+    from collections.abc import Callable
 
     from asyncfetch.cache import CacheStatistics
     from asyncfetch.cache.disk import DiskStatistics
@@ -32,47 +30,6 @@ MAX_PREFETCHES = 1024
 
 
 H = TypeVar("H", bound=HeldStretch[Any])
-
-
-class Prefetches:
-    """Prefetches of one dataset. Loop-bound, as that is.
-
-    All waiters for the same fetch get its error. It isn't kept: a later call asks anew.
-
-    Args:
-        fetch: Brings a stretch into memory.
-    """
-
-    def __init__(self, fetch: Callable[[Stretch], Awaitable[None]]) -> None:
-        self._fetch = fetch
-        self._under_way: set[Stretch] = set()
-        self._ahead = Caller(urgent=False)
-
-    def __contains__(self, stretch: Stretch) -> bool:
-        """Return whether one is at it."""
-        return stretch in self._under_way
-
-    def start(self, stretch: Stretch, group: TaskGroup) -> None:
-        """Fetch it in a task of this group, unless one is at it.
-
-        Raises:
-            CacheError: 1,024 are under way.
-        """
-        if stretch in self._under_way:
-            return
-        if len(self._under_way) >= MAX_PREFETCHES:
-            raise CacheError(f"{MAX_PREFETCHES} prefetches are under way; await ready() of some before asking for more")
-        self._under_way.add(stretch)
-        group.start_soon(self._run, stretch, name=f"prefetch episode {stretch.episode}")
-
-    async def _run(self, stretch: Stretch) -> None:
-        try:
-            with calling(Caller(urgent=False, behind=self._ahead)):
-                await self._fetch(stretch)
-        except AsyncFetchError:
-            pass  # a reader of this stretch asks for it anew
-        finally:
-            self._under_way.discard(stretch)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -119,7 +76,9 @@ class StretchReader(Generic[H]):
         self.is_closed = False
         self._url = url
         self._guard = guard
-        self._prefetches = Prefetches(self._load)
+        self._prefetches: set[Stretch] = set()
+        """Stretches that are being prefetched."""
+        self._ahead = Caller(urgent=False)
         self._episodes = episodes
 
     def check(self) -> None:
@@ -144,7 +103,22 @@ class StretchReader(Generic[H]):
         Raises:
             CacheError: 1,024 are under way.
         """
-        self._prefetches.start(self._stretch(wanted), self.engine.group)
+        stretch = self._stretch(wanted)
+        if stretch in self._prefetches:
+            return
+        if len(self._prefetches) >= MAX_PREFETCHES:
+            raise CacheError(f"{MAX_PREFETCHES} prefetches are under way; await ready() of some before asking for more")
+        self._prefetches.add(stretch)
+        self.engine.group.start_soon(self._prefetch, stretch, name=f"prefetch episode {stretch.episode}")
+
+    async def _prefetch(self, stretch: Stretch) -> None:
+        try:
+            with calling(Caller(urgent=False, behind=self._ahead)):
+                await self._load(stretch)
+        except AsyncFetchError:
+            pass  # a reader of this stretch asks for it anew
+        finally:
+            self._prefetches.discard(stretch)
 
     async def ready(self, wanted: Stretch | int) -> None:
         """Wait until a stretch is in memory."""

@@ -40,11 +40,9 @@ class Row(Protocol):
 
     def put(self, key: str, value: object) -> None:
         """Write a value."""
-        ...
 
     def at(self, key: str) -> NDArray[Any]:
         """Return where a feature's picture goes, (H, W, C), or those of its window, (T, H, W, C)."""
-        ...
 
 
 class Field(NamedTuple):

@@ -42,7 +42,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Mapping
 
     from asyncfetch.cache import Lease
     from asyncfetch.config import DecoderBackend
@@ -239,17 +239,34 @@ class StretchCache(ABC, Generic[P, X, H]):
             self._room.change(pass_bytes=size_bytes, brief_bytes=-taken_bytes)
         return held
 
-    async def load(self, held: H) -> H:
+    async def load(self, held: H, *, is_common: bool = False) -> H:
         """Fetch what isn't in memory of a stretch that has its room: all at once, nothing twice.
 
-        Failed, or cancelled, its claimer still has to release it. It is as urgent as the caller that asks.
+        Failed, or cancelled, its claimer still has to release it. It is as urgent as the caller that asks. Where
+        ``is_common``, it may lack what comes beside still.
 
         Raises:
             FetchError, FormatError, DatasetError: Its files can't be read.
             PlanChange: Its bytes aren't those that ``clip_bytes`` weighed.
             ClosedError: The cache's owner ended.
         """
-        return await self._loaded(held, is_common=False)
+        # Held while it is being fetched, so that it can't be evicted before its waiters run again.
+        entry: StretchEntry[X] = held.entry
+        if entry.beside is not None:
+            self._hits += 1
+            return held
+        self._misses += 1
+        try:
+            with calling(self._caller(entry.stretch)):
+                while entry.beside is None:  # as it is behind a flight of ``hold_common`` without room
+                    await self._flights.run(entry, partial(self._load, entry, is_common=is_common))
+                    if is_common:
+                        break
+        except BaseException:
+            if not held.is_by_pass:  # which gives its room back itself, once the piece is in line for it again
+                held.release()
+            raise
+        return held
 
     async def hold(self, stretch: Stretch) -> H | None:
         """The stretch for a moment, fetched where needed; None once its bytes don't fit beside what passes hold.
@@ -296,7 +313,7 @@ class StretchCache(ABC, Generic[P, X, H]):
         held = self.hold_nowait(stretch)
         if held is None:
             entry = self._held.get(stretch) or self._new_entry(stretch)
-            held = await self._loaded(self._held_by(entry), is_common=True)
+            held = await self.load(self._held_by(entry), is_common=True)
         if held.is_common:
             return held
         held.release()
@@ -318,28 +335,8 @@ class StretchCache(ABC, Generic[P, X, H]):
     # How it works.
 
     def _new_entry(self, stretch: Stretch) -> StretchEntry[X]:
-        entry = self._held[stretch] = StretchEntry(stretch, self.name(stretch))
+        entry = self._held[stretch] = StretchEntry(stretch, self.name)
         return entry
-
-    async def _loaded(self, held: H, *, is_common: bool) -> H:
-        """The stretch when it is loaded; where ``is_common`` it may lack what comes beside still."""
-        # Held while it is being fetched, so that it can't be evicted before its waiters run again.
-        entry: StretchEntry[X] = held.entry
-        if entry.beside is not None:
-            self._hits += 1
-            return held
-        self._misses += 1
-        try:
-            with calling(self._caller(entry.stretch)):
-                while entry.beside is None:  # as it is behind a flight of ``hold_common`` without room
-                    await self._flights.run(entry, partial(self._load, entry, is_common=is_common))
-                    if is_common:
-                        break
-        except BaseException:
-            if not held.is_by_pass:  # which gives its room back itself, once the piece is in line for it again
-                held.release()
-            raise
-        return held
 
     def _release(self, entry: StretchEntry[X], by_pass: bool) -> None:
         """One holder less. The last one gives the bytes back to the byte cache's own order of eviction."""
@@ -395,7 +392,7 @@ class StretchCache(ABC, Generic[P, X, H]):
         while entry.beside is None:
             generation = self._clip_decoders.generation
             try:
-                fetched = await (self._fetch_common(entry.stretch) if is_common else self._fetch(entry))
+                fetched = await self._fetch(entry, is_common=is_common)
                 if fetched is None:
                     return
                 beside, planned, leases = fetched
@@ -420,44 +417,16 @@ class StretchCache(ABC, Generic[P, X, H]):
                 raise
             _release(leases)
 
-    async def _fetch(self, entry: StretchEntry[X]) -> tuple[X, Mapping[str, P], Mapping[str, Lease]]:
-        """Plan the stretch, then fetch all of it at once. PlanChange where it needs more room than it has."""
-        meter = running_meter()
+    async def _fetch(
+        self, entry: StretchEntry[X], *, is_common: bool
+    ) -> tuple[X, Mapping[str, P], Mapping[str, Lease]] | None:
+        """Plan the stretch, then fetch all of it at once: what comes beside, the plan by that, and the bytes.
 
-        async def lease(each: P) -> Lease:
-            since = time.perf_counter()
-            async with self._fetching_clips.permit():
-                if meter is not None:
-                    meter.add(Cause.LIMIT, time.perf_counter() - since)
-                return await self._clips.acquire(each.url, each.start, each.stop, header=each.header)
-
-        planned = await self._plan(entry.stretch)
-        if entry.size_bytes is not None and _nbytes(planned) > entry.size_bytes:
+        None where common memory has no room for all of it. PlanChange where it needs more room than it has here.
+        """
+        stretch, planned = entry.stretch, await self._plan(entry.stretch)
+        if not is_common and entry.size_bytes is not None and _nbytes(planned) > entry.size_bytes:
             raise PlanChange
-        return await self._all_of(entry.stretch, planned, lease)
-
-    async def _fetch_common(self, stretch: Stretch) -> tuple[X, Mapping[str, P], Mapping[str, Lease]] | None:
-        """Plan the stretch, then have it in memory of all loader workers; None where not all of it has room there."""
-        rank = self._rank
-        assert rank is not None
-
-        async def lease(each: P) -> Lease | None:
-            return await rank.lease(each.url, each.start, each.stop, header=each.header)
-
-        planned = await self._plan(stretch)
-        beside, by_it, leases = await self._all_of(stretch, planned, lease)
-        if len(leases) < len(planned):
-            _release(leases)
-            return None
-        return beside, by_it, leases
-
-    async def _all_of(
-        self,
-        stretch: Stretch,
-        planned: Mapping[str, P],
-        lease: Callable[[P], Awaitable[Lease | None]],
-    ) -> tuple[X, Mapping[str, P], dict[str, Lease]]:
-        """Return what comes beside, the plan by it, and the leases of those ranges that ``lease`` gives one for."""
         found: list[tuple[X, Mapping[str, P]]] = []
         leases: dict[str, Lease] = {}
 
@@ -465,16 +434,29 @@ class StretchCache(ABC, Generic[P, X, H]):
             found.append(await self._fetch_beside(stretch, planned))
 
         async def add(name: str, each: P) -> None:
-            given = await self._watch(lease(each))
-            if given is not None:
-                leases[name] = given
+            lease = await self._watch(self._lease(each, is_common=is_common))
+            if lease is not None:
+                leases[name] = lease
 
         try:
             await gather(add_beside, *(partial(add, name, each) for name, each in planned.items()))
         except BaseException:
             _release(leases)
             raise
+        if len(leases) < len(planned):
+            _release(leases)
+            return None
         return *found[0], leases
+
+    async def _lease(self, each: P, *, is_common: bool) -> Lease | None:
+        if is_common:
+            assert self._rank is not None
+            return await self._rank.lease(each.url, each.start, each.stop, header=each.header)
+        meter, since = running_meter(), time.perf_counter()
+        async with self._fetching_clips.permit():
+            if meter is not None:
+                meter.add(Cause.LIMIT, time.perf_counter() - since)
+            return await self._clips.acquire(each.url, each.start, each.stop, header=each.header)
 
     def _check_size(self, stretch: Stretch, needed_bytes: int) -> None:
         """CacheError where bytes don't fit in the byte cache."""

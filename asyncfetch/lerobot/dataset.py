@@ -246,7 +246,8 @@ class LeRobotDataset(AsyncOnly):
         builder = reader.sample_builder(windows) if windows is not None else self._builder
         if builder is None:
             builder = self._builder = reader.sample_builder(None)
-        with await reader.hold(self._segment(found, number, builder.reach)) as held:
+        held = reader.hold_nowait(found) or await reader.hold(self._segment(found, number, builder.reach))
+        with held:
             samples = await reader.engine.decode.run(builder.build, [(held, number, 0)])
         return samples[0]
 
@@ -263,6 +264,8 @@ class LeRobotDataset(AsyncOnly):
     def _segment(self, episode: Episode, frame: int, reach: Reach) -> Stretch:
         """The segment of an episode that a frame is in, and what windows at that frame reach of its neighbours."""
         segment_frames = max(1, round(self.config.segment_seconds * self.fps))
+        if episode.length <= segment_frames:
+            return Stretch(episode.index, 0, episode.length)
         start, stop = segment_of(frame, episode.length, segment_frames, self.group_frames)
         own = Stretch(episode.index, frame, frame + 1, reach)
         spans = [own.span(camera, episode.length) for camera, _, _ in reach]
@@ -355,6 +358,10 @@ class EpisodeReader(StretchReader[HeldEpisode]):
             return wanted
         return Stretch(episode.index, 0, episode.length)
 
+    def hold_nowait(self, episode: Episode) -> HeldEpisode | None:
+        """All of the episode, if it is in memory."""
+        return self._episodes.hold_nowait(Stretch(episode.index, 0, episode.length))
+
     @override
     async def hold(self, wanted: Stretch | int) -> HeldEpisode:
         """The stretch, or all of the episode where that is in memory or on its way: nothing is fetched twice."""
@@ -376,11 +383,11 @@ class EpisodeReader(StretchReader[HeldEpisode]):
                 f"{redact_url(self._url)}/meta/info.json calls a feature 'task', where samples have the words of theirs"
             )
             raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
-        offsets = resolve_windows(windows, fps=self._metadata.info.fps, keys=features)
+        fps = self._metadata.info.fps
         return SampleBuilder(
             features=features,
             tasks=self._metadata.tasks,
-            windows=offsets,
+            windows={} if windows is None else resolve_windows(windows, fps=fps, keys=features),
             image_dtype=self._image_dtype,
             depth_unit=self._depth_unit,
             size=self._size,

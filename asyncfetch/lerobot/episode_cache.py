@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from typing_extensions import override
 
-from asyncfetch.errors import DatasetError, redact_url
+from asyncfetch.errors import DatasetError
 from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, KeptPart, PlanChange, StretchCache, kept_plan
@@ -29,11 +29,11 @@ from asyncfetch.lerobot.video_index import EpisodeClip, VideoFile, cut_clip, fet
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import Clip, FrameDecoder, PictureSize
-    from asyncfetch.formats.held import ClipDecoders, StretchEntry
+    from asyncfetch.formats.held import StretchEntry
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.metadata import Metadata
@@ -47,18 +47,8 @@ class HeldEpisode(HeldStretch[EpisodeRows]):
     ``rows`` and ``frames`` may be used from any thread; frames are numbered in the episode.
     """
 
-    def __init__(
-        self,
-        episode: Episode,
-        entry: StretchEntry[EpisodeRows],
-        decoders: ClipDecoders,
-        release: Callable[[StretchEntry[EpisodeRows], bool], None],
-        *,
-        by_pass: bool = False,
-    ) -> None:
-        super().__init__(entry, decoders, release, by_pass=by_pass)
-        self.episode = episode
-        """The episode as the metadata has it."""
+    episode: Episode
+    """The episode as the metadata has it."""
 
     @property
     def rows(self) -> EpisodeRows:
@@ -122,7 +112,9 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
 
     def _held_by(self, entry: StretchEntry[EpisodeRows], *, by_pass: bool = False) -> HeldEpisode:
         episode = self._episodes[entry.stretch.episode]
-        return HeldEpisode(episode, entry, self._clip_decoders, self._release, by_pass=by_pass)
+        held = HeldEpisode(entry, self._clip_decoders, self._release, by_pass=by_pass)
+        held.episode = episode
+        return held
 
     async def missing_frames(self, stretch: Stretch, *, by_rows: bool) -> Mapping[str, int]:
         """Return how many frames the video of each camera lacks: by the times of its rows, or at the rate of frames."""
@@ -189,14 +181,10 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         try:
             clip = cut_clip(file, episode, stretch, camera, rows, **rules, earlier=self._earlier.get(camera))
         except DatasetError:
-            self._forget_index(url)
+            self._forget_indexes({url})  # the next caller reads the file as it is then
             raise
-        self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), redact_url(url))
+        self._metadata.found_picture(camera, (clip.plan.height, clip.plan.width), url)
         return clip
-
-    def _forget_index(self, url: str) -> None:
-        """Forget an index that was wrong: the next caller reads the file as it is then."""
-        self._indexes.clear(lambda kept: kept == url)
 
     def _rows_key(self, stretch: Stretch) -> Stretch | int:
         """Key of its rows: those of an episode are there once, but for pictures in the table."""
@@ -238,8 +226,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
         return numbers.with_pictures(parts)
 
     def _over(self, stretch: Stretch, name: str, planned: EpisodeClip, buffer: memoryview) -> Clip:
-        where = f"{name} of {self.name(stretch)} in {redact_url(planned.url)}"
-        return planned.over(buffer, name=where, depth=self._depth[name])
+        return planned.over(buffer, name=planned.name, depth=self._depth[name])
 
     def _start_earlier(self, name: str, planned: EpisodeClip) -> None:
         # Where they do so already, for others that were under way with it did, they stay as they are.
@@ -253,8 +240,10 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             self._kept.clear()
             self._held_rows.clear()
         else:
-            for span in self._episodes[episode].videos.values():
-                self._forget_index(span.url)
+            self._forget_indexes({span.url for span in self._episodes[episode].videos.values()})
+
+    def _forget_indexes(self, urls: set[str]) -> None:
+        self._indexes.clear(lambda kept: kept in urls)
 
 
 def _is_of(planned: Mapping[str, EpisodeClip], rows: EpisodeRows) -> bool:

@@ -73,10 +73,9 @@ class FilePlaces:
         """A number for the file per position."""
         return self.chunk.astype(np.int64) << 32 | self.file
 
-    def is_of(self, position: int) -> NDArray[np.bool_]:
-        """Whether it is the file of this position, per position."""
-        same: NDArray[np.bool_] = (self.chunk == self.chunk[position]) & (self.file == self.file[position])
-        return same
+    def sharing(self, position: int) -> NDArray[np.intp]:
+        """The positions whose file is that of this one, itself included."""
+        return np.flatnonzero((self.chunk == self.chunk[position]) & (self.file == self.file[position]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +89,6 @@ class VideoPlaces:
     """Contradictions, as of VideoSpan, by position of the few episodes that have one."""
     refusals: Mapping[int, str] = field(default_factory=dict)
     """Statements of the table on an episode's frames that can't be true at all, by position."""
-
-    def first_frames(self, fps: float) -> NDArray[np.int64]:
-        """Number of its frame 0 in the file per position, or ABSENT."""
-        return np.nan_to_num(np.rint(self.start_seconds * fps), nan=ABSENT).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +167,12 @@ class EpisodeTable:
         DatasetError where the table doesn't say where the episode's files are, or contradicts itself about it.
         """
         position = self._position(index)
-        if position not in self._made:
+        made = self._made.get(position)
+        if made is None:
             if len(self._made) >= MAX_MADE:
                 self._made.clear()
             start, length = int(self.starts[position]), int(self.lengths[position])
-            self._made[position] = Episode(
+            made = self._made[position] = Episode(
                 index=self.indices[position],
                 length=length,
                 tasks=self._tasks[position],
@@ -185,7 +181,7 @@ class EpisodeTable:
                 to_index=start + length,
                 videos={camera: self._span(position, camera) for camera in self._videos},
             )
-        return self._made[position]
+        return made
 
     def positions(self, indices: Sequence[int]) -> NDArray[np.int64]:
         """Return where these episodes stand in ``indices``; EpisodeNotFound where one doesn't."""
@@ -208,7 +204,7 @@ class EpisodeTable:
             return None
         number = operator.index(index)
         position = bisect_left(self.indices, number)
-        return position if position < len(self) and self.indices[position] == number else None
+        return position if position < len(self.lengths) and self.indices[position] == number else None
 
     def _not_found(self, index: object) -> EpisodeNotFound:
         have = "it has none"
@@ -237,18 +233,18 @@ class EpisodeTable:
 
     def other_starts(self, index: int) -> set[int]:
         """The ``index`` that the episode's first row has where that begins anew in each episode, or in each file."""
-        position, files = self._position(index), self.data_files()
+        position = self._position(index)
         start = int(self.starts[position])
-        return {0, start - int(self.starts[files == files[position]].min())} - {start}
+        return {0, start - int(self.starts[self._data.sharing(position)].min())} - {start}
 
     def sharing_data_file(self, index: int) -> int:
         """Return how many episodes have their rows in the same file as this one, itself included."""
-        return int(np.count_nonzero(self._data.is_of(self._position(index))))
+        return len(self._data.sharing(self._position(index)))
 
     def sharing_video_file(self, index: int, camera: str) -> tuple[int, int]:
         """Return how many episodes have frames of this camera in the same file as this one, and how many frames."""
-        shares = self._videos[camera].files.is_of(self._position(index))
-        return int(np.count_nonzero(shares)), int(self.lengths[shares].sum(dtype=np.int64))
+        sharing = self._videos[camera].files.sharing(self._position(index))
+        return len(sharing), int(self.lengths[sharing].sum(dtype=np.int64))
 
     def video_files(self, camera: str) -> NDArray[np.int64]:
         """A number for the file that has each episode's frames of this camera, as ``lengths``."""
@@ -277,7 +273,8 @@ class EpisodeTable:
         if (self.starts != np.cumsum(self.lengths, dtype=np.int64) - self.lengths).any():
             arrays.append(self.starts)  # elsewhere they follow from the lengths
         for _, places in sorted(self._videos.items()):
-            arrays += [places.files.chunk, places.files.file, places.first_frames(self._info.fps)]
+            first_frames = np.nan_to_num(np.rint(places.start_seconds * self._info.fps), nan=ABSENT)
+            arrays += [places.files.chunk, places.files.file, first_frames]
         for array in arrays:
             digest.update(array.astype("<i8").tobytes())
         return digest.digest()

@@ -128,7 +128,7 @@ class Metadata:
             wrong["tasks"] = said, len(self.tasks)
         return wrong
 
-    def found_picture(self, key: str, sizes: Sequence[int], where: str) -> None:
+    def found_picture(self, key: str, sizes: Sequence[int], url: str) -> None:
         """Take pictures of a feature to be of the sizes of one that was found: (height, width), or with channels first.
 
         Where info.json says others, its reader is warned.
@@ -139,7 +139,7 @@ class Metadata:
         *channels, height, width = sizes
         self.oddities.note(
             "picture size",
-            f"{where}: the pictures of {key} are {height} high and {width} wide"
+            f"{redact_url(url)}: the pictures of {key} are {height} high and {width} wide"
             f"{f', of {channels[0]} channels' if channels else ''}; info.json says {feature.shape}. They are read as "
             "they are; write their shape there",
         )

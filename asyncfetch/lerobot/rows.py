@@ -270,10 +270,6 @@ class _Group:
         mine: NDArray[np.int64] = places[to_integers(numbers, "episode_index", url) == episode.index]
         return mine
 
-    def rows_of(self, episode: Episode, url: str, key: str) -> pa.Table:
-        """These rows, in file order."""
-        return take_rows(self.rows, self.places_of(episode, url, key))
-
 
 class RowCache(SharedLRU[tuple[int, _Key], IndexedTable | _Group | PageTable]):
     """All that is kept to read rows of any number of datasets: footers, and decoded row groups that episodes share.
@@ -313,6 +309,8 @@ class RowReader:
             if feature.has_column and (columns is None or key in columns or key in DEFAULT_FEATURES)
         }
         self._numbers = {key: feature for key, feature in self._features.items() if feature.kind != "image"}
+        self.picture_keys = tuple(key for key in self._features if key not in self._numbers)
+        """Keys of the features that are pictures in the table."""
         self._reader = reader
         self.metadata = metadata
         self._run = run
@@ -324,11 +322,6 @@ class RowReader:
 
     def __repr__(self) -> str:
         return f"<RowReader of {redact_url(self.metadata.url)!r}, {self._kept!r}>"
-
-    @property
-    def picture_keys(self) -> tuple[str, ...]:
-        """Keys of the features that are pictures in the table."""
-        return tuple(key for key in self._features if key not in self._numbers)
 
     async def rows(self, episode: Episode, *, pictures: bool = True) -> EpisodeRows:
         """All rows of the episode, where ``pictures`` aren't wanted without those.
@@ -537,7 +530,7 @@ def _select(
 ) -> EpisodeRows:
     url = episode.data_url
     where = f"{redact_url(url)}, episode {episode.index}"
-    parts = [_decode(group).rows_of(episode, url, key) for group in groups]
+    parts = [take_rows(group.rows, group.places_of(episode, url, key)) for group in map(_decode, groups)]
     found = sum(map(len, parts))
     if found != episode.length:
         index = f" and an index in [{episode.from_index}, {episode.to_index})" if key == "index" else ""

@@ -147,7 +147,7 @@ class SampleBuilder:
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
         size: PictureSize | None = None,
-        found_picture: Callable[[str, Sequence[int], str], None] = lambda _key, _sizes, _where: None,
+        found_picture: Callable[[str, Sequence[int], str], None] = lambda _key, _sizes, _url: None,
     ) -> None:
         """``size`` is that of all pictures; those of cameras come in it from their decoders."""
         self._features = features
@@ -163,14 +163,7 @@ class SampleBuilder:
     @property
     def sample_bytes(self) -> int:
         """About what one sample takes, from the features' shapes."""
-        return 1024 + sum(self._feature_bytes(feature) for feature in self._features.values())
-
-    def _feature_bytes(self, feature: Feature) -> int:
-        item_bytes, shape = 8, feature.shape
-        if feature.kind in _PICTURES:
-            item_bytes = 4 if feature.kind == "depth" or self._image_dtype == "float32" else 1
-            shape = self._picture_shape(feature)
-        return len(self._windows.get(feature.key, (0,))) * item_bytes * math.prod(shape)
+        return 1024 + sum(field.nbytes for field in self.layout().values())
 
     def layout(self) -> dict[str, Field]:
         """Every value of a sample, by key."""
@@ -302,7 +295,7 @@ class SampleBuilder:
         if feature.is_camera:
             return held.each(feature.key, frames, reader=reader)
         decoded = _decode_images(held.episode, feature, self._field(feature).dtype, held.rows[feature.key], frames)
-        self._found_picture(feature.key, next(iter(decoded.values())).shape, redact_url(held.episode.data_url))
+        self._found_picture(feature.key, next(iter(decoded.values())).shape, held.episode.data_url)
         if self._size is not None:
             decoded = {frame: self._size.resize(image) for frame, image in decoded.items()}
         shapes = {tuple(image.shape) for image in decoded.values()}

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class EpisodeClip(PlannedClip):
     """The clip of an episode's frames."""
 
+    name: str = ""
+    """Its name in messages."""
     is_by_rows: bool = False
     """True where the rows' own times said which frames are the episode's, False where the rate of frames did."""
 
@@ -84,4 +86,5 @@ def cut_clip(
         message = f"{redact_url(span.url)}: truncated: it has {file.size_bytes} bytes, but by its index the frames of "
         message += f"{stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop})"
         raise FormatError(f"{message}; copy or record it again")
-    return EpisodeClip(span.url, plan, start, frames.misplaced, earlier, is_by_rows=rows is not None)
+    name = f"{camera} of {stretch.name(episode.length)} in {redact_url(span.url)}"
+    return EpisodeClip(span.url, plan, start, frames.misplaced, earlier, name=name, is_by_rows=rows is not None)

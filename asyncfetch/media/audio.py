@@ -15,9 +15,11 @@ import numpy as np
 
 from asyncfetch.errors import redact_url
 from asyncfetch.media.boxes import Box, Buffer, find
-from asyncfetch.media.clip import ClipTables, TrackFormat, build_header, clip_timing
+from asyncfetch.media.clip import ClipTables, build_header, clip_timing
 from asyncfetch.media.index import (
+    Edit,
     Mp4Index,
+    TrackIndex,
     audio_format,
     common_format,
     first_track,
@@ -29,7 +31,7 @@ from asyncfetch.media.index import (
     track_samples,
     video_index,
 )
-from asyncfetch.media.samples import MAX_POSITION, SampleTable, count_samples
+from asyncfetch.media.samples import MAX_POSITION, count_samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,44 +82,10 @@ class AudioClip:
         return len(self.header) + int((self.ranges[:, 1] - self.ranges[:, 0]).sum())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AudioIndex:
-    """The first audio track of an MP4 file: where each of its coded frames lies and when it is played.
+class AudioIndex(TrackIndex):
+    """The first audio track of an MP4 file. The frame at the end of its edit is played to its own end."""
 
-    Immutable, so any number of threads may share it.
-    """
-
-    url: str
-    """The file, as the caller wrote it."""
-    formats: tuple[TrackFormat, ...]
-    """One for each sample description of the track, at least one. A clip has one of them."""
-    samples: SampleTable
-    start: int
-    """First tick of the track that is played."""
-    stop: int
-    """One past the last one, but that the frame there is played to its end."""
-    shift: int
-    """Ticks to subtract from the track's to have those of the movie."""
-
-    @property
-    def codec(self) -> str:
-        """Sample entry: "mp4a", "Opus", "fLaC", "sowt" ..."""
-        return self.formats[0].codec
-
-    @property
-    def timescale(self) -> int:
-        """Ticks per second."""
-        return self.formats[0].timescale
-
-    @property
-    def data_stop(self) -> int:
-        """One past the last byte of the file that holds audio; a file shorter than this was cut off."""
-        return self.samples.data_stop
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the index holds, but for a few hundred of the objects themselves."""
-        return self.samples.nbytes + sum(len(track.stsd) for track in self.formats)
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"AudioIndex({redact_url(self.url)!r}, {self.codec!r}, num_samples={self.samples.num_samples})"
@@ -144,14 +112,14 @@ class AudioIndex:
         runs = replace(runs, offset=moved)
         # At the start of the file a decoder skips what the edit list says, as it would there: what comes out at another
         # rate depends on where it begins.
-        zero = max(self.start, int(times[0])) if first == 0 else int(times[0])
+        zero = max(self.edit.start, int(times[0])) if first == 0 else int(times[0])
         timing = clip_timing(times, times - zero, None, last_duration=int(self.samples.durations[stop - 1]))
         tables = ClipTables(sizes=self.samples.sizes[first:stop], timing=timing, sync=None, runs=runs)
         track = common_format(self.formats, runs, self.url)
         total = int((ranges[:, 1] - ranges[:, 0]).sum())
         return AudioClip(
             ranges=ranges,
-            start_seconds=(zero - self.shift) / self.timescale,
+            start_seconds=(zero - self.edit.shift) / self.timescale,
             num_samples=stop - first,
             codec=track.codec,
             header=build_header(track, tables, start=0, stop=total),
@@ -160,10 +128,10 @@ class AudioIndex:
     def _between(self, start_seconds: float, stop_seconds: float) -> tuple[int, int]:
         """The samples [first, stop) that play then."""
         low, high = (
-            min(max(seconds, -MAX_SECONDS), MAX_SECONDS) * self.timescale + self.shift
+            min(max(seconds, -MAX_SECONDS), MAX_SECONDS) * self.timescale + self.edit.shift
             for seconds in (start_seconds, stop_seconds)
         )
-        low, high = max(floor(low), self.start), min(ceil(high), self.stop)
+        low, high = max(floor(low), self.edit.start), min(ceil(high), self.edit.stop)
         if low >= high:
             return 0, 0
         first, stop = self.samples.count_before(low + 1) - 1, self.samples.count_before(high)
@@ -179,7 +147,7 @@ class AudioIndex:
             (time,) = self.samples.decode_times(sample, sample + 1).tolist()
             early = self.samples.count_before(time - ceil(EARLIER_SECONDS * self.timescale))
             sample = max(0, min(sample - EARLIER_FRAMES, early))
-        return sample if self.samples.sync is None else self.samples.decodable_from(sample, MAX_POSITION)
+        return self.samples.decodable_from(np.array([sample]))
 
 
 def _ranges(
@@ -235,13 +203,12 @@ def _audio_index(moov: Box, fragments: Mapping[int, Sequence[Columns]], url: str
     if samples.composition.any():
         raise stbl.error("its audio is played in another order than decoded; remux with: ffmpeg -i IN -c copy OUT.mp4")
     start, stop, delay = read_edit(moov, trak, timescale) or (-MAX_POSITION, MAX_POSITION, 0)
+    shift = max(start, 0) - delay
     return AudioIndex(
         url=url,
         formats=read_formats(stsd, samples, lambda entry: audio_format(stsd, entry, timescale, trak)),
         samples=samples,
-        start=-MAX_POSITION if fragments else start,
-        stop=MAX_POSITION if fragments else stop,
-        shift=max(start, 0) - delay,
+        edit=Edit(shift=shift) if fragments else Edit(start, stop, shift),
     )
 
 

@@ -211,7 +211,8 @@ def locate_moov(piece: Buffer, *, size: int, url: str, start: int = 0) -> tuple[
                     f"{where}: truncated: the file of {size} bytes ends in the box header at byte {start + offset}",
                     remedy=COPY_ANEW,
                 )
-            return _next_read(start + offset, size, behind_media_data=behind_media_data)
+            is_tail = behind_media_data and size - start - offset <= TAIL_BYTES
+            return start + offset, size if is_tail else min(size, start + offset + PROBE_BYTES)
         if start + offset == 0 and box.kind not in LEADING_KINDS:
             message = f"{where}: not an MP4: the file of {size} bytes starts with {bytes(view[:8])!r}"
             raise FormatError(message, remedy=COPY_ANEW)
@@ -225,12 +226,6 @@ def locate_moov(piece: Buffer, *, size: int, url: str, start: int = 0) -> tuple[
     raise FormatError(
         f"{where}: no 'moov' box in the file of {size} bytes: it wasn't finished; remux or record it again"
     )
-
-
-def _next_read(start: int, size: int, *, behind_media_data: bool) -> tuple[int, int]:
-    if behind_media_data and size - start <= TAIL_BYTES:
-        return start, size
-    return start, min(size, start + PROBE_BYTES)
 
 
 def _check_moov_length(moov: Extent, where: str) -> None:

@@ -86,13 +86,8 @@ class KeyFrames:
     def stands_alone(self, clip: memoryview, number: int) -> bool:
         """Return whether key frame ``number`` of these bytes of the clip is one; not if no picture is found in it."""
         start, stop = self.extents[number].tolist()
-        stop = min(stop, len(clip))
-        while (unit := start + self.length_bytes) < stop:
-            kind = clip[unit] >> 1 & 0x3F
-            if kind in SLICES:
-                return kind in RANDOM_ACCESS
-            start = unit + int.from_bytes(clip[start:unit])
-        return False
+        kinds = (clip[unit] >> 1 & 0x3F for unit, _ in _units(clip, start, stop, self.length_bytes))
+        return next((kind in RANDOM_ACCESS for kind in kinds if kind in SLICES), False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,11 +213,6 @@ class ClipPlan:
     """Time at which the file shows what the clip shows at tick 0."""
     refresh: Refresh | None = None
     """Its samples where it was cut for a decoder that starts at a recovery point."""
-
-    @property
-    def header_bytes(self) -> int:
-        """Length of the header."""
-        return len(self.header)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.media.boxes import Box, Buffer, find
@@ -70,8 +71,8 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mp4Index:
-    """The first video track of an MP4 file: where each of its frames lies and when it is shown.
+class TrackIndex:
+    """A track of an MP4 file: where each of its coded frames lies, and when it is shown or played.
 
     Immutable, so any number of threads may share it. It takes 4 to 8 bytes a frame (``nbytes``) and refers to nothing
     that it was parsed from.
@@ -83,6 +84,32 @@ class Mp4Index:
     """One for each sample description of the track, at least one. A clip has one of them."""
     samples: SampleTable
     edit: Edit
+
+    @property
+    def codec(self) -> str:
+        """Sample entry: "av01", "avc1", "hev1", "mp4a", "Opus" ..."""
+        return self.formats[0].codec
+
+    @property
+    def timescale(self) -> int:
+        """Ticks per second."""
+        return self.formats[0].timescale
+
+    @property
+    def data_stop(self) -> int:
+        """One past the last byte of the file that holds a frame of the track; a file shorter than this was cut off."""
+        return self.samples.data_stop
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the index holds, but for a few hundred of the objects themselves."""
+        return self.samples.nbytes + sum(len(track.stsd) + len(track.geometry) for track in self.formats)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mp4Index(TrackIndex):
+    """The first video track of an MP4 file."""
+
     _shown: list[tuple[NDArray[np.int64], NDArray[np.float64], float]] = field(default_factory=list, repr=False)
     """The result of ``shown``, once it was asked for."""
 
@@ -90,11 +117,6 @@ class Mp4Index:
     def track(self) -> TrackFormat:
         """The first format; mostly the only one."""
         return self.formats[0]
-
-    @property
-    def codec(self) -> str:
-        """Sample entry: "av01", "avc1", "avc3", "hev1", "hvc1" ..."""
-        return self.track.codec
 
     @property
     def width(self) -> int:
@@ -107,28 +129,16 @@ class Mp4Index:
         return self.track.height
 
     @property
-    def timescale(self) -> int:
-        """Ticks per second."""
-        return self.track.timescale
-
-    @property
     def num_samples(self) -> int:
         """Frames in the file, those not shown included."""
         return self.samples.num_samples
 
     @property
-    def data_stop(self) -> int:
-        """One past the last byte of the file that holds a frame; a file shorter than this was cut off."""
-        return self.samples.data_stop
-
-    @property
+    @override
     def nbytes(self) -> int:
-        """Bytes of memory that the index holds, but for a few hundred of the objects themselves.
-
-        16 bytes a frame more when ``shown`` was asked for.
-        """
+        """16 bytes a frame more when ``shown`` was asked for."""
         made = sum(samples.nbytes + seconds.nbytes for samples, seconds, _ in self._shown)
-        return made + self.samples.nbytes + sum(len(track.stsd) + len(track.geometry) for track in self.formats)
+        return made + super(Mp4Index, self).nbytes  # dataclass makes the class anew, for its slots
 
     def __repr__(self) -> str:
         size = f"{self.width}x{self.height}"
@@ -151,23 +161,22 @@ class Mp4Index:
             return ClipPlan(0, 0, frame_index, pts, self.timescale, 0, self.codec, self.width, self.height, b"")
 
         wanted = samples[present]
-        lowest, stop = int(wanted.min()), int(wanted.max()) + 1
-        times = self.samples.presentation_times(lowest, stop)
-        earliest = int(times[wanted - lowest].min())
-        first = self.samples.decodable_from(lowest, earliest, earlier or 0)
-        last_entry = self.samples.last_entry_before(stop) if self.codec in H264 else stop - 1
-        first = min(first, last_entry)
-        if first < lowest:
-            times = self.samples.presentation_times(first, stop)
-        clip_start = min(int(times[0]), earliest)
+        table, stop = self.samples, int(wanted.max()) + 1
+        last_entry = table.last_entry_before(stop) if self.codec in H264 else stop - 1
+        first = min(table.decodable_from(wanted, earlier or 0), last_entry)
+        decode = table.decode_times(first, stop)
+        times = decode + table.composition[first:stop]
+        places = wanted - first
+        clip_start = min(int(times[0]), int(times[places].min()))
         times -= clip_start
         rank = np.empty(stop - first, np.int32)
         rank[np.argsort(times, kind="stable")] = np.arange(stop - first) - np.count_nonzero(times < 0)
-        frame_index[present] = rank[wanted - first]
-        pts[present] = times[wanted - first]
+        frame_index[present] = rank[places]
+        pts[present] = times[places]
 
-        sync = self.samples.sync_between(first, last_entry + 1) if earlier is None else np.zeros(1, np.int32)
-        tables = self._cut(first, stop, times, sync)
+        sync = table.sync_between(first, last_entry + 1) if earlier is None else np.zeros(1, np.int32)
+        timing = clip_timing(decode, times, sync, last_duration=int(table.durations[stop - 1]))
+        tables = ClipTables(table.sizes[first:stop], timing, sync, table.byte_runs(first, stop))
         begin = int(tables.runs.offset.min())
         end = int((tables.runs.offset + tables.runs.num_bytes).max())
         self._check_timing(tables.timing)
@@ -189,18 +198,9 @@ class Mp4Index:
             key_frames=key_frames if track.codec in HEVC else None,
             entries=key_frames if track.codec in H264 else None,
             start_seconds=(clip_start - self.edit.shift) / self.timescale,
-            refresh=None if earlier is None else self._refresh(tables, times, shift, first),
-        )
-
-    def _refresh(self, tables: ClipTables, times: NDArray[np.int64], shift: int, first: int) -> Refresh:
-        """Return it for a clip of samples from ``first`` on, its bytes ``shift`` after their place in the file."""
-        least, greatest = self.samples.composition_limits
-        return Refresh(
-            tables.extents() + shift,
-            times,
-            self.track.length_bytes,
-            delay=greatest - min(least, 0),
-            is_all=first == 0,
+            refresh=None
+            if earlier is None
+            else Refresh(tables.extents() + shift, times, track.length_bytes, table.most_delay, is_all=first == 0),
         )
 
     def _check_timing(self, timing: Timing) -> None:
@@ -230,22 +230,15 @@ class Mp4Index:
         ticks = ticks[asked]
         low = max(floor(ticks.min() - reach), self.edit.start)
         high = min(ceil(ticks.max() + reach) + 1, self.edit.stop)
-        first, stop = self.samples.presented_between(low, high)
-        if first >= stop:
+        samples, times = self.samples.presented(low, high)
+        if not len(samples):
             return sample_of, shown_at
-        times = self.samples.presentation_times(first, stop)
-        shown = np.flatnonzero((times >= low) & (times < high))
-        if not len(shown):
-            return sample_of, shown_at
-        shown = shown[np.argsort(times[shown], kind="stable")]
-        times = times[shown]
-        behind = np.searchsorted(times, ticks)
-        before, behind = np.maximum(behind - 1, 0), np.minimum(behind, len(times) - 1)
-        nearest = np.where(ticks - times[before] <= times[behind] - ticks, before, behind)
-        is_alone = np.concatenate(([True], times[1:] != times[:-1], [True]))  # in front of each, and behind the last
-        found = (np.abs(times[nearest] - ticks) <= reach) & is_alone[nearest] & is_alone[nearest + 1]
+        nearest = np.searchsorted(times[:-1] + times[1:], 2 * ticks)
+        is_new = np.ones(len(times) + 1, np.bool_)
+        is_new[1:-1] = times[1:] != times[:-1]
+        found = (np.abs(times[nearest] - ticks) <= reach) & is_new[nearest] & is_new[nearest + 1]
         asked, nearest = asked[found], nearest[found]
-        sample_of[asked] = shown[nearest] + first
+        sample_of[asked] = samples[nearest]
         shown_at[asked] = (times[nearest] - self.edit.shift) / self.timescale
         return sample_of, shown_at
 
@@ -258,11 +251,7 @@ class Mp4Index:
         hides the beginning of a group of pictures, torchcodec 0.13 fails or gives another frame's.
         """
         if not self._shown:
-            times = self.samples.presentation_times(0, self.num_samples)
-            order = np.argsort(times, kind="stable")
-            times = times[order]
-            low, high = np.searchsorted(times, (self.edit.start, self.edit.stop))
-            order, times = order[low:high], times[low:high]
+            order, times = self.samples.presented(self.edit.start, self.edit.stop)
             end = int(times[-1]) + int(self.samples.durations[order[-1]]) if len(order) else self.edit.shift
             same = times[1:] == times[:-1]
             order[:-1][same] = order[1:][same] = -1
@@ -286,16 +275,6 @@ class Mp4Index:
         ends = np.concatenate(([0], np.cumsum(table.sizes, dtype=np.int64)))
         groups = groups[groups >= -1] + 1
         return int((ends[edges[groups + 1]] - ends[edges[groups]]).sum())
-
-    def _cut(self, first: int, stop: int, times: NDArray[np.int64], sync: NDArray[np.int32] | None) -> ClipTables:
-        """The tables of a clip of samples [first, stop), its key frames ``sync``, which it presents at ``times``."""
-        samples = self.samples
-        timing = clip_timing(
-            samples.decode_times(first, stop), times, sync, last_duration=int(samples.durations[stop - 1])
-        )
-        return ClipTables(
-            sizes=samples.sizes[first:stop], timing=timing, sync=sync, runs=samples.byte_runs(first, stop)
-        )
 
 
 def common_format(formats: Sequence[TrackFormat], runs: ByteRuns, url: str) -> TrackFormat:
@@ -509,8 +488,11 @@ def _are_one(edges: Sequence[int], samples: SampleTable) -> bool:
 
 
 def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, fragments: Sequence[Columns]) -> Edit:
-    start, stop, delay = edit = read_edit(moov, trak, timescale, samples) or (-MAX_POSITION, MAX_POSITION, 0)
-    shift = _first_shown(samples, *edit[:2]) - delay if start >= 0 else 0
+    start, stop, delay = read_edit(moov, trak, timescale, samples) or (-MAX_POSITION, MAX_POSITION, 0)
+    shift = 0
+    if start >= 0:
+        _, times = samples.presented(start, stop)
+        shift = (int(times[0]) if len(times) else start) - delay
     if not fragments:
         return Edit(start, stop, shift)
     # Of fragments FFmpeg hides nothing. It shifts the clock by the edit list, and by the least composition offset that
@@ -531,13 +513,3 @@ def _video_edit(moov: Box, trak: Box, samples: SampleTable, timescale: int, frag
                 "ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
             )
     return Edit(shift=of_fragments)
-
-
-def _first_shown(samples: SampleTable, start: int, stop: int) -> int:
-    """The earliest presentation time within [start, stop); ``start`` where there is none."""
-    first, last = samples.presented_between(start, stop)
-    if first >= last:
-        return start
-    times = samples.presentation_times(first, last)
-    shown = times[(times >= start) & (times < stop)]
-    return int(shown.min()) if len(shown) else start

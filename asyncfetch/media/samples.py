@@ -84,6 +84,12 @@ class SampleTable:
         sync = () if self.sync is None else (self.sync,)
         return sum(column.itemsize if column.strides == (0,) else column.nbytes for column in (*columns, *runs, *sync))
 
+    @property
+    def most_delay(self) -> int:
+        """Ticks by which presentation lags behind decoding at most; negative offsets had it subtracted from all."""
+        least, greatest = self.composition_limits
+        return greatest - min(least, 0)
+
     def decode_times(self, first: int, stop: int) -> NDArray[np.int64]:
         """Decode times of samples [first, stop)."""
         block = first // BLOCK
@@ -109,27 +115,35 @@ class SampleTable:
         times = self.decode_times(first, min(first + BLOCK, self.num_samples))
         return first + int(np.searchsorted(times, time))
 
-    def presented_between(self, start: int, stop: int) -> tuple[int, int]:
-        """A range of samples that holds every one presented in [start, stop), and maybe others."""
+    def presented(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The samples presented in [start, stop), in that order, and when, before any edit list."""
         least, greatest = self.composition_limits
-        return self.count_before(start - greatest), self.count_before(stop - least)
+        low, high = np.searchsorted(self.block_times, (start - greatest, stop - least)).tolist()
+        first = max(0, low - 1) * BLOCK
+        times = self.presentation_times(first, max(first, min(high * BLOCK, self.num_samples)))
+        order = np.argsort(times, kind="stable")
+        low, high = np.searchsorted(times, (start, stop), sorter=order).tolist()
+        order = order[low:high]
+        return order + first, times[order]
 
-    def decodable_from(self, sample: int, time: int, earlier: int = 0) -> int:
-        """Return where decoding has to start for samples from ``sample`` on that are presented from ``time`` on.
+    def decodable_from(self, samples: NDArray[np.int64], earlier: int = 0) -> int:
+        """Return where decoding has to start for these samples, at least one.
 
-        That is the last key frame at or before ``sample``. One more back where pictures are wanted that follow the key
-        frame in decode order and precede it on the screen (open GOP): they may refer to the group before; standards let
-        them refer no further. The first sample where there is no key frame in front. Some more key frames ``earlier``
-        where decoding can't start at every one that the file marks.
+        That is the last key frame at or before the first of them. One more back where pictures are wanted that follow
+        the key frame in decode order and precede it on the screen (open GOP): they may refer to the group before;
+        standards let them refer no further. The first sample where there is no key frame in front. Some more key frames
+        ``earlier`` where decoding can't start at every one that the file marks.
         """
+        lowest = int(samples.min())
         if self.sync is None:
-            return sample
-        nearest = int(np.searchsorted(self.sync, sample, "right")) - 1
+            return lowest
+        nearest = int(np.searchsorted(self.sync, lowest, "right")) - 1
         if nearest < 0:
             return 0
-        key = int(self.sync[nearest])
-        if int(self.presentation_times(key, key + 1)[0]) > time:
-            earlier += 1
+        if self.has_open_gops:
+            key = int(self.sync[nearest])
+            times = self.presentation_times(key, int(samples.max()) + 1)
+            earlier += bool((times[samples - key] < times[0]).any())
         return int(self.sync[max(0, nearest - earlier)])
 
     def last_entry_before(self, stop: int) -> int:
@@ -141,9 +155,7 @@ class SampleTable:
         """
         if self.sync is None or not self.has_open_gops:
             return stop - 1
-        least, greatest = self.composition_limits
-        delay = greatest - min(least, 0)  # negative offsets had it subtracted from all
-        early_enough = self.count_before(int(self.decode_times(stop - 1, stop)[0]) - 2 * delay + 1)
+        early_enough = self.count_before(int(self.decode_times(stop - 1, stop)[0]) - 2 * self.most_delay + 1)
         early_enough = max(early_enough, stop - MAX_HELD_SAMPLES)  # a gap in time makes one offset large
         nearest = max(0, int(np.searchsorted(self.sync, early_enough)) - 1)
         return min(int(self.sync[nearest]), stop - 1)
@@ -157,8 +169,8 @@ class SampleTable:
 
     def byte_runs(self, first: int, stop: int) -> ByteRuns:
         """Return where samples [first, stop) lie in the file; at least one sample."""
-        low = int(np.searchsorted(self.run_first, first, "right")) - 1
-        high = int(np.searchsorted(self.run_first, stop))
+        behind, high = np.searchsorted(self.run_first, (first + 1, stop)).tolist()
+        low = behind - 1
         origin = int(self.run_first[low])
         ends = np.zeros(stop - origin + 1, np.int64)
         np.cumsum(self.sizes[origin:stop], out=ends[1:])
@@ -168,10 +180,11 @@ class SampleTable:
         new = changes(shift) | changes(description)
         shift = shift[new]
         edges = np.append(np.maximum(starts[new], first - origin), stop - origin)
+        ends = ends[edges]
         return ByteRuns(
-            offset=ends[edges[:-1]] + shift,
-            num_bytes=np.diff(ends[edges]),
-            num_samples=np.diff(edges),
+            offset=ends[:-1] + shift,
+            num_bytes=ends[1:] - ends[:-1],
+            num_samples=edges[1:] - edges[:-1],
             description=description[new],
         )
 
@@ -287,7 +300,7 @@ def sample_table(columns: Columns, box: Box) -> SampleTable:
         composition=composition,
         composition_limits=(int(composition.min()), int(composition.max())),
         sync=None if sync is None else sync.astype(np.int32),
-        has_open_gops=sync is not None and _leads(presentation, sync),
+        has_open_gops=sync is not None and bool((np.minimum.reduceat(presentation, sync) < presentation[sync]).any()),
         block_times=times[::BLOCK].copy(),
         run_first=run_first,
         run_offset=run_offset,
@@ -381,11 +394,6 @@ def _sync(stbl: Box, total: int) -> NDArray[np.int64] | None:
     if numbers[0] < 1 or numbers[-1] > total or (np.diff(numbers) <= 0).any():
         raise stss.error(f"its sample numbers aren't ascending within 1..{total}")
     return numbers - 1
-
-
-def _leads(presentation: NDArray[np.int64], sync: NDArray[np.int64]) -> bool:
-    """Return whether some sample is presented before the last key frame that precedes it in decode order."""
-    return bool((np.minimum.reduceat(presentation, sync) < presentation[sync]).any())
 
 
 def _runs(stbl: Box, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

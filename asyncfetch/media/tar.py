@@ -70,7 +70,7 @@ class TarredFile(NamedTuple):
 
 
 def walk_tar(
-    *, url: str, size: int, start: int = 0, stop: int | None = None
+    *, url: str, size: int, start: int = 0, stop: int | None = None, max_look_bytes: int = MAX_LOOK_BYTES
 ) -> Generator[tuple[int, int], Buffer, list[TarredFile]]:
     """Yields which bytes [start, stop) it needs, is sent them, and returns the files in the archive's order.
 
@@ -83,12 +83,13 @@ def walk_tar(
         start: The place of a header, or of the extensions in front of one.
         stop: The end of a file's last block: the walk ends there. None for the archive's end, which is two blocks of
             zeros or the last byte.
+        max_look_bytes: Most bytes asked for at a header.
 
     Raises:
         FormatError: It is no tar, or a compressed one; a header is damaged, or the archive is cut short; no file ends
             at ``stop``.
     """
-    window = _Window(redact_url(url), size)
+    window = _Window(redact_url(url), size, max_look_bytes)
     files: list[TarredFile] = []
     defaults: dict[bytes, bytes] = {}
     position, end = start, size if stop is None else stop
@@ -111,9 +112,10 @@ def walk_tar(
 class _Window:
     """The part of the archive that was asked for last."""
 
-    def __init__(self, where: str, size: int) -> None:
+    def __init__(self, where: str, size: int, max_look_bytes: int) -> None:
         self.where = where
         self.size = size
+        self._max_look_bytes = max_look_bytes
         self._start = self._stop = 0
         self._data = memoryview(b"")
         self._look_bytes = LOOK_BYTES
@@ -131,7 +133,7 @@ class _Window:
         if stop > self._stop:
             skipped = position - self._stop
             is_near = self._stop > 0 and skipped <= MAX_GAP_BYTES
-            self._look_bytes = min(2 * self._look_bytes, MAX_LOOK_BYTES) if is_near else LOOK_BYTES
+            self._look_bytes = min(2 * self._look_bytes, self._max_look_bytes) if is_near else LOOK_BYTES
             rest = self._data[position - self._start :] if skipped < 0 else b""
             wanted = position + len(rest), min(max(stop, position + self._look_bytes), self.size)
             data = yield wanted

@@ -3,7 +3,7 @@
 On this machine they run on this loop with threads, or in processes when those pay. Pieces compute little: the pictures
 of a video are copied without the GIL, a header of 38,400 frames takes 43 ms, an episode's rows and their summary 2 ms.
 For most merges a process, which takes 1.1 s of CPU for its imports, costs more than it saves, so ``processes_pay``
-decides by the plan. Sums are made here, where they are needed.
+decides by the plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncfetch.fetch import Fetcher
-from asyncfetch.merge.summaries import add
 from asyncfetch.merge.worker_process import PieceProcess, WorkerSetup
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WorkerPool(Protocol):
-    """Open workers. ``run`` may return a reference, of which ``get`` gives the value."""
+    """Open workers."""
 
     workers: int
     """Pieces that run at a time."""
@@ -38,11 +37,7 @@ class WorkerPool(Protocol):
         ...
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
-        """The piece's value, or a reference to it. Arguments may be results of earlier calls."""
-        ...
-
-    async def get(self, value: Any) -> Any:  # noqa: ANN401
-        """The value of a result of ``run``, in this process."""
+        """The piece's value."""
         ...
 
 
@@ -123,7 +118,7 @@ class _LocalPool:
         self.in_processes = seconds > 0 and self.pays(seconds, self.workers)
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
-        if not self.in_processes or piece is add:
+        if not self.in_processes:
             return await piece(WorkerSetup(self.fetcher, self.wrote), *arguments)
         if self.idle:
             worker = self.idle.pop()
@@ -136,7 +131,4 @@ class _LocalPool:
             await worker.end()
             raise
         self.idle.append(worker)
-        return value
-
-    async def get(self, value: Any) -> Any:  # noqa: ANN401
         return value

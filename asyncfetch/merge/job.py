@@ -7,12 +7,11 @@ Every file is written once. Summaries of rows are added up in any order: what is
 
 from __future__ import annotations
 
+import operator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import anyio
+from typing import TYPE_CHECKING
 
 from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.fetch.batch import for_each
@@ -22,7 +21,6 @@ from asyncfetch.merge.quantiles import QuantileSearch
 from asyncfetch.merge.sources import MergeSource, load_source
 from asyncfetch.merge.summaries import (
     Summary,
-    add,
     combine_columns,
     count_prefixes_again,
     quantile_ranks,
@@ -133,7 +131,7 @@ async def plan_job(
     loaded: dict[Selection, MergeSource | DatasetError | FetchError] = {}
     values = await gather(*(partial(pool.run, load_sources, share) for share in shares))
     for share, value in zip(shares, values, strict=True):
-        loaded |= zip(share, await pool.get(value), strict=True)
+        loaded |= zip(share, value, strict=True)
     sources = [source for one in selections if isinstance(source := loaded[one], MergeSource)]
     if errors := [error for one in different if not isinstance(error := loaded[one], MergeSource)]:
         others = await run_sync(disagreements, sources) if sources else []
@@ -155,16 +153,16 @@ async def load_sources(
     setup: WorkerSetup, selections: Sequence[Selection]
 ) -> list[MergeSource | DatasetError | FetchError]:
     """Each source, or the error of reading it."""
-    limiter = anyio.CapacityLimiter(_SOURCES_AT_ONCE)
+    loaded: dict[Selection, MergeSource | DatasetError | FetchError] = {}
 
-    async def load(selection: Selection) -> MergeSource | DatasetError | FetchError:
-        async with limiter:
-            try:
-                return await load_source(setup.fetcher, selection)
-            except (DatasetError, FetchError) as error:
-                return error
+    async def load(selection: Selection) -> None:
+        try:
+            loaded[selection] = await load_source(setup.fetcher, selection)
+        except (DatasetError, FetchError) as error:
+            loaded[selection] = error
 
-    return await gather(*(partial(load, selection) for selection in selections))
+    await for_each(selections, load, workers=_SOURCES_AT_ONCE)
+    return [loaded[selection] for selection in selections]
 
 
 async def carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: ProgressCounter) -> list[tuple[int, int]]:
@@ -208,75 +206,55 @@ async def carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: Progre
 async def _write(
     job: MergeJob, pool: WorkerPool, progress: ProgressCounter, room: Path
 ) -> tuple[list[WrittenFile], list[str], int]:
-    """The files of rows and videos, the paths of those of metadata in the room, and the bytes of all."""
-    work = _FileWork(job, pool, progress)
-    rows = [unit for unit in job.units if isinstance(unit, RowsTask)]
-    videos = [unit for unit in job.units if not isinstance(unit, RowsTask)]
-    found: list[tuple[Summary, dict[str, Statistics]]] = []
+    """The files of rows and videos, the paths of those of metadata in the room, and the bytes of all.
 
-    async def write_rows() -> None:
-        found.append(await work.write_rows(rows))
-
-    await gather(write_rows, partial(for_each, videos, work.write, workers=pool.workers))
-    metadata = await run_sync(write_metadata, job.plan, *found[0], room)
-    nbytes = await run_sync(_measure, room, metadata)
-    return work.files, metadata, sum(file.nbytes for file in work.files) + nbytes
-
-
-class _FileWork:
-    """Writes a job's files and summarises their rows, as many pieces at a time as the pool has workers.
-
-    Finished files stay, whatever happens. Few rows are read back once, many twice or more, since quantiles are searched
-    for in rounds: see ``quantiles``.
+    Finished files stay, whatever happens.
     """
+    files: list[WrittenFile] = []
 
-    def __init__(self, job: MergeJob, pool: WorkerPool, progress: ProgressCounter) -> None:
-        self.files: list[WrittenFile] = []
-        self._destination, self._pool, self._progress = job.destination, pool, progress
-        self._limiter = anyio.CapacityLimiter(pool.workers)
+    async def write_file(unit: FileUnit) -> None:
+        file = await pool.run(write, job.destination, unit)
+        files.append(file)
+        progress.finished(job.destination.url(file.path), file.nbytes)
 
-    async def write(self, unit: FileUnit) -> None:
-        """Write a file."""
-        async with self._limiter:
-            file = await self._pool.get(await self._pool.run(write, self._destination, unit))
-        self.files.append(file)
-        self._progress.finished(self._destination.url(file.path), file.nbytes)
+    await for_each(job.units, write_file, workers=pool.workers)
+    metadata = await run_sync(write_metadata, job.plan, *await _summary_of(job, pool), room)
+    nbytes = await run_sync(_measure, room, metadata)
+    return files, metadata, sum(file.nbytes for file in files) + nbytes
 
-    async def write_rows(self, units: Sequence[RowsTask]) -> tuple[Summary, dict[str, Statistics]]:
-        """Write files of rows; returns a summary of all, and the statistics of numeric features.
 
-        A file is summarised while it is in the page cache.
-        """
-        parts = [part for unit in units for part in unit.parts()]
-        count = sum(sum(part.lengths) for part in parts)
-        search = QuantileSearch(count, quantile_ranks(count))
-        sums: list[Any] = []
+async def _summary_of(job: MergeJob, pool: WorkerPool) -> tuple[Summary, dict[str, Statistics]]:
+    """A summary of all rows, and the statistics of numeric features.
 
-        async def add_part(part: SummaryTask, piece: Piece, *more: object) -> None:
-            async with self._limiter:  # until it is added, so that no more than one sum waits
-                value = await self._pool.run(piece, self._destination, part, *more)
-                while sums:
-                    value = await self._pool.run(add, sums.pop(), value)
-                sums.append(value)
+    Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``quantiles``.
+    """
+    parts = [part for unit in job.units if isinstance(unit, RowsTask) for part in unit.parts()]
+    if not parts:
+        return Summary(), {}
+    count = job.plan.num_frames
+    search = QuantileSearch(count, quantile_ranks(count))
 
-        async def write_and_summarise(unit: RowsTask) -> None:
-            await self.write(unit)
-            await gather(*(partial(add_part, part, summarise, search.shift) for part in unit.parts()))
+    async def sum_of(piece: Piece, *arguments: object) -> Summary:
+        sums: list[Summary] = []
 
-        await for_each(units, write_and_summarise, workers=self._pool.workers)
-        if not parts:
-            return Summary(), {}
-        summary = await self._pool.get(sums.pop())
-        search.learn(summary.counted)
-        while search.wanted:
-            more = (count_prefixes_again, search.wanted, search.shift)
-            await gather(*(partial(add_part, part, *more) for part in parts))
-            search.learn((await self._pool.get(sums.pop())).counted)
-        numbers = {key: combine_columns(columns) for key, columns in summary.by_episode().items()}
-        for key, own in numbers.items():
-            ordered = search.values(key).reshape(*own["min"].shape, -1)
-            own |= quantiles_between(ordered, count, own["min"])
-        return summary, numbers
+        async def add(part: SummaryTask) -> None:
+            value = await pool.run(piece, job.destination, part, *arguments)
+            while sums:
+                value = await run_sync(operator.add, sums.pop(), value)
+            sums.append(value)
+
+        await for_each(parts, add, workers=pool.workers)
+        return sums.pop()
+
+    summary = await sum_of(summarise, search.shift)
+    search.learn(summary.counted)
+    while search.wanted:
+        search.learn((await sum_of(count_prefixes_again, search.wanted, search.shift)).counted)
+    numbers = {key: combine_columns(columns) for key, columns in summary.by_episode().items()}
+    for key, own in numbers.items():
+        ordered = search.values(key).reshape(*own["min"].shape, -1)
+        own |= quantiles_between(ordered, count, own["min"])
+    return summary, numbers
 
 
 def _count_finished(job: MergeJob, files: Sequence[WrittenFile], progress: ProgressCounter) -> None:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.config.checks import whole_number
-from asyncfetch.errors import ConfigError, FormatError, MergeError, StateMismatch, redact_url
+from asyncfetch.errors import ConfigError, FormatError, MergeError, redact_url
 from asyncfetch.fetch.objects import difference
 from asyncfetch.merge.summaries import EpisodeColumn
-from asyncfetch.tables.columns import Array, ArrowType, as_lists, is_list, plain, plain_type, take_rows, to_integers
+from asyncfetch.tables.columns import Array, ArrowType, is_list, plain_type, take_rows, to_array, to_integers
 from asyncfetch.tables.parquet import require_pyarrow
 
 if TYPE_CHECKING:
@@ -43,80 +43,45 @@ def common_type(one: ArrowType, other: ArrowType) -> ArrowType | None:
 
     None if they differ in more than that and in nulls, at any depth.
     """
-    found = _common_type(one, other)
-    are_fixed = all(map(require_pyarrow().types.is_fixed_size_list, (one, other)))
-    if found is not None or (are_fixed and one.list_size != other.list_size):
-        return found
-    alike = plain_type(one), plain_type(other)
-    return None if alike == (one, other) else _common_type(*alike)
-
-
-def _common_type(one: ArrowType, other: ArrowType) -> ArrowType | None:
     pa = require_pyarrow()
     types = pa.types
     if one == other or types.is_null(other):
         return one
     if types.is_null(one):
         return other
-    is_flat = isinstance(one, pa.BaseExtensionType) or not one.num_fields
-    if is_flat or one.id != other.id or one.num_fields != other.num_fields:
-        return None
+    if one.id != other.id or isinstance(one, pa.BaseExtensionType) or not one.num_fields:
+        alike = plain_type(one), plain_type(other)
+        return None if alike == (one, other) else common_type(*alike)
     if types.is_fixed_size_list(one) and one.list_size != other.list_size:
         return None
-    pairs = [(one.field(at), other.field(at)) for at in range(one.num_fields)]
+    if types.is_struct(one) and [field.name for field in one] != [field.name for field in other]:
+        return None
     fields: list[Any] = []
-    for field, like in pairs:
+    for field, like in ((one.field(at), other.field(at)) for at in range(one.num_fields)):
         if (common := common_type(field.type, like.type)) is None:
             return None
         fields.append(field.with_type(common).with_nullable(field.nullable or like.nullable))
     if types.is_struct(one):
-        return pa.struct(fields) if [a.name for a, _ in pairs] == [b.name for _, b in pairs] else None
+        return pa.struct(fields)
     if types.is_map(one):
         return pa.map_(*fields[0].type, one.keys_sorted)
-    if types.is_large_list(one):
-        return pa.large_list(fields[0])
     if types.is_fixed_size_list(one):
         return pa.list_(fields[0], one.list_size)
-    return pa.list_(fields[0]) if types.is_list(one) else None
+    return pa.large_list(fields[0]) if types.is_large_list(one) else pa.list_(fields[0])
 
 
-def converted(column: pa.ChunkedArray[Any], arrow_type: ArrowType) -> pa.ChunkedArray[Any]:
+def converted(column: pa.ChunkedArray[Any], arrow_type: ArrowType) -> pa.ChunkedArray[Any] | Array:
     """The column's values as this type, a ``common_type`` of its own."""
-    # Not by pyarrow's ``cast``, which fails for a null type within a list (26: "Struct child array #4 has length
-    # smaller than expected").
-    arrow = require_pyarrow()
-    same: pa.ChunkedArray[Any] = arrow.chunked_array(
-        [_converted(arrow, chunk, arrow_type) for chunk in column.chunks], arrow_type
-    )
-    return same
-
-
-def _converted(pa: Any, array: Array, to: ArrowType) -> Array:  # noqa: ANN401
-    types = pa.types
-    if array.type == to:
-        return array
-    if types.is_null(array.type):
-        return pa.nulls(len(array), to)
-    if array.type.id != to.id:
-        array = plain(array)
-    if isinstance(to, pa.BaseExtensionType) or not to.num_fields:
-        return array.cast(to)
-    if types.is_list(to) or types.is_large_list(to):
-        return as_lists(array, _converted(pa, array.flatten(), to.value_type), to)
-    if array.type.id != to.id:
-        return array.cast(to)
-    if types.is_struct(to):
-        children = [_converted(pa, array.field(at), to.field(at).type) for at in range(to.num_fields)]
-        return pa.StructArray.from_arrays(children, fields=list(to), mask=array.is_null())
-    if types.is_fixed_size_list(to):
-        values = array.values.slice(array.offset * to.list_size, len(array) * to.list_size)
-        return pa.FixedSizeListArray.from_arrays(_converted(pa, values, to.value_type), type=to, mask=array.is_null())
-    first, stop = array.offsets[0].as_py(), array.offsets[len(array)].as_py()  # of a map
-    is_missing = np.append(array.is_null().to_numpy(zero_copy_only=False), values=False)
-    offsets = pa.array(array.offsets.to_numpy() - first, mask=is_missing)
-    parts = ((array.keys, to.key_type), (array.items, to.item_type))
-    children = [_converted(pa, part.slice(first, stop - first), own) for part, own in parts]
-    return pa.MapArray.from_arrays(offsets, *children, type=to)
+    pa = require_pyarrow()
+    if column.type == arrow_type:
+        return column
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), arrow_type)
+    array = to_array(column)
+    try:
+        return array.cast(arrow_type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # pyarrow (26) casts no null type within a list
+        return pa.array(array.to_pylist(), arrow_type)
 
 
 _COMPRESSION = "snappy"
@@ -510,9 +475,3 @@ def _place_episodes(
             planned.append(PlannedEpisode(number, episode, len(planned), from_index, data_file, nbytes, videos))
             from_index += episode.length
     return planned
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name == "VideoPlan":  # in steps of format 2, which pickle builds before their format can be checked
-        raise StateMismatch("this step was planned by another version of asyncfetch: make it anew by merge_steps")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,8 +3,8 @@
 Numbers become whole ones of the same order, from the bits of a float64. Their bits are searched from the left, in
 rounds. The first round counts all rows by their first bits, which gives the first bits of the value at each place; the
 next counts only rows that begin with those, by some bits more; and so on, until all bits are known that any row has. A
-round's counts are sums over rows, counted anywhere and added in a tree. Their size doesn't grow with the rows: in the
-first round 1024 counts for each power of two that occurs, later up to 32,768 for each place.
+round's counts are sums over rows, counted anywhere and added in any order. Their size doesn't grow with the rows: in
+the first round 1024 counts for each power of two that occurs, later up to 32,768 for each place.
 
 float32, and whole numbers below 2**24, need two rounds; a small number of rows is counted by all bits at once.
 """

@@ -156,14 +156,13 @@ def split_episodes(
             raise ConfigError(f"{name!r} can't be a split's name: it becomes a directory's")
     if any(isinstance(share, bool | str) for share in splits.values()):
         raise ConfigError(f"a split is a fraction, a number or indices of episodes, not {[*splits.values()]!r:.80}")
-    shares: dict[str, Share] = {name: _of_python(share) for name, share in splits.items()}
+    shares: dict[str, Any] = {name: _of_python(share) for name, share in splits.items()}
     if all(isinstance(share, float) for share in shares.values()):
         assigned = _by_fractions(shares, episodes, seed)
     elif all(isinstance(share, int) for share in shares.values()):
-        numbers = {name: share for name, share in shares.items() if isinstance(share, int)}
-        assigned = _by_numbers(numbers, episodes, seed)
+        assigned = _by_numbers(shares, episodes, seed)
     elif all(isinstance(share, Iterable) for share in shares.values()):
-        assigned = {name: list(share) for name, share in shares.items() if isinstance(share, Iterable)}
+        assigned = {name: list(share) for name, share in shares.items()}
         if len({one for own in assigned.values() for one in own}) < sum(map(len, assigned.values())):
             raise ConfigError("the splits overlap: an episode is in one of them only")
     else:
@@ -183,8 +182,8 @@ def _of_python(share: Share) -> Share:
     return float(share) if isinstance(share, Real) else share
 
 
-def _by_fractions(splits: Mapping[str, Share], episodes: Sequence[int], seed: int | None) -> dict[str, list[int]]:
-    fractions = [float(share) for share in splits.values() if isinstance(share, float)]
+def _by_fractions(splits: Mapping[str, float], episodes: Sequence[int], seed: int | None) -> dict[str, list[int]]:
+    fractions = list(splits.values())
     if not all(math.isfinite(one) and one > 0 for one in fractions) or math.fsum(fractions) > 1 + 1e-9:
         raise ConfigError(f"fractions must be above 0 and in all at most 1.0, not {fractions}")
     # Rounding the sums, not the parts, gives each episode to one part.

@@ -10,7 +10,6 @@ extremes exactly, quantiles of pictures as an envelope, since they can't be reco
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -195,11 +194,6 @@ async def count_prefixes_again(
     """A further round of the search for quantiles."""
     read = await _read_part(setup, destination, part, list(wanted))
     return await run_sync(_count_prefixes_again, *read, part, wanted, shift)
-
-
-async def add(setup: WorkerSetup, left: Summary, right: Summary) -> Summary:
-    """The sum, whichever comes first."""
-    return await run_sync(operator.add, left, right)
 
 
 async def _read_part(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asyncfetch.observe.waits import Cause
+
 if TYPE_CHECKING:
     from asyncfetch.observe.trace import Tracer
-    from asyncfetch.observe.waits import Cause, Meter
+    from asyncfetch.observe.waits import Meter
 
 
 class RequestWatch:
-    """Follows one request that is metered or traced, by the readings of one clock: ``time.perf_counter``.
-
-    Its time is cut into stretches, each of one cause: ``begin`` the first, ``turn`` from one to the next, ``stop``.
-    """
+    """Follows one request that is metered or traced, by the readings of one clock: ``time.perf_counter``."""
 
     __slots__ = ("_lane", "_meter", "_name", "_since", "_tracer", "details")
 
@@ -27,25 +26,18 @@ class RequestWatch:
         self.details: dict[str, Any] = {}
         """Facts of the request for the trace."""
 
-    def begin(self, cause: Cause, now: float) -> None:
-        """Start a stretch."""
+    def turn(self, cause: Cause | None, now: float, then: Cause | None = None) -> None:
+        """End a stretch of its time, which was due to ``cause``, and begin the next one; None where there is none."""
+        if self._meter is not None:
+            if cause is not None:
+                self._meter.add(cause, now - self._since)
+            if then is not None:
+                self._meter.begin(then, now)
         self._since = now
-        if self._meter is not None:
-            self._meter.begin(cause, now)
 
-    def turn(self, cause: Cause, now: float, then: Cause) -> None:
-        """End a stretch, which was due to ``cause``, and start the next one."""
-        self.stop(cause, now)
-        self.begin(then, now)
-
-    def stop(self, cause: Cause, now: float) -> None:
-        """End a stretch, which was due to ``cause``."""
-        if self._meter is not None:
-            self._meter.add(cause, now - self._since)
-
-    def enter(self, cause: Cause, now: float) -> None:
-        """Take a lane of the trace, and start a stretch: the request has its place at the host."""
-        self.begin(cause, now)
+    def enter(self, now: float) -> None:
+        """Take a lane of the trace, and wait for the first byte: the request has its place at the host."""
+        self.turn(None, now, Cause.FIRST_BYTE)
         if self._tracer is not None:
             self._lane = self._tracer.enter(self._name)
 

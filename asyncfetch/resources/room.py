@@ -41,7 +41,8 @@ class PassShare:
     def close(self) -> None:
         """Leave. Once, when it holds nothing."""
         self.wanted_bytes = 0
-        self.room.leave(self)
+        self.room.shares.remove(self)
+        self.room.serve()
 
 
 class _BriefWaiter:
@@ -64,20 +65,15 @@ class ClipRoom:
         """Memory of stretches that at least one pass holds."""
         self.brief_bytes = 0
         """Memory of all other stretches in use."""
-        self._shares: list[PassShare] = []
+        self.shares: list[PassShare] = []
         self._waiters: deque[_BriefWaiter] = deque()
         self._is_serving = self._is_changed = False
 
     def join(self, on_freed: Callable[[], object]) -> PassShare:
         """The share of a pass, which holds nothing yet; ``on_freed`` is called at each change while it wants some."""
         share = PassShare(self, on_freed)
-        self._shares.append(share)
+        self.shares.append(share)
         return share
-
-    def leave(self, share: PassShare) -> None:
-        """Forget a share. For shares."""
-        self._shares.remove(share)
-        self.serve()
 
     def fits(self, size_bytes: int) -> bool:
         """Return whether so much more can be taken now."""
@@ -118,7 +114,7 @@ class ClipRoom:
         try:
             while self._is_changed:
                 self._is_changed = False
-                for share in sorted(self._shares, key=lambda share: share.used_bytes):
+                for share in sorted(self.shares, key=lambda share: share.used_bytes):
                     if share.wanted_bytes:
                         share.on_freed()
                 self._serve_brief()
@@ -130,7 +126,7 @@ class ClipRoom:
             self._waiters.remove(waiter)
             waiter.decided.set()
         # A pass that waits for nothing but these would wait for ever, if new ones came again and again.
-        if any(share.wanted_bytes and self.fits_beside_passes(share.wanted_bytes) for share in self._shares):
+        if any(share.wanted_bytes and self.fits_beside_passes(share.wanted_bytes) for share in self.shares):
             return
         while self._waiters and self.fits(self._waiters[0].size_bytes):
             waiter = self._waiters.popleft()

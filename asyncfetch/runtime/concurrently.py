@@ -85,7 +85,6 @@ class RunSync(Protocol):
 
     def __call__(self, func: Callable[[], T], /) -> Awaitable[T]:
         """The call's result or error, once it has ended; a cancelled caller waits for that too."""
-        ...
 
 
 @contextmanager

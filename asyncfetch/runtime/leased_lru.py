@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
-    from typing import Self
 
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
@@ -45,16 +44,13 @@ class _Entry(Generic[K, V]):
 class EntryLease(Generic[K, V]):
     """Keeps one entry from eviction until ``release``; a second ``release`` does nothing."""
 
-    __slots__ = ("_entry", "_lru", "_released")
+    __slots__ = ("_entry", "_lru", "_released", "value")
 
     def __init__(self, lru: LeasedLRU[K, V], entry: _Entry[K, V]) -> None:
         self._lru, self._entry, self._released = lru, entry, False
-        lru._take(entry)
-
-    @property
-    def value(self) -> V:
+        self.value = entry.value
         """The committed value; valid after the release too, but then its bytes don't count any more."""
-        return self._entry.value
+        lru._take(entry)
 
     def share(self) -> EntryLease[K, V]:
         """One more lease on the same entry, even if it was dropped or replaced; RuntimeError after the release."""
@@ -70,21 +66,12 @@ class EntryLease(Generic[K, V]):
 
 
 class RoomReservation(Generic[K, V]):
-    """Room for one value: ``commit`` makes it an entry; ``release``, or leaving the context, gives it back.
-
-    The first of these counts; a later ``release`` does nothing.
-    """
+    """Room for one value: ``commit`` makes it an entry; ``release`` gives it back, once."""
 
     __slots__ = ("_lru", "_open", "size_bytes")
 
     def __init__(self, lru: LeasedLRU[K, V], size_bytes: int) -> None:
         self._lru, self.size_bytes, self._open = lru, size_bytes, True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.release()
 
     def commit(self, key: K, value: V) -> EntryLease[K, V]:
         """Turn the room into a leased entry. An earlier entry of the key is dropped; its leases stay valid.

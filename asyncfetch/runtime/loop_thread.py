@@ -446,10 +446,9 @@ class BackgroundContext(Generic[T]):
     def __init__(self, thread: LoopThread, make: Callable[[], AbstractAsyncContextManager[T]], *, name: str) -> None:
         self._guard = ForkGuard(name)
         self._thread = thread
-        self._entered: SharedFuture[T] = SharedFuture()
-        self._leave: Future[Callable[[], object]] = Future()
-        entered, leave = self._entered, self._leave  # not self: the thread must not keep its owner alive
-        self._call = thread.start(_keep, make, entered, leave)
+        entered = self._entered = SharedFuture[T]()  # not self below: the thread must not keep its owner alive
+        self._left = asyncio.Event()
+        self._call = thread.start(_keep, make, entered, self._left)
         self._call.add_done_callback(lambda error: _settle(entered, name, error))
 
     @property
@@ -465,30 +464,26 @@ class BackgroundContext(Generic[T]):
 
     def leave(self) -> None:
         """Leave it and wait for that; raises the error of leaving. Nothing if not entered, or in a forked child."""
-        if not self._guard.in_child and self._leave.done():
-            self._thread.run(_call, self._leave.result())
+        if not self._guard.in_child and self._entered.done() and not self.has_failed:
+            self._thread.run(_set, self._left)
             self._call.result()
 
 
 async def _keep(
-    make: Callable[[], AbstractAsyncContextManager[Any]],
-    entered: SharedFuture[Any],
-    leave: Future[Callable[[], object]],
+    make: Callable[[], AbstractAsyncContextManager[Any]], entered: SharedFuture[Any], left: asyncio.Event
 ) -> None:
-    left = anyio.Event()
     async with AsyncExitStack() as stack:
         try:
             value = await stack.enter_async_context(make())
         except Exception as error:  # noqa: BLE001 - for the callers of ``value``
             entered.fail(error)
             return
-        leave.set_result(left.set)
         entered.set_result(value)
         await left.wait()
 
 
-async def _call(function: Callable[[], object]) -> None:
-    function()
+async def _set(event: asyncio.Event) -> None:
+    event.set()
 
 
 def _settle(entered: Future[Any], name: str, error: BaseException | None) -> None:

@@ -68,9 +68,9 @@ class _View:
 
     __slots__ = ("__array_interface__", "__weakref__", "_owner")
 
-    def __init__(self, memory: NDArray[np.uint8], owner: object) -> None:
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
         self._owner = owner
-        self.__array_interface__ = memory.__array_interface__
+        self.__array_interface__ = interface
 
 
 class ViewEnd(weakref.ref[_View]):
@@ -87,10 +87,17 @@ def lend(
 
     That may be at any point, in any thread. No line of Python runs then: an interrupt within a finalizer would be lost.
     """
-    view = _View(memory, owner)
+    view = _View(memory.__array_interface__, owner)
     end = ViewEnd(view, ended.append)
     end.name = name
     return np.asarray(view), end
+
+
+def writable(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """An array on the same memory, marked as writable: torch has no read-only tensors, and warns of such memory."""
+    interface = array.__array_interface__
+    address, is_read_only = interface["data"]
+    return np.asarray(_View({**interface, "data": (address, False)}, array)) if is_read_only else array
 
 
 class SlotName(NamedTuple):

@@ -1,10 +1,10 @@
 """One call for many callers, and cached values.
 
 SingleFlight  calls owned by a task group; fetch's SharedCalls adds the callers' turns at limiters
-SharedCall    a call in the task of one of its callers; CallsByKey has one for each key
+SharedCall    a call in the task of one of its callers
 SharedFuture  for threads
 SharedLRU     values by key, bounded in bytes, each made by a SharedCall
-AsyncCache    values by key that expire, bounded in number, each found by a SharedCall
+AsyncCache    a SharedLRU of values that expire, bounded in number
 
 All but SharedFuture and ``call_once`` are for tasks of one loop, and not thread-safe.
 """
@@ -15,6 +15,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import anyio
@@ -227,41 +228,6 @@ class SharedCall(Generic[T]):
             left.set()
 
 
-class CallsByKey(Generic[K, V]):
-    """The SharedCalls under way, by key."""
-
-    def __init__(self) -> None:
-        self._calls: dict[K, SharedCall[V]] = {}
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    async def run(self, key: K, work: Callable[[], Awaitable[V]], keep: Callable[[K, V], None]) -> V:
-        """The value of ``work()``, or of the call under way for ``key``; ``keep`` is called with it, once."""
-        call = self._calls.get(key)
-        if call is None:
-            call = self._calls[key] = SharedCall(work)
-        try:
-            value = await call.get()
-        except BaseException:
-            self._end(key, call)
-            raise
-        if self._end(key, call):
-            keep(key, value)
-        return value
-
-    def forget(self, of: Callable[[K], bool]) -> None:
-        """Let no caller join the calls for such keys any more, and don't keep their values."""
-        for key in [key for key in self._calls if of(key)]:
-            del self._calls[key]
-
-    def _end(self, key: K, call: SharedCall[V]) -> bool:
-        ends = call.is_over and self._calls.get(key) is call
-        if ends:
-            del self._calls[key]
-        return ends
-
-
 class SharedFuture(Future[T]):
     """A future that several threads wait for. Each gets its own copy of an error."""
 
@@ -304,7 +270,6 @@ class SizedValue(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it holds."""
-        ...
 
 
 W = TypeVar("W", bound=SizedValue)
@@ -321,7 +286,7 @@ class SharedLRU(Generic[K, W]):
         self.max_bytes = max_bytes
         self.nbytes = 0
         self._kept: OrderedDict[K, W] = OrderedDict()
-        self._loads: CallsByKey[K, W] = CallsByKey()
+        self._loads: dict[K, SharedCall[W]] = {}
 
     def __repr__(self) -> str:
         loading = f", {len(self._loads)} loading" if self._loads else ""
@@ -340,26 +305,49 @@ class SharedLRU(Generic[K, W]):
     async def get(self, key: K, load: Callable[[], Awaitable[W]]) -> W:
         """The value of the key: kept, being loaded, or loaded now."""
         value = self.get_nowait(key)
-        return await self._loads.run(key, load, self._keep) if value is None else value
+        return await self.load(key, load) if value is None else value
+
+    async def load(self, key: K, load: Callable[[], Awaitable[W]]) -> W:
+        """The value of the key, being loaded or loaded now, in place of one that is kept."""
+        call = self._loads.get(key)
+        if call is None:
+            call = self._loads[key] = SharedCall(load)
+        ends = False
+        try:
+            value = await call.get()
+        finally:
+            if call.is_over and self._loads.get(key) is call:
+                del self._loads[key]
+                ends = True
+        if ends:
+            self._keep(key, value)
+        return value
+
+    def drop(self, key: K) -> None:
+        """Forget the value of the key, if it is kept."""
+        value = self._kept.pop(key, None)
+        if value is not None:
+            self.nbytes -= value.nbytes
 
     def clear(self, of: Callable[[K], bool] = lambda _: True) -> None:
         """Forget all values of such keys. Those being loaded still go to their callers, but aren't kept."""
         for key in [key for key in self._kept if of(key)]:
-            self.nbytes -= self._kept.pop(key).nbytes
-        self._loads.forget(of)
+            self.drop(key)
+        for key in [key for key in self._loads if of(key)]:
+            del self._loads[key]
 
     def kept(self, of: Callable[[K], bool]) -> list[W]:
         """The values of such keys."""
         return [value for key, value in self._kept.items() if of(key)]
 
     def _keep(self, key: K, value: W) -> None:
+        self.drop(key)
         if value.nbytes > self.max_bytes:
             return
         self._kept[key] = value
         self.nbytes += value.nbytes
         while self.nbytes > self.max_bytes:
-            _, dropped = self._kept.popitem(last=False)
-            self.nbytes -= dropped.nbytes
+            self.drop(next(iter(self._kept)))
 
 
 class LRUPart(Generic[K, W]):
@@ -368,9 +356,6 @@ class LRUPart(Generic[K, W]):
     def __init__(self, lru: SharedLRU[tuple[int, K], W], number: int) -> None:
         self._lru = lru
         self._number = number
-
-    def __repr__(self) -> str:
-        return f"<part {self._number} of {self._lru!r}>"
 
     def __len__(self) -> int:
         return len(self._lru.kept(self._is_own))
@@ -416,6 +401,7 @@ class _CacheEntry(NamedTuple, Generic[V]):
     value: V
     found_at: float
     use_until: float
+    nbytes: int = 1  # so that a SharedLRU counts values
 
 
 class AsyncCache(Generic[K, V]):
@@ -427,46 +413,39 @@ class AsyncCache(Generic[K, V]):
 
     def __init__(self, now: Callable[[], float], maximum: int = MAX_VALUES) -> None:
         self._now = now
-        self._maximum = maximum
-        self._kept: OrderedDict[K, _CacheEntry[V]] = OrderedDict()
-        self._searches: CallsByKey[K, CachedValue[V]] = CallsByKey()
+        self._entries: SharedLRU[K, _CacheEntry[V]] = SharedLRU(maximum)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     async def get(self, key: K, find: Callable[[], Awaitable[CachedValue[V]]]) -> V:
         """The value of ``key``: remembered, being searched for, or found now by ``find()``."""
-        kept = self._kept.get(key)
-        if kept is not None and self._now() < kept.use_until:
-            self._kept.move_to_end(key)
-            return kept.value
-        return (await self._searches.run(key, find, self._keep)).value
+        entry = self._entries.get_nowait(key)
+        if entry is None or self._now() >= entry.use_until:
+            entry = await self._entries.load(key, partial(self._find, find))
+        return entry.value
+
+    async def _find(self, find: Callable[[], Awaitable[CachedValue[V]]]) -> _CacheEntry[V]:
+        value, seconds = await find()
+        now = self._now()
+        return _CacheEntry(value, now, now + max(seconds - MARGIN_SECONDS, seconds * 0.9))
 
     def peek(self, key: K) -> V | None:
         """The remembered value of ``key``, even an expired one; None without one."""
-        kept = self._kept.get(key)
-        return None if kept is None else kept.value
+        entry = self._entries.get_nowait(key)
+        return None if entry is None else entry.value
 
     def reject(self, key: K, value: V) -> bool:
         """Forget ``value`` unless it is brand-new; returns whether the next ``get`` gives another one."""
-        kept = self._kept.get(key)
-        if kept is None or kept.value is not value:
+        entry = self._entries.get_nowait(key)
+        if entry is None or entry.value is not value:
             return True  # another caller noticed first
-        if self._now() - kept.found_at < MEANT_SECONDS:
+        if self._now() - entry.found_at < MEANT_SECONDS:
             return False
-        del self._kept[key]
+        self._entries.drop(key)
         return True
 
     def forget(self, key: K, value: V) -> None:
         """Forget ``value``, brand-new or not, unless there is another one already."""
-        kept = self._kept.get(key)
-        if kept is not None and kept.value is value:
-            del self._kept[key]
-
-    def _keep(self, key: K, found: CachedValue[V]) -> None:
-        now = self._now()
-        life = found.seconds - min(MARGIN_SECONDS, found.seconds / 10) if math.isfinite(found.seconds) else math.inf
-        self._kept[key] = _CacheEntry(found.value, now, now + life)
-        self._kept.move_to_end(key)
-        if len(self._kept) > self._maximum:
-            self._kept.popitem(last=False)
+        if self.peek(key) is value:
+            self._entries.drop(key)

@@ -85,7 +85,7 @@ class UnpackedReader(VersionedReader):
 
     @override
     def known(self, url: str) -> ObjectInfo | None:
-        packed = packed_part(url)
+        packed = packed_part(url) if MARK in url else None
         if packed is None:
             return self._reader.known(url)
         info, now = self._infos.get(url), self._reader.known(packed.url)

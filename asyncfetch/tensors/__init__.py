@@ -7,7 +7,7 @@ ahead         items in a known order, fetched ahead of their consumer
 buffer        shards on their way, and the fetch buffer
 http_store, ray_store   back ends; http_store: a shard by a request, or from shared memory on the server's machine
 storage       a server's shards, how long they live; also in memory that processes of one machine share
-wire          frames. Pure
+wire          frames; which dtypes and shapes a tensor may have. Pure
 """
 
 from asyncfetch.tensors.ahead import Ahead

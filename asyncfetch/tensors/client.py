@@ -15,7 +15,7 @@ import anyio
 import numpy as np
 
 from asyncfetch.config import FetchConfig, Secrets
-from asyncfetch.config.checks import require_token, whole_number
+from asyncfetch.config.checks import require, require_token, whole_number
 from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, FetchError, ShardNotFound, TensorError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import for_each
@@ -382,10 +382,8 @@ class TensorClient:
         fetch: FetchConfig | None = None,
     ) -> None:
         max_bytes = whole_number("max_bytes", max_bytes, least=0)
-        if delivery not in get_args(Delivery):
-            raise ConfigError(f"delivery must be 'copy' or 'view', not {delivery!r}")
-        if backend not in get_args(Backend):
-            raise ConfigError(f"backend must be 'auto', 'http' or 'ray', not {backend!r}")
+        require(delivery in get_args(Delivery), f"delivery must be 'copy' or 'view', not {delivery!r}")
+        require(backend in get_args(Backend), f"backend must be 'auto', 'http' or 'ray', not {backend!r}")
         if token is not None:
             require_token("token", token)
         config = _engine_config(fetch or FetchConfig(), token)

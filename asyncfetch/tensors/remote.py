@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from asyncfetch.errors import MissingDependency, TensorError, install_command
 from asyncfetch.runtime.fork import forks_wait
+from asyncfetch.runtime.shared_memory import writable
 from asyncfetch.tensors.wire import header_bytes, is_shard_id, item_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -261,18 +261,5 @@ def tensor_on(array: NDArray[np.uint8], remote: RemoteTensor) -> torch.Tensor:
         raise TensorError(f"this torch has no dtype {remote.dtype_name!r}: install a newer one")
     if not len(array):  # torch can't view numpy's strides of an empty array
         return library.empty(remote.shape, dtype=dtype)  # type: ignore[no-any-return]
-    writable = array if array.flags.writeable else np.asarray(_WritableView(array))
-    tensor: torch.Tensor = library.from_numpy(writable).view(dtype).reshape(remote.shape)
+    tensor: torch.Tensor = library.from_numpy(writable(array)).view(dtype).reshape(remote.shape)
     return tensor
-
-
-class _WritableView:
-    """Another array on the same memory, marked as writable: ``from_numpy`` warns about any other.
-
-    numpy keeps this object as the array's base, so the memory lives as long as the tensor.
-    """
-
-    def __init__(self, source: NDArray[np.uint8]) -> None:
-        self._source = source
-        address, _ = source.__array_interface__["data"]
-        self.__array_interface__ = {**source.__array_interface__, "data": (address, False)}

@@ -159,10 +159,10 @@ def _start_remover(path: Path) -> subprocess.Popen[bytes]:
 def find_shared(name: str, proof: str) -> Path | None:
     """The directory of that name, if it is on this machine and the proof is right; else None."""
     path = ROOT / name
-    if _NAME.fullmatch(name) is None:
-        return None
-    secret = _read(path / SECRET)
-    return path if secret is not None and hashlib.sha256(secret).hexdigest() == proof else None
+    if _NAME.fullmatch(name) is not None:
+        with suppress(OSError), _open(path / SECRET) as file:
+            return path if hashlib.sha256(file.read(4096)).hexdigest() == proof else None
+    return None
 
 
 def read_shared(path: Path, name: str, nbytes: int) -> NDArray[np.uint8] | None:
@@ -184,12 +184,6 @@ def _open(path: Path) -> BinaryIO:
         return file
     file.close()
     raise PermissionError(path)
-
-
-def _read(path: Path) -> bytes | None:
-    with suppress(OSError), _open(path) as file:
-        return file.read(4096)
-    return None
 
 
 def _sweep() -> None:

@@ -12,6 +12,7 @@ without_lerobot = pytest.mark.skipif(importlib.util.find_spec("lerobot") is not 
 
 
 @without_lerobot
+@pytest.mark.usefixtures("programs_are_warm")
 def test_error_without_lerobot_has_the_command_to_install_it() -> None:
     command = [sys.executable, "-m", "asyncfetch", "run", "lerobot-train", "--dataset.repo_id=a/b", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=35, check=False)

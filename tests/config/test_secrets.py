@@ -140,6 +140,7 @@ def _read_in_child(config: af.FetchConfig, url: str, answers: Any) -> None:  # n
         answers.send(error)
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 def test_secrets_reach_a_process_of_its_multiprocessing(server: RangeServer) -> None:
     """Of a fork server; a spawned one is a loader's worker, below."""
     context: Any = multiprocessing.get_context("forkserver")

@@ -252,6 +252,7 @@ def test_the_rank_is_found_in_the_environment(stream: af.Stream, monkeypatch: py
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.usefixtures("nested_programs_are_warm")
 def test_ranks_of_torch_distributed_reach_all_workers(served: Served) -> None:
     script = f"""
     import sys, torch.distributed, asyncfetch as af

@@ -391,6 +391,7 @@ USES = {
 
 
 @pytest.mark.timeout(200)  # eight seconds of a core, where it doesn't hang
+@pytest.mark.usefixtures("nested_programs_are_warm")
 def test_synchronous_uses_end_beside_sniffio_and_trio(served: Served) -> None:
     body = "import sniffio, trio, torch\nfrom asyncfetch.tensors import TensorClient, TensorServer\n"
     for name, use in USES.items():

@@ -148,6 +148,7 @@ def test_ranks_whose_hashes_have_different_seeds_share_one_order(served: Served,
         assert sorted(mine + yours) == sorted(int(sample["index"]) for sample in source)
 
 
+@pytest.mark.usefixtures("nested_programs_are_warm")
 def test_killed_ranks_are_resumed_by_one_and_by_four(served: Served, tmp_path: Path) -> None:
     """With each rank of torchrun's at another batch when its state is written, and killed behind a later one.
 
@@ -187,6 +188,7 @@ def train_and_kill(
     return reports
 
 
+@pytest.mark.usefixtures("nested_programs_are_warm")
 def test_unprepared_loader_under_accelerate_counts_frames_once(served: Served, tmp_path: Path) -> None:
     script = """
     from accelerate import Accelerator

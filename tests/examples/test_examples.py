@@ -239,6 +239,7 @@ def test_lightning_goes_on_in_the_middle_of_an_epoch(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("nested_programs_are_warm")
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_transformers_trainer_has_frames_once_in_two_processes(
     served: tuple[str, ...], small_dataset: DatasetTruth, workers: str

@@ -13,7 +13,7 @@ import pytest
 
 from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
 from asyncfetch.errors import AsyncFetchError, FetchTimeout
-from asyncfetch.fetch.hosts import MAX_IDLE_HOSTS, Hosts
+from asyncfetch.fetch.hosts import MAX_IDLE_HOSTS, Host, Hosts
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.memory_pool import MemoryPool
 from tests.conftest import all_others_wait
@@ -261,11 +261,16 @@ async def test_statistics_are_safe_in_a_thread_while_hosts_come_and_go() -> None
     assert max(snapshots.result()) <= MAX_IDLE_HOSTS + 1
 
 
+async def take_turn(host: Host) -> None:
+    async with host.permit():
+        pass
+
+
 async def test_the_wait_at_the_limiter_is_timed() -> None:
     now = 0.0
     host = Hosts(FetchConfig(max_requests_per_host=1), now=lambda: now).get("host")
     async with anyio.create_task_group() as group, host.permit():
-        group.start_soon(host.permit().__aenter__)
+        group.start_soon(take_turn, host)
         await all_others_wait()
         now = 3.0
     wait = host.statistics().wait

@@ -134,8 +134,14 @@ async def _fail(fetcher: Fetcher, server: LyingServer, path: str, wire: Wire, ki
 
 @pytest.mark.parametrize("group", GROUPS)
 async def test_no_fault_shows_a_secret(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, caplog: pytest.LogCaptureFixture, group: str
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    group: str,
 ) -> None:
+    # In debug mode each future has a traceback, for each frame of which this looks whether its file has changed.
+    monkeypatch.setattr("linecache.checkcache", lambda *_: None)
     asyncio.get_running_loop().set_debug(True)
     caplog.set_level(logging.DEBUG)
     url = server.put("/x?X-Amz-Signature=hunter2&token=hunter2", CONTENT)

@@ -612,7 +612,7 @@ async def test_a_resolver_that_is_away(
         if is_known:
             await fetcher.fetch(url, 0, 10)
             is_there = False
-            fetcher._transports.http._connector.resolver._names._kept.clear()
+            fetcher._transports.http._connector.resolver._names._entries.clear()
             await asyncio.sleep(0.01)
         if number == socket.EAI_NONAME and not is_known:
             with pytest.raises(ConnectionFailed, match="resolved") as caught:  # most often a typing error

@@ -22,8 +22,6 @@ from tests.conftest import all_others_wait
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from tests.lerobot.conftest import Tables, WriteTable
     from tests.local_reader import LocalReader
 
@@ -175,37 +173,6 @@ VALUES: dict[str, tuple[str, list[int], Any]] = {
 }
 
 
-async def read_values(
-    reader: LocalReader,
-    tables: Tables,
-    root: Path,
-    dtype: str,
-    shape: list[int],
-    values: Any,  # noqa: ANN401
-) -> NDArray[Any]:
-    """All values of a feature that is declared and stored like this."""
-    tables.features["x"] = {"dtype": dtype, "shape": shape, "names": None}
-    tables.rows["x"] = values
-    rows = await all_rows(await open_rows(reader, tables.write(root)))
-    return np.concatenate([part["x"] for part in rows])
-
-
-@pytest.mark.parametrize(("dtype", "shape", "values"), VALUES.values(), ids=list(VALUES))
-async def test_values_keep_their_stored_type(
-    reader: LocalReader,
-    tables: Tables,
-    tmp_path: Path,
-    dtype: str,
-    shape: list[int],
-    values: Any,  # noqa: ANN401
-) -> None:
-    joined = await read_values(reader, tables, tmp_path, dtype, shape, values)
-    assert joined.dtype == dtype
-    assert joined.shape == ((12,) if shape == [1] else (12, *shape))
-    stored = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
-    assert joined.ravel().tolist() == np.array(stored).ravel().tolist()
-
-
 STORED_OTHERWISE: dict[str, tuple[str, list[int], Any]] = {
     "double": ("float32", [1], np.arange(12) / 3),
     "half": ("float64", [1], np.arange(12, dtype=np.float16) / 4),
@@ -220,19 +187,16 @@ STORED_OTHERWISE: dict[str, tuple[str, list[int], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "shape", "values"), STORED_OTHERWISE.values(), ids=list(STORED_OTHERWISE))
-async def test_values_stored_otherwise_are_those_that_are_declared(
-    reader: LocalReader,
-    tables: Tables,
-    tmp_path: Path,
-    dtype: str,
-    shape: list[int],
-    values: Any,  # noqa: ANN401
-) -> None:
-    joined = await read_values(reader, tables, tmp_path, dtype, shape, values)
-    expected = np.asarray(values).astype(dtype).reshape(12, *([] if shape == [1] else shape))
-    assert joined.dtype == dtype
-    np.testing.assert_array_equal(joined, expected)
+@pytest.mark.parametrize("name", [*VALUES, *STORED_OTHERWISE])
+async def test_values_are_of_the_declared_type(reader: LocalReader, tables: Tables, tmp_path: Path, name: str) -> None:
+    dtype, shape, values = (VALUES | STORED_OTHERWISE)[name]
+    tables.features["x"] = {"dtype": dtype, "shape": shape, "names": None}
+    tables.rows["x"] = values
+    parts = [part["x"] for part in await all_rows(await open_rows(reader, tables.write(tmp_path)))]
+    assert {part.dtype for part in parts} == {np.dtype(dtype)}
+    stored = np.array(values.to_pylist()) if isinstance(values, pa.Array) else np.asarray(values)
+    expected = stored.astype(dtype).reshape(12, *([] if shape == [1] else shape))
+    np.testing.assert_array_equal(np.concatenate(parts), expected)
 
 
 async def test_an_index_is_an_int64_whatever_is_declared(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:

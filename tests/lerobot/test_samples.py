@@ -104,14 +104,14 @@ async def test_long_window_is_one_call_a_camera_and_one_decode_a_frame(
 ) -> None:
     cameras = (TOP, WRIST, "observation.images.left", "observation.images.right")
     truth = library(episodes=(100,), cameras=cameras, width=64, height=64)
-    calls: list[list[int]] = []
-    decode = TorchcodecDecoder._decode_together
+    calls: list[Sequence[int]] = []
+    decode = TorchcodecDecoder.frames
 
-    def count(decoder: TorchcodecDecoder, asked: Sequence[int], ranks: list[int]) -> torch.Tensor:
-        calls.append(ranks)
-        return decode(decoder, asked, ranks)
+    def count(decoder: TorchcodecDecoder, asked: Sequence[int]) -> torch.Tensor:
+        calls.append(asked)
+        return decode(decoder, asked)
 
-    monkeypatch.setattr(TorchcodecDecoder, "_decode_together", count)
+    monkeypatch.setattr(TorchcodecDecoder, "frames", count)
     decoded: list[int] = []
     get_frame_at, get_frames_in_range = VideoDecoder.get_frame_at, VideoDecoder.get_frames_in_range
 
@@ -128,7 +128,7 @@ async def test_long_window_is_one_call_a_camera_and_one_decode_a_frame(
     async with serve(truth) as served:
         window = dict.fromkeys(cameras, frames(*range(-63, 1)))
         sample = await served.dataset.sample(0, 80, windows=window)
-        assert [len(ranks) for ranks in calls] == [64] * len(cameras)
+        assert [len(asked) for asked in calls] == [64] * len(cameras)
         assert len(decoded) == 64 * len(cameras)
         await served.dataset.sample(0, 20, windows=window)  # 43 places repeat its first frame
         assert len(decoded) == (64 + 21) * len(cameras)

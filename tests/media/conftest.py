@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -126,8 +127,13 @@ def boxes(data: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def box(kind: bytes, body: bytes) -> bytes:
+def box(kind: bytes, *parts: bytes) -> bytes:
+    body = b"".join(parts)
     return (8 + len(body)).to_bytes(4) + kind + body
+
+
+def u32s(*numbers: int) -> bytes:
+    return b"".join((number & 0xFFFFFFFF).to_bytes(4) for number in numbers)
 
 
 CONTAINERS = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts"}
@@ -142,6 +148,25 @@ def rewrite(data: bytes, change: Callable[[bytes, bytes], tuple[bytes, bytes] | 
         elif (changed := change(kind, body)) is not None:
             out += box(*changed)
     return out
+
+
+EDIT_LISTS = [
+    [(1600, 0)],
+    [(1000, 2 * TICKS)],
+    [(1000, 7 * TICKS + 200)],
+    [(1000, 7 * TICKS - 100)],
+    [(333, 3 * TICKS + 1)],
+    [(500, -1), (200, -1), (999, 2 * TICKS)],
+    [(300, -1), (1000, 12 * TICKS + 300)],
+    [(33, 2 * TICKS)],
+]
+"""Duration and start of each edit."""
+
+
+def with_edits(data: bytes, edits: list[tuple[int, int]]) -> bytes:
+    """The same file with another edit list."""
+    body = struct.pack(">II", 0, len(edits)) + b"".join(struct.pack(">IiI", *edit, 0x10000) for edit in edits)
+    return rewrite(data, lambda kind, old: (kind, body if kind == b"elst" else old))
 
 
 def with_co64(data: bytes) -> bytes:

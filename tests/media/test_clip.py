@@ -17,7 +17,18 @@ import pytest
 from asyncfetch.errors import FormatError
 from asyncfetch.media.clip import ClipTables, Timing, TrackFormat, build_header
 from asyncfetch.media.samples import MAX_OFFSET, ByteRuns
-from tests.media.conftest import TICKS, Video, clip_of, decode, encode, remux, rewrite, samples_of
+from tests.media.conftest import (
+    EDIT_LISTS,
+    TICKS,
+    Video,
+    clip_of,
+    decode,
+    encode,
+    remux,
+    rewrite,
+    samples_of,
+    with_edits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,7 +150,7 @@ def test_clip_of_open_h264_starts_earlier_near_its_key_frame(
     assert samples.sync is not None
     for first in range(30):
         wanted = samples_of(index, first, 20, fps=FPS)
-        start = samples.decodable_from(int(wanted.min()), int(times[wanted].min()))
+        start = samples.decodable_from(wanted)
         assert clip_of(index, first, 20, fps=FPS).num_samples == wanted.max() + 1 - start
     behind = int(times[samples.sync[2]] - index.edit.shift) // 512 + 1
     (wanted,) = samples_of(index, behind, 1, fps=FPS)
@@ -192,26 +203,12 @@ def test_closed_gops_start_at_the_nearest_key_frame(make_video: Callable[[str], 
 
 
 @pytest.mark.parametrize("name", ["h264-g30", "hevc-open", "hevc-g2"])
-@pytest.mark.parametrize(
-    "edits",
-    [
-        [(1600, 0)],
-        [(1000, 2 * TICKS)],
-        [(1000, 7 * TICKS + 200)],
-        [(1000, 7 * TICKS - 100)],
-        [(333, 3 * TICKS + 1)],
-        [(500, -1), (200, -1), (999, 2 * TICKS)],
-        [(300, -1), (1000, 12 * TICKS + 300)],
-        [(33, 2 * TICKS)],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("edits", EDIT_LISTS, ids=str)
 def test_an_edit_list_shows_what_ffmpeg_shows_of_the_whole_file(
     make_video: Callable[[str], Video], name: str, edits: list[tuple[int, int]]
 ) -> None:
     """The clock starts with the first frame shown, wherever between two the edit does. One at its end isn't shown."""
-    body = struct.pack(">II", 0, len(edits)) + b"".join(struct.pack(">IiI", *edit, 0x10000) for edit in edits)
-    data = rewrite(make_video(name).data, lambda kind, old: (kind, body if kind == b"elst" else old))
+    data = with_edits(make_video(name).data, edits)
     truth = {round(pts / TICKS): pixels for pts, pixels in decode(data).items()}
     index = Video(data, truth).index()
     for first, count in [(0, 60), *((first, 3) for first in range(0, 60, 3))]:
@@ -349,7 +346,7 @@ def test_frames_of_equal_time_are_missing_and_neighbours_stay(
 @pytest.mark.parametrize(("first", "count"), [(3, 0), (7, 2), (10_000, 4)])
 def test_plan_with_nothing_to_show_is_empty(make_video: Callable[[str], Video], first: int, count: int) -> None:
     plan = clip_of(make_video("dropped-frames").index(), first, count, fps=FPS)
-    assert (plan.start, plan.stop, plan.header_bytes, plan.num_samples) == (0, 0, 0, 0)
+    assert (plan.start, plan.stop, plan.header, plan.num_samples) == (0, 0, b"", 0)
     assert plan.frame_index.tolist() == plan.pts.tolist() == [-1] * count
 
 

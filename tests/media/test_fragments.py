@@ -17,7 +17,7 @@ from asyncfetch.errors import FormatError
 from asyncfetch.media import Tracks, fragment_reads, locate_moov
 from asyncfetch.media.boxes import PROBE_BYTES
 from asyncfetch.media.clip import ClipTables, Timing
-from tests.media.conftest import box, decode, encode
+from tests.media.conftest import box, decode, encode, u32s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,10 +159,6 @@ NON_SYNC = 0x10000
 
 def full_box(kind: bytes, version: int, flags: int, *body: bytes) -> bytes:
     return box(kind, struct.pack(">I", version << 24 | flags) + b"".join(body))
-
-
-def u32s(*numbers: int) -> bytes:
-    return struct.pack(f">{len(numbers)}I", *(number & 0xFFFFFFFF for number in numbers))
 
 
 @dataclass

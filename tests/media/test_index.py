@@ -16,7 +16,7 @@ from asyncfetch.media import Mp4Index, locate_moov, parse_moov, parse_tracks
 from asyncfetch.media.boxes import MAX_MOOV_BYTES, PROBE_BYTES, TAIL_BYTES
 from asyncfetch.media.clip import ClipTables, TrackFormat, build_header, clip_timing
 from asyncfetch.media.samples import ByteRuns
-from tests.media.conftest import clip_of
+from tests.media.conftest import box, clip_of, u32s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 Video = Any  # conftest's
 URL = "https://user:secret@data.example.org/videos/file-000.mp4"
-
-
-def box(kind: bytes, *parts: bytes) -> bytes:
-    body = b"".join(parts)
-    return struct.pack(">I4s", 8 + len(body), kind) + body
 
 
 FTYP = box(b"ftyp", b"isom", bytes(4))
@@ -271,10 +266,6 @@ def altered(moov: bytes, kind: bytes, body: bytes | None) -> bytes:
             out += box(name, inner)
         offset += size
     return out
-
-
-def u32s(*numbers: int) -> bytes:
-    return struct.pack(f">{len(numbers)}I", *numbers)
 
 
 HUGE = 2**32 - 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncfetch.errors import FormatError
-from tests.media.conftest import MAKERS, TICKS, Video, decode, rewrite
+from tests.media.conftest import EDIT_LISTS, MAKERS, TICKS, Video, decode, rewrite, with_edits
 from tests.media.test_fragments import FRAGMENTED, Drive
 
 if TYPE_CHECKING:
@@ -44,25 +44,11 @@ def test_frames_in_fragments_are_shown_when_torchcodec_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["h264-g30", "hevc-open", "hevc-g2", "h264-open-negative-ctts"])
-@pytest.mark.parametrize(
-    "edits",
-    [
-        [(1600, 0)],
-        [(1000, 2 * TICKS)],
-        [(1000, 7 * TICKS + 200)],
-        [(1000, 7 * TICKS - 100)],
-        [(333, 3 * TICKS + 1)],
-        [(500, -1), (200, -1), (999, 2 * TICKS)],
-        [(300, -1), (1000, 12 * TICKS + 300)],
-        [(33, 2 * TICKS)],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("edits", EDIT_LISTS, ids=str)
 def test_an_edit_list_moves_and_hides_as_in_ffmpeg(
     make_video: Callable[[str], Video], name: str, edits: list[tuple[int, int]]
 ) -> None:
-    body = struct.pack(">II", 0, len(edits)) + b"".join(struct.pack(">IiI", *edit, 0x10000) for edit in edits)
-    data = rewrite(make_video(name).data, lambda kind, old: (kind, body if kind == b"elst" else old))
+    data = with_edits(make_video(name).data, edits)
     # Where a list begins behind a key frame, torchcodec 0.13 doesn't find the first frames, or gives others.
     check(Video(data, {}).index(), data, by_torchcodec=False)
 
@@ -90,8 +76,7 @@ def test_edits_that_ffmpeg_shows_otherwise_are_refused(make_video: Callable[[str
     """Frames shown in another order than decoded, or an edge between two frames."""
     first = 7 if name == "av1-g30" else 1000
     edits = [(first, 0), (500, first * 15360 // 1000)]
-    body = struct.pack(">II", 0, len(edits)) + b"".join(struct.pack(">IiI", *edit, 0x10000) for edit in edits)
-    data = rewrite(make_video(name).data, lambda kind, old: (kind, body if kind == b"elst" else old))
+    data = with_edits(make_video(name).data, edits)
     with pytest.raises(FormatError, match="shows other than one stretch"):
         Video(data, {}).index()
 

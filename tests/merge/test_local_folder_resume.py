@@ -64,6 +64,7 @@ def merge_and_kill(roots: list[Path], target: Path, behind: int) -> int:
 
 
 @pytest.mark.timeout(120)  # three processes
+@pytest.mark.usefixtures("programs_are_warm")
 async def test_killed_at_any_moment_it_is_gone_on_with(library: Library, tmp_path: Path) -> None:
     truths = [library(episodes=(9, 4, 5), gop=6), library(episodes=(5, 7, 6), gop=6)]
     roots, target = [truth.root for truth in truths], tmp_path / "out"
@@ -241,6 +242,7 @@ async def die_behind_the_end(what: str, source: Path, target: Path) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 @pytest.mark.parametrize("overwrite", [False, True])
 async def test_merge_killed_after_its_end_is_reported_by_the_same_call(
     library: Library, tmp_path: Path, overwrite: bool
@@ -261,6 +263,7 @@ async def test_merge_killed_after_its_end_is_reported_by_the_same_call(
         await merge_datasets([source, source], target)
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 async def test_of_a_split_killed_between_its_parts_the_rest_is_written(library: Library, tmp_path: Path) -> None:
     source = library(episodes=(4, 5)).root
     whole = await split_dataset(source, {"a": 0.5, "b": 0.5}, tmp_path / "whole")

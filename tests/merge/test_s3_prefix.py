@@ -197,6 +197,7 @@ class Child:
 
 
 @pytest.mark.timeout(120)  # two processes
+@pytest.mark.usefixtures("programs_are_warm")
 async def test_killed_at_any_moment_it_is_gone_on_with(library: Library, tmp_path: Path) -> None:
     """At any request that writes: what is there is no dataset, or a whole one."""
     truths = [library(episodes=(9, 4, 5), gop=6), library(episodes=(5, 7, 6), gop=6)]

@@ -221,7 +221,7 @@ async def test_callers_of_a_shared_load_keep_only_their_own_frames() -> None:
         while traceback is not None:
             names.append(traceback.tb_frame.f_code.co_name)
             traceback = traceback.tb_next
-        assert names == ["ask", "get", "run", "get"]
+        assert names == ["ask", "get", "load", "get"]
         assert error.__cause__ is not None
         assert error.__cause__.__traceback__ is None
     assert leader.__cause__ is not None

@@ -128,7 +128,7 @@ async def test_waiting_callers_have_errors_of_their_own(found: AsyncCache[str, s
     if isinstance(error, AttemptFailed):  # whoever repeats it first pays for all
         assert {one.budget for one in errors if isinstance(one, AttemptFailed)} == {error.budget}
     frames = [frame.f_code.co_name for one in waited for frame, _ in walk_tb(one.__traceback__)]
-    assert frames == ["ask", "get", "run", "get"] * 2
+    assert frames == ["ask", "get", "load", "get"] * 2
 
 
 async def test_a_cancelled_searcher_hands_over(found: AsyncCache[str, str]) -> None:

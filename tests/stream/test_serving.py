@@ -579,6 +579,7 @@ ENDS = {
 }
 
 
+@pytest.mark.usefixtures("nested_programs_are_warm")
 @pytest.mark.parametrize("name", ENDS)
 def test_the_process_ends_and_nothing_is_said(truth: DatasetTruth, tmp_path: Path, name: str) -> None:
     process = start(truth, tmp_path, ENDS[name])
@@ -589,6 +590,7 @@ def test_the_process_ends_and_nothing_is_said(truth: DatasetTruth, tmp_path: Pat
 
 
 @pytest.mark.alone
+@pytest.mark.usefixtures("nested_programs_are_warm")
 def test_server_process_dies_with_its_parent(truth: DatasetTruth, tmp_path: Path) -> None:
     """Also where a child forked from the parent has a copy of the connection, which so doesn't end."""
     body = """
@@ -616,6 +618,7 @@ def test_server_process_dies_with_its_parent(truth: DatasetTruth, tmp_path: Path
 
 
 @pytest.mark.alone
+@pytest.mark.usefixtures("nested_programs_are_warm")
 def test_interrupt_of_both_processes_ends_with_one_traceback(truth: DatasetTruth, tmp_path: Path) -> None:
     body = """
     if __name__ == "__main__":
@@ -639,6 +642,7 @@ def test_interrupt_of_both_processes_ends_with_one_traceback(truth: DatasetTruth
     assert_gone(pid)
 
 
+@pytest.mark.usefixtures("nested_programs_are_warm")
 def test_a_program_without_a_guard_is_told_about_it(truth: DatasetTruth, tmp_path: Path) -> None:
     process = start(truth, tmp_path, "with serve() as batches: list(batches)")
     _, errors = process.communicate(timeout=40)

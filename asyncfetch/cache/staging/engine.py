@@ -30,10 +30,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -88,16 +87,6 @@ class StagingRoom:
         self.count -= 1
 
 
-class Urgency(Enum):
-    """The order of the queue."""
-
-    NOW = "now"
-    """Handles wait for it."""
-    NEXT = "next"
-    """It waits for room."""
-    LATER = "later"
-
-
 @dataclass(eq=False, slots=True)
 class StagedEntry:
     """One generation of one file. At rest while it isn't queued and no thread works on it."""
@@ -112,8 +101,8 @@ class StagedEntry:
     """The read's bytes for the waiters; of a failed entry, the error for all its handles."""
     in_hand: Callable[[], StoredFile | None] = lambda: None
     """Returns the bytes of the last read, as long as a handle holds them."""
-    urgency: Urgency | None = None
-    """Its part of the queue; None if it isn't queued."""
+    queue: dict[StagedEntry, None] | None = None
+    """The queue that it is in, if any."""
     is_taken: bool = False
     """Whether a thread works on it."""
     has_failed: bool = False
@@ -144,34 +133,6 @@ class StagingClaim:
         return self.is_held or (future is not None and not future.done())
 
 
-class StagingQueue:
-    """Entries by urgency, first come, first served within each."""
-
-    def __init__(self) -> None:
-        self._entries: dict[Urgency, OrderedDict[StagedEntry, None]] = {urgency: OrderedDict() for urgency in Urgency}
-
-    def put(self, entry: StagedEntry, urgency: Urgency) -> None:
-        """Put it last within this urgency, unless it has it already."""
-        if entry.urgency is not urgency:
-            self.remove(entry)
-            entry.urgency = urgency
-            self._entries[urgency][entry] = None
-
-    def remove(self, entry: StagedEntry) -> None:
-        """Take it out, if it is queued."""
-        if entry.urgency is not None:
-            del self._entries[entry.urgency][entry]
-            entry.urgency = None
-
-    def first(self, urgency: Urgency) -> StagedEntry | None:
-        """The first entry of this urgency."""
-        return next(iter(self._entries[urgency]), None)
-
-    def count(self, urgency: Urgency) -> int:
-        """The number of entries of this urgency."""
-        return len(self._entries[urgency])
-
-
 class StagingEngine:
     """Entries, directory and threads: so many workers that stage, and helpers for reads that handles wait for.
 
@@ -194,7 +155,12 @@ class StagingEngine:
         """True if requests are refused."""
         self._room = room
         self._entries: dict[Hashable, StagedEntry] = {}
-        self._queue = StagingQueue()
+        self._urgent: dict[StagedEntry, None] = {}
+        """Queue of those that handles wait for; like the other ones first come, first served."""
+        self._next: dict[StagedEntry, None] = {}
+        """Queue of those that wait for room, which come next."""
+        self._later: dict[StagedEntry, None] = {}
+        """Queue of all others."""
         self._usual_bytes: int | None = None
         self._reads = self._direct_reads = self._write_failures = self._damaged = 0
         self._max_workers = workers
@@ -229,8 +195,8 @@ class StagingEngine:
                 "bytes": self._room.bytes,
                 "count": self._room.count,
                 "entries": len(self._entries),
-                "queued": self._queue.count(Urgency.LATER),
-                "waiting": self._queue.count(Urgency.NEXT),
+                "queued": len(self._later),
+                "waiting": len(self._next),
                 "reads": self._reads,
                 "direct_reads": self._direct_reads,
                 "write_failures": self._write_failures,
@@ -289,7 +255,7 @@ class StagingEngine:
                 return claim.future
             if entry.file is not None:
                 return entry.file
-            if self.is_closed and not entry.is_taken and entry.urgency is not Urgency.NOW:
+            if self.is_closed and not entry.is_taken and entry.queue is not self._urgent:
                 return None
             self._serve(claim)
             return claim.future
@@ -331,7 +297,7 @@ class StagingEngine:
         with self._changing():
             self.is_closed = True
             for entry in [*self._entries.values()]:
-                if not entry.is_taken and entry.urgency is not Urgency.NOW:
+                if not entry.is_taken and entry.queue is not self._urgent:
                     self._end(entry)
             self._changed.notify_all()
         self.drain()
@@ -382,7 +348,7 @@ class StagingEngine:
                     self._end(entry)
                     return None
                 if entry.room_bytes is None and not self._take_room(entry, self._needed_bytes(entry)):
-                    self._put_back(entry, Urgency.NEXT)
+                    self._put_back(entry, self._next)
                     return None
             stored = entry.in_hand()
             if stored is None:
@@ -409,7 +375,7 @@ class StagingEngine:
             elif not self._is_paused and self._take_room(entry, size_bytes):
                 writes = True
             else:
-                self._put_back(entry, Urgency.LATER)
+                self._put_back(entry, self._later)
         if future is not None:
             future.set_result(stored)
         return partial(self._write, entry, stored) if writes else None
@@ -422,7 +388,7 @@ class StagingEngine:
             if not entry.references or self.is_closed:
                 self._end(entry)
             elif file is None:
-                self._put_back(entry, Urgency.LATER)
+                self._put_back(entry, self._later)
 
     def _fail(self, entry: StagedEntry, error: BaseException) -> None:
         """End the entry by an error for all its handles. Later requests read again."""
@@ -468,7 +434,7 @@ class StagingEngine:
         entry = self._entries.get(binding.key)
         if entry is None:
             entry = self._entries[binding.key] = StagedEntry(binding)
-            self._queue.put(entry, Urgency.LATER)
+            self._put(entry, self._later)
         entry.references += 1
         return entry
 
@@ -480,13 +446,13 @@ class StagingEngine:
         if (stored := entry.in_hand()) is not None:
             claim.future = SharedFuture()
             claim.future.set_result(stored)
-            if not entry.references and not entry.is_taken and entry.urgency is None:
-                self._queue.put(entry, Urgency.LATER)  # a worker will end it
+            if not entry.references and not entry.is_taken and entry.queue is None:
+                self._put(entry, self._later)  # a worker will end it
             return
         claim.future = entry.future = entry.future or SharedFuture()
         entry.waiters += 1
         if not entry.is_taken and not entry.has_failed:
-            self._queue.put(entry, Urgency.NOW)
+            self._put(entry, self._urgent)
 
     def _release(self, claim: StagingClaim) -> None:
         entry = claim.entry
@@ -499,15 +465,24 @@ class StagingEngine:
         if not (entry.references or entry.waiters or entry.is_taken):
             self._end(entry)
 
-    def _put_back(self, entry: StagedEntry, urgency: Urgency) -> None:
+    def _put(self, entry: StagedEntry, queue: dict[StagedEntry, None] | None) -> None:
+        """Put it last in a queue, unless it is in that already; None takes it out of any."""
+        if entry.queue is not queue:
+            if entry.queue is not None:
+                del entry.queue[entry]
+            entry.queue = queue
+            if queue is not None:
+                queue[entry] = None
+
+    def _put_back(self, entry: StagedEntry, queue: dict[StagedEntry, None]) -> None:
         """Queue it again, unless it is too large for any room."""
         self._give_back(entry)
         entry.is_taken = False
         if entry.size_bytes is None or entry.size_bytes <= self._room.max_bytes:
-            self._queue.put(entry, urgency)
+            self._put(entry, queue)
 
     def _end(self, entry: StagedEntry) -> None:
-        self._queue.remove(entry)
+        self._put(entry, None)
         if self._entries.get(entry.binding.key) is entry:
             del self._entries[entry.binding.key]
         entry.is_taken = False
@@ -547,7 +522,7 @@ class StagingEngine:
     # Threads.
 
     def _work(self, *, helps: bool) -> None:
-        while (entry := self._next(helps=helps)) is not None:
+        while (entry := self._next_entry(helps=helps)) is not None:
             step: Step | None = partial(self._size, entry)
             del entry
             while step is not None:
@@ -565,7 +540,7 @@ class StagingEngine:
             if not is_served:
                 raise
 
-    def _next(self, *, helps: bool) -> StagedEntry | None:
+    def _next_entry(self, *, helps: bool) -> StagedEntry | None:
         """The entry that this thread reads next, a helper only one that handles wait for; None for its end."""
         with self._lock:
             while (entry := self._take(urgent_only=helps)) is None:
@@ -588,20 +563,20 @@ class StagingEngine:
 
     def _first(self, *, urgent_only: bool = False) -> StagedEntry | None:
         """The entry to read now: one that handles wait for, else one that waited for room and fits, else the oldest."""
-        entry = self._queue.first(Urgency.NOW)
+        entry = next(iter(self._urgent), None)
         if entry is not None or urgent_only or self.is_closed or self._is_paused:
             return entry
-        entry = self._queue.first(Urgency.NEXT)
+        entry = next(iter(self._next), None)
         if entry is not None:
             return entry if self._room.fits(self._needed_bytes(entry)) else None
-        return self._queue.first(Urgency.LATER) if self._room.fits(0) else None
+        return next(iter(self._later), None) if self._room.fits(0) else None
 
     def _take(self, *, urgent_only: bool) -> StagedEntry | None:
         entry = self._first(urgent_only=urgent_only)
         if entry is not None:
-            if entry.urgency is Urgency.NEXT:
+            if entry.queue is self._next:
                 self._take_room(entry, self._needed_bytes(entry))
-            self._queue.remove(entry)
+            self._put(entry, None)
             entry.is_taken = True
         return entry
 
@@ -609,7 +584,7 @@ class StagingEngine:
         """Wake an idle thread if there is work. Without one, returns whether to start a helper or a worker, or None."""
         entry = self._first()
         # True if a worker is needed to wait for the end of a pause.
-        waits = entry is None and self._is_paused and self._queue.count(Urgency.LATER) > 0 and not self._threads[False]
+        waits = entry is None and self._is_paused and bool(self._later) and not self._threads[False]
         if entry is None and not waits:
             return None
         if self._idle:
@@ -617,7 +592,7 @@ class StagingEngine:
             return None
         if self._threads[False] < self._max_workers and not self.is_closed:
             helps = False
-        elif self._queue.first(Urgency.NOW) is not None and self._threads[True] < DIRECT_THREADS:
+        elif self._urgent and self._threads[True] < DIRECT_THREADS:
             helps = True
         else:
             return None

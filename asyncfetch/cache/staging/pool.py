@@ -7,7 +7,7 @@ import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
 
 from asyncfetch.cache.staging.directory import StagingDirectory
 from asyncfetch.cache.staging.engine import StagingEngine, StagingRoom
@@ -59,7 +59,7 @@ class StagingStatistics(Figures):
     """Staged files that were missing or damaged, and were read again."""
 
 
-class StagingPool(ABC):
+class _Pool(ABC):
     """The common part of pools with and without a cache. A ``with`` closes it."""
 
     def get(self, store: FileStore[T], name: str, sample: object = None) -> T:
@@ -75,25 +75,7 @@ class StagingPool(ABC):
         return value
 
     @abstractmethod
-    def get_lazy(self, store: FileStore[T], name: str) -> Lazy[T]:
-        """A handle for the file's value, for later. Returns at once."""
-
-    @abstractmethod
-    def to_cache(self, value: T, name: str) -> Lazy[T]:
-        """A handle for a value in memory that is needed later; ``name`` is for messages only."""
-
-    @abstractmethod
-    def statistics(self) -> StagingStatistics:
-        """A snapshot."""
-
-    @property
-    @abstractmethod
-    def path(self) -> str | None:
-        """The directory of its files; None without any."""
-
-    @abstractmethod
-    def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
-        """End it, and wait for reads under way, at most so long."""
+    def close(self) -> None: ...
 
     @abstractmethod
     def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]: ...
@@ -105,7 +87,7 @@ class StagingPool(ABC):
         self.close()
 
 
-class CachePool(StagingPool):
+class CachePool(_Pool):
     """Stages files on a local disk, from the moment that they are chosen until they are needed.
 
     A shuffle buffer or a packer holds handles (``get_lazy``) rather than data. The pool reads their files in the
@@ -263,7 +245,7 @@ class CachePool(StagingPool):
         )
 
 
-class NoCachePool(StagingPool):
+class NoCachePool(_Pool):
     """A pool that never queues: a handle reads its store when it is picked up."""
 
     def __init__(self) -> None:
@@ -294,3 +276,7 @@ class NoCachePool(StagingPool):
 
     def __repr__(self) -> str:
         return f"<NoCachePool {self._reads} reads>"
+
+
+StagingPool: TypeAlias = CachePool | NoCachePool
+"""A pool of either kind: they have one interface."""

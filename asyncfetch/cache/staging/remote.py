@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from asyncfetch.cache.staging.stores import BytesStore, SourceInfo, check_name
 from asyncfetch.config import FetchConfig, PrivateUrl
-from asyncfetch.errors import (
-    AsyncFetchError,
-    ClosedError,
-    ConfigError,
-    FormatError,
-    NotFound,
-    ObjectChanged,
-    redact_url,
-)
+from asyncfetch.errors import ClosedError, ConfigError, FormatError, NotFound, ObjectChanged, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.objects import difference, strong_etag
 from asyncfetch.fetch.urls import hidden, join_url
+from asyncfetch.media.tar import walk_tar
 from asyncfetch.runtime.loop_thread import BackgroundContext, LoopThread
 from asyncfetch.runtime.memory_pool import allocate
 from asyncfetch.runtime.single_flight import call_once
@@ -34,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
     from typing import Self
 
+    from asyncfetch.media.tar import TarredFile
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.single_flight import SharedFuture
 
@@ -145,14 +138,8 @@ class UrlStore(RemoteStore):
         return self._sizes.get(name)
 
 
-FIRST_WINDOW_BYTES = 64 * 1024
-"""Bytes read at a header: a few small members and their headers, or one header of a large one."""
-LAST_WINDOW_BYTES = 8 * 1024 * 1024
-"""Bytes read at a header after many windows were used up: as part_bytes, the advice of S3's guide."""
-
-_DAMAGED = (tarfile.TarError, ValueError, LookupError, ArithmeticError, RecursionError)
-"""Errors of tarfile for damaged headers."""
-
+MAX_LOOK_BYTES = 8 * 1024 * 1024
+"""Most bytes read at a header after many small members: as part_bytes, the advice of S3's guide."""
 ARCHIVES_AT_ONCE = 16
 """Number of archives whose headers are read side by side; each asks for one range at a time."""
 
@@ -279,72 +266,19 @@ class _Index:
 
 def _members(run: Callable[..., Any], url: str) -> dict[str, TarMember]:
     """The regular files of one archive, by path; ``run`` is its store's."""
-    shown = redact_url(url)
     version = replace(run(Fetcher.stat, url), url=url)  # a PrivateUrl, for the index may be pickled
-    size = version.size
-    members = {}
+    walk = walk_tar(url=url, size=version.size, max_look_bytes=MAX_LOOK_BYTES)
     try:
-        headers = _Headers(partial(run, fetch_version, version), size)
-        with tarfile.open(fileobj=cast("Any", headers), mode="r:") as archive:
-            while (info := archive.next()) is not None:
-                archive.members = []  # type: ignore[attr-defined]  # which else keeps all, at a kilobyte each
-                if info.size < 0 or archive.offset < info.offset_data:  # the next header's
-                    raise tarfile.ReadError(f"the header of {info.name!r} leads backwards")
-                if info.isreg() and not info.issparse():
-                    stop = info.offset_data + info.size
-                    if stop > size:
-                        raise FormatError(f"{shown} is cut short: {info.name!r} ends at byte {stop} of {size}")
-                    members[info.name.removeprefix("./")] = TarMember(version, info.offset_data, stop)
-            headers.seek(archive.offset)
-            if any(headers.read(tarfile.BLOCKSIZE)):  # tarfile ends at damaged headers, too
-                raise tarfile.ReadError(f"there is no header at byte {archive.offset}")
-    except AsyncFetchError:  # may be a ValueError itself
-        raise
-    except _DAMAGED as error:
-        raise FormatError(
-            f"{shown} can't be read as an uncompressed tar archive of {size} bytes: {error}. Compressed ones have no "
-            "ranges: unpack it, or write it without compression."
-        ) from error
-    return members
-
-
-class _Headers:
-    """An archive as a file for tarfile. Read in windows, which grow when headers are close together."""
-
-    def __init__(self, fetch: Callable[[int, int], memoryview], size: int) -> None:
-        self._fetch = fetch
-        self._size = size
-        self._position = 0
-        self._start = 0
-        self._window = memoryview(b"")
-        self._window_bytes = FIRST_WINDOW_BYTES
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int) -> None:
-        self._position = offset
-
-    def read(self, size: int) -> bytes:
-        """A header, or its extension. ReadError for a longer one: a damaged header may name any length."""
-        if not 0 <= size <= LAST_WINDOW_BYTES:
-            raise tarfile.ReadError(f"a header of {size} bytes")
-        header = bytearray()
-        while len(header) < size and self._position < self._size:  # tarfile takes a short read for the archive's end
-            if not self._start <= self._position < self._start + len(self._window):
-                self._move(self._position)
-            offset = self._position - self._start
-            piece = self._window[offset : offset + size - len(header)]
-            header += piece
-            self._position += len(piece)
-        return bytes(header)
-
-    def _move(self, position: int) -> None:
-        skipped = position - (self._start + len(self._window))
-        grows = 0 <= skipped <= len(self._window)
-        self._window_bytes = min(2 * self._window_bytes, LAST_WINDOW_BYTES) if grows else FIRST_WINDOW_BYTES
-        self._start = position
-        self._window = self._fetch(position, min(position + self._window_bytes, self._size))
+        wanted = next(walk)
+        while True:
+            wanted = walk.send(run(fetch_version, version, *wanted))
+    except StopIteration as end:
+        files: list[TarredFile] = end.value
+    return {
+        file.name.removeprefix("./"): TarMember(version, file.offset, file.offset + file.size)
+        for file in files
+        if not file.is_sparse
+    }
 
 
 def _shard_name(url: str) -> str:

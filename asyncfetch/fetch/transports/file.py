@@ -74,14 +74,13 @@ class FileTransport:
         async with host.permit() as permit:
             host.counts.requests += 1
             since = host.now()
-            try:
-                await self._run(partial(_read, download, download.known))
-            except AttemptFailed as failure:
-                host.counts.errors += 1
-                download.keep_landed(failure)
-                raise failure.error(
-                    url=download.url, start=asked.start, stop=asked.stop, attempts=1
-                ) from failure.__cause__
+            with _one_attempt(download.url, asked.start, asked.stop):
+                try:
+                    await self._run(partial(_read, download, download.known))
+                except AttemptFailed as failure:
+                    host.counts.errors += 1
+                    download.keep_landed(failure)
+                    raise
             download.remember()
             permit.body_seconds = host.now() - since
             permit.landed(download.landed_bytes)
@@ -107,28 +106,34 @@ class FileTransport:
         path = local_path(url)
         if url.endswith("/") or not path.name:
             raise ConfigError(f"{url!r} names a directory: write the name of a file")
-        try:
-            return _info(url, await write_file(path, source, self.limiter))
-        except AttemptFailed as failure:
-            counts.errors += 1
-            raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
+        with _one_attempt(url):
+            try:
+                return _info(url, await write_file(path, source, self.limiter))
+            except AttemptFailed:
+                counts.errors += 1
+                raise
 
     async def delete(self, url: str) -> None:
         """Removes the file."""
-        try:
+        with _one_attempt(url):
             await run_to_its_end(partial(_delete, local_path(url)), self.limiter)
-        except AttemptFailed as failure:
-            raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory, sorted by name; a directory among them has size 0 and a url that ends in "/".
 
         FetchError where there are more than ``max_listed_entries``.
         """
-        try:
+        with _one_attempt(url):
             return await self._run(partial(_list, url, self._max_entries))
-        except AttemptFailed as failure:
-            raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
+
+
+@contextmanager
+def _one_attempt(url: str, start: int | None = None, stop: int | None = None) -> Iterator[None]:
+    """Raise a failed attempt as the error of its range: the same disk gives the same error."""
+    try:
+        yield
+    except AttemptFailed as failure:
+        raise failure.error(url=url, start=start, stop=stop, attempts=1) from failure.__cause__
 
 
 def is_local(url: str) -> bool:

@@ -137,7 +137,6 @@ class HttpTransport:
     async def aclose(self) -> None:
         """Close every connection, without waiting for any server. No attempt may be under way."""
         await self._session.aclose()
-        await self._connector.aclose()
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """Plain web servers have no way to ask."""
@@ -164,11 +163,13 @@ class HttpTransport:
         while True:
             address = web_address(download.url) if book is WEB_URLS else await book.resolve(download.url)
             moved_to = self._moved.get(download.url)
-            url, redirects = moved_to or address.url, list[Redirect]()
+            url = moved_to or address.url
+            redirects: list[Redirect] = []
             try:
-                for hop in range(self._config.max_redirects + 1):
-                    host = self._hosts.get(origin_of(url), partial(self._route, url))
-                    host.counts.retries += failure is not None and hop == 0
+                while True:
+                    host = self._hosts.get(origin_of(url), self._route, url)
+                    if failure is not None and not redirects:
+                        host.counts.retries += 1
                     if download.needs_size or (host.lacks_suffixes and download.wanted.is_suffix):
                         await self._ask_size_first(download, book)
                     request = HttpRequest(url, host, address, book, download)
@@ -182,8 +183,9 @@ class HttpTransport:
                     host.counts.redirects += 1
                     redirects.append(redirect)
                     url = redirect.target
-                sets_cookie = any(one.sets_cookie for one in redirects)
-                raise self._too_many_redirects(url, redirects[-1].status, sets_cookie=sets_cookie)
+                    if len(redirects) > self._config.max_redirects:
+                        sets_cookie = any(one.sets_cookie for one in redirects)
+                        raise self._too_many_redirects(url, redirect.status, sets_cookie=sets_cookie)
             except AttemptFailed as refused:
                 if download.asks_otherwise(refused) and refused.verdict is not RetryVerdict.AGAIN:
                     continue
@@ -442,7 +444,7 @@ class HttpTransport:
         """
         url = address.url
         for _ in range(self._config.max_redirects + 1):
-            host = self._hosts.get(origin_of(url), partial(self._route, url))
+            host = self._hosts.get(origin_of(url), self._route, url)
             async with host.permit() as permit:
                 try:
                     response = await self._ask(permit, method, url, address, book, max_bytes, body)

@@ -53,7 +53,7 @@ COMMON_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": 
 class AiohttpSessions:
     """aiohttp's sessions on the running loop: one that pools connections, and one that makes a new one each time.
 
-    ``connector`` is told of their sockets and gives their addresses; it isn't closed with them.
+    ``connector`` is told of their sockets and gives their addresses; it is closed with them.
     """
 
     def __init__(self, config: FetchConfig, connector: Connector) -> None:
@@ -100,11 +100,12 @@ class AiohttpSessions:
             raise exchange.time_out()
 
     async def aclose(self) -> None:
-        """Close the sessions. Nothing may be under way."""
-        _open_sessions.discard(self)
+        """Close the sessions, and all connections without waiting for any server. Nothing may be under way."""
         await self._pooled.close()
         if self._fresh is not None:
             await self._fresh.close()
+        await self._connector.aclose()
+        _open_sessions.discard(self)
 
     @property
     def is_in_use(self) -> bool:
@@ -130,11 +131,6 @@ class AiohttpSessions:
         for session in sessions:
             session.detach()
         return connectors
-
-    async def close_at_exit(self) -> None:
-        """Close it and our own connections, which are still open."""
-        await self.aclose()
-        await self._connector.aclose()
 
     def _new_session(self, **options: Any) -> aiohttp.ClientSession:  # noqa: ANN401
         connector = _QuietConnector(
@@ -405,13 +401,15 @@ def _surplus(view: Views) -> AttemptFailed:
     return AttemptFailed(InvalidResponse, f"the body goes on after its {len(view)} bytes", RetryVerdict.ONCE)
 
 
-# See ``connector``: a child takes the connectors away from their sessions and never lets go of them.
+# A forked child inherits sockets and the epoll descriptor. Were it to collect a connection, closing its transport would
+# unregister the parent's socket from the epoll that both share, and the parent would wait for ever. So the child takes
+# the connectors away from their sessions and never lets go of them, nor of ours.
 _open_sessions: weakref.WeakSet[AiohttpSessions] = weakref.WeakSet()
 _inherited: list[object] = []
 
 
 def _disown_sessions_in_child() -> None:
-    _inherited.extend(session.detach() for session in list(_open_sessions))
+    _inherited.extend((session._connector, session.detach()) for session in list(_open_sessions))
 
 
 os.register_at_fork(after_in_child=_disown_sessions_in_child)
@@ -430,7 +428,7 @@ def _let_go_at_exit() -> None:
             session.detach()
             session._connector.forget()
         else:
-            session._loop.run_until_complete(session.close_at_exit())
+            session._loop.run_until_complete(session.aclose())
     if left:
         del session, left
         gc.collect()

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asyncfetch.cache.staging import DecodingStore, Lazy
 from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
-from asyncfetch.cache.staging.engine import StagingEngine, StagingRoom, Urgency
+from asyncfetch.cache.staging.engine import StagingEngine, StagingRoom
 from asyncfetch.cache.staging.lazy import StagedLazy
 from asyncfetch.cache.staging.stores import Binding, StoredFile, ValueStore
 from asyncfetch.errors import CacheError
@@ -265,9 +265,9 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def nothing_that_fits_is_left_lying(self) -> None:
-        engine, queue = self.engine, self.engine._queue
+        engine = self.engine
         if self.at_rest() and engine._first() is None and not engine._is_paused:
-            assert queue.count(Urgency.LATER) == 0 or queue.count(Urgency.NEXT) > 0 or engine._room.count == MAX_COUNT
+            assert not engine._later or engine._next or engine._room.count == MAX_COUNT
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -277,7 +277,7 @@ class Interleavings(RuleBasedStateMachine):
             self.engine.close(0)
         # Whoever waits gets an answer from the threads that serve those who wait, without a single worker.
         rounds = 0
-        while self.waits or self.engine._queue.count(Urgency.NOW):
+        while self.waits or self.engine._urgent:
             rounds += 1
             assert rounds < 100, f"{self.waits} wait for nothing"
             while (entry := self.engine._take(urgent_only=True)) is not None:
