@@ -50,17 +50,19 @@ def require_least(config: object, least: int, *names: str) -> None:
         require(value is None or value >= least, f"{name} must be at least {least}, not {value}")
 
 
-def _require_text(where: str, value: object) -> None:
-    """ConfigError unless the value is a string. The value isn't shown."""
-    require(isinstance(value, str), f"{where} must be a string, not of type {type(value).__name__}")
+def _text(where: str, value: object) -> str:
+    """The value; ConfigError unless it is a string. It isn't shown."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{where} must be a string, not of type {type(value).__name__}")
+    return value
 
 
 def require_token(where: str, value: object) -> None:
     """ConfigError unless the value can be a Bearer token. The value isn't shown."""
-    _require_text(where, value)
-    fits = isinstance(value, str) and value != "" and value.isascii() and value.isprintable() and " " not in value
-    begins = isinstance(value, str) and value.lower().startswith("bearer ")
-    require(not begins, f"{where} must be the token alone: without 'Bearer ' before it")
+    token = _text(where, value)
+    is_bare = not token.lower().startswith("bearer ")
+    require(is_bare, f"{where} must be the token alone: without 'Bearer ' before it")
+    fits = token != "" and token.isascii() and token.isprintable() and " " not in token
     require(fits, f"{where} must be printable ASCII without spaces, and not empty: a line of a file needs strip()")
 
 
@@ -68,8 +70,7 @@ def require_header(where: str, name: object, value: object) -> None:
     """ConfigError unless name and value fit a header: anything else would end it, or the request, early."""
     is_name = isinstance(name, str) and _HEADER.fullmatch(name) is not None
     require(is_name, f"{where} has a name that no header can have: letters, digits and dashes, without the colon")
-    _require_text(f"{where}[{name!r}]", value)
-    one_line = isinstance(value, str) and HEADER_CONTROL.search(value) is None
+    one_line = HEADER_CONTROL.search(_text(f"{where}[{name!r}]", value)) is None
     require(one_line, f"{where}[{name!r}] must hold no control character: a line of a file needs strip()")
 
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from asyncfetch.errors import COPY_ANEW, CacheError, ConfigError, FormatError, redact_url
 from asyncfetch.tables.pages import CODECS, lone_footer
-from asyncfetch.tables.parquet import border, require_pyarrow
+from asyncfetch.tables.parquet import border, open_parquet, require_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -258,8 +258,7 @@ def write_values(packed: Packed, alone: NamelessFile, target: NamelessFile) -> N
     alone.write(lone_footer(packed.levels, codec, packed.rows, packed.dictionary_bytes, chunk_bytes))
     sizes = []
     with border(packed.url), arrow.memory_map(f"/proc/self/fd/{alone.descriptor}") as source:
-        parquet = arrow.parquet.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
-        for batch in parquet.iter_batches(batch_size=1, use_threads=False):  # rows may share a long string
+        for batch in open_parquet(source).iter_batches(batch_size=1, use_threads=False):  # rows may share a long string
             column = batch.column(0)
             while arrow.types.is_struct(column.type):
                 (column,) = column.flatten()  # null where the struct is

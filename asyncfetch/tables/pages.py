@@ -16,7 +16,7 @@ import numpy as np
 
 from asyncfetch.errors import COPY_ANEW, FormatError, redact_url
 from asyncfetch.fetch.batch import for_each
-from asyncfetch.tables.parquet import SparseFile, border, require_pyarrow
+from asyncfetch.tables.parquet import SparseFile, border, open_parquet, require_pyarrow
 from asyncfetch.tables.thrift import Long, read_struct, write_struct
 
 if TYPE_CHECKING:
@@ -249,8 +249,7 @@ def _decode(url: str, parts: Sequence[bytes | memoryview], rows: int) -> pa.Chun
     stops = np.cumsum([len(part) for part in parts]).tolist()
     pieces = [(stop - len(part), memoryview(part)) for stop, part in zip(stops, parts, strict=True)]
     with border(url):
-        source = arrow.PythonFile(SparseFile(url, pieces, stops[-1]), mode="r")
-        parquet = arrow.parquet.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+        parquet = open_parquet(arrow.PythonFile(SparseFile(url, pieces, stops[-1]), mode="r"))
         column: pa.ChunkedArray[Any] = parquet.read(use_threads=False).column(0)
         while arrow.types.is_struct(column.type):
             (column,) = column.flatten()  # null where the struct is

@@ -292,16 +292,10 @@ class FetchedColumns:
         Raises:
             FormatError: The file is damaged.
         """
-        arrow, file = require_pyarrow(), self.file
+        file = self.file
         source = SparseFile(file.url, self.pieces, file.data_stop)
         with border(file.url):
-            # Buffering ahead, pyarrow would read the gaps too.
-            parquet = arrow.parquet.ParquetFile(
-                arrow.PythonFile(source, mode="r"),
-                metadata=file.metadata,
-                pre_buffer=False,
-                page_checksum_verification=True,
-            )
+            parquet = open_parquet(require_pyarrow().PythonFile(source, mode="r"), file.metadata)
         return _read(file, parquet, self.groups, self.columns)
 
 
@@ -376,12 +370,7 @@ class FetchedGroups:
         """
         arrow, columns = require_pyarrow(), list(self.columns)
         with border(self.file.url):
-            parquet = arrow.parquet.ParquetFile(
-                arrow.BufferReader(self.content),
-                metadata=self.file.metadata,
-                pre_buffer=False,
-                page_checksum_verification=True,
-            )
+            parquet = open_parquet(arrow.BufferReader(self.content), self.file.metadata)
             read = partial(parquet.iter_batches, columns=columns, use_threads=False)
             try:
                 batches: list[pa.RecordBatch] = list(read(row_groups=list(self.groups)))
@@ -394,6 +383,12 @@ def _plan(file: TableFile, groups: Sequence[int], columns: Collection[str]) -> t
     """The groups that have rows, and their chunks. One without rows has no pages: its offsets mean nothing."""
     filled = [group for group in groups if file.metadata.row_group(group).num_rows]
     return filled, file.chunks(filled, columns)
+
+
+def open_parquet(source: Any, metadata: pq.FileMetaData | None = None) -> Any:  # noqa: ANN401  (pyarrow's files)
+    """Pyarrow's reader of a file. It compares checksums, and doesn't buffer ahead: it would read the gaps, too."""
+    parquet = require_pyarrow().parquet
+    return parquet.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
 
 
 def _footer_bytes(tail: memoryview, url: str, size: int) -> int:
@@ -422,7 +417,7 @@ def _parse_open(url: str, end: memoryview, start: int, data_stop: int) -> tuple[
     leaves: dict[str, range] = {}
     next_leaf = 0
     with border(url):
-        parquet = pa.parquet.ParquetFile(pa.BufferReader(end), pre_buffer=False, page_checksum_verification=True)
+        parquet = open_parquet(pa.BufferReader(end))
         metadata = parquet.metadata
         # Not metadata.schema: the two refer to each other, and megabytes of a footer would wait for the collector.
         for field in parquet.schema_arrow:

@@ -18,7 +18,7 @@ from asyncfetch.tables.packed import MARK
 from asyncfetch.tables.parquet import require_pyarrow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -33,7 +33,7 @@ RESERVED = (*ENTRY_COLUMNS, "index", "clip_index", "seconds", "audio")
 INDEX_KEY, INDEX_VERSION = b"asyncfetch.index", b"1"
 """The mark of an index, in the metadata of its schema."""
 
-_CHUNK_ROWS = 64 * 1024
+PART_ROWS = 16 * 1024
 """Rows of a column that are gone through at once: it bounds what is held beside the column."""
 _SCHEME = r"^[A-Za-z][A-Za-z0-9+.-]*://"
 _DOTS = r"(?:^|/)\.\.?(?:/|$)"
@@ -61,10 +61,7 @@ def is_index(table: pa.Table, shown: str) -> bool:
 def check_names(names: Sequence[str], asked: Mapping[str, str | None], shown: str) -> None:
     """ConfigError where a column that is asked for isn't there, or one of the others has a name that is reserved.
 
-    Args:
-        names: Those of the table.
-        asked: The columns that become ``video``, ``start`` and ``stop``, by these names; None for none.
-        shown: The table, in messages.
+    ``asked`` are the columns that become ``video``, ``start`` and ``stop``, by these names; None for none.
     """
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled is not None:
@@ -93,8 +90,8 @@ def entry_table(urls: Column, places: Mapping[str, Column], users: pa.Table) -> 
 
 def _nulls(count: int, kind: pa.DataType) -> Column:
     """A column of so many nulls, in the memory of one part of it."""
-    some = require_pyarrow().nulls(min(count, _CHUNK_ROWS), kind)
-    chunks = [some.slice(0, count - row) for row in range(0, count, _CHUNK_ROWS)]
+    some = require_pyarrow().nulls(min(count, PART_ROWS), kind)
+    chunks = [some.slice(0, count - row) for row in range(0, count, PART_ROWS)]
     return require_pyarrow().chunked_array(chunks, kind)
 
 
@@ -225,30 +222,13 @@ def to_seconds(column: Column, name: str, shown: str) -> Column:
     """
     pa = require_pyarrow()
     types, kind = pa.types, _stored_type(column)
-    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
-    if types.is_time(kind) or types.is_duration(kind):
-        kind_of_count = pa.int32() if types.is_time32(kind) else pa.int64()
-        per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
-
-        def read(values: Array) -> tuple[Array, Array]:
-            return pa.compute.divide(values.cast(kind_of_count).cast(pa.float64()), per_second), values
-
-    elif is_text(kind):
-
-        def read(values: Array) -> tuple[Array, Array]:
-            return _parse_times(values.cast(pa.string()))
-
-    elif is_number:
-
-        def read(values: Array) -> tuple[Array, Array]:
-            return values.cast(pa.float64(), safe=False), values
-
-    else:
+    kinds = (types.is_integer, types.is_floating, types.is_decimal, types.is_time, types.is_duration, is_text)
+    if not any(is_kind(kind) for is_kind in kinds):
         message = f"column {name!r} of {shown} holds {column.type}, as {_first_value(column)}: {TIME_RULE}"
         raise DatasetError(message)
 
     def work(values: Array, first_row: int) -> Array:
-        seconds, given = read(values)
+        seconds, given = _read_times(values)
         compute = pa.compute
         good = compute.and_(compute.is_finite(seconds), compute.greater_equal(seconds, 0.0))
         bad = compute.and_(given.is_valid(), compute.invert(compute.fill_null(good, fill_value=False)))
@@ -258,8 +238,20 @@ def to_seconds(column: Column, name: str, shown: str) -> Column:
     return _by_chunks(column, work, pa.float64())
 
 
+def _read_times(values: Array) -> tuple[Array, Array]:
+    """The seconds, null where a value is no time; and the values, null where they are blank texts."""
+    pa = require_pyarrow()
+    types, kind = pa.types, values.type
+    if is_text(kind):
+        return _parse_times(values.cast(pa.string()))
+    if types.is_time(kind) or types.is_duration(kind):
+        counts = values.cast(pa.int32() if types.is_time32(kind) else pa.int64())
+        per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
+        return pa.compute.divide(counts.cast(pa.float64()), per_second), values
+    return values.cast(pa.float64(), safe=False), values
+
+
 def _parse_times(texts: Array) -> tuple[Array, Array]:
-    """The seconds, null where a text is no time; and the texts, null where they are blank."""
     pa = require_pyarrow()
     compute = pa.compute
     texts = compute.if_else(compute.match_substring_regex(texts, r"^\s*$"), pa.scalar(None, pa.string()), texts)
@@ -297,12 +289,17 @@ def plain_column(column: Column) -> Column:
 def _by_chunks(column: Column, work: Callable[[Array, int], Array], kind: pa.DataType) -> Column:
     """The column of ``work(values, first row)`` for each part of it."""
     made, row = [], 0
-    for chunk in column.chunks:
-        for cut in range(0, len(chunk), _CHUNK_ROWS):
-            values = plain(chunk.slice(cut, _CHUNK_ROWS))
-            made.append(work(values, row))
-            row += len(values)
+    for part in parts_of(column):
+        made.append(work(plain(part), row))
+        row += len(part)
     return require_pyarrow().chunked_array(made, kind)
+
+
+def parts_of(column: Column) -> Iterator[Array]:
+    """Parts of a column, one after the other, of PART_ROWS at most."""
+    for chunk in column.chunks:
+        for row in range(0, len(chunk), PART_ROWS):
+            yield chunk.slice(row, PART_ROWS)
 
 
 def _stored_type(column: Column) -> Any:  # noqa: ANN401  (pyarrow has no types)

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import EpisodeNotFound
-from asyncfetch.videos.entries import ENTRY_COLUMNS
+from asyncfetch.videos.entries import ENTRY_COLUMNS, parts_of
 from asyncfetch.videos.windows import PRECISION_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
     from numpy.typing import NDArray
 
-PART_ROWS = 16 * 1024
-"""Rows of a column that are gone through at once."""
 MEMBER = b"member"
 """Metadata, under ``asyncfetch``, of a column that says where a file beside a video lies."""
 MEASURE = b"measure "
@@ -103,7 +99,7 @@ class Entries:
         import pyarrow as pa
 
         row = 0
-        for part in self._parts(name):
+        for part in parts_of(column):
             found[row : row + len(part)] = part.cast(pa.float64()).to_numpy(zero_copy_only=False)
             row += len(part)
         return found
@@ -177,7 +173,7 @@ class Entries:
         numbers = np.empty(int(firsts.max()) + 1, np.int64)
         numbers[firsts] = np.arange(len(firsts))
         found, row = np.empty(len(self), np.int64), 0
-        for part in self._parts("video"):
+        for part in parts_of(self._columns["video"]):
             found[row : row + len(part)] = numbers[part.indices.to_numpy()]
             row += len(part)
         return found
@@ -194,7 +190,7 @@ class Entries:
         first, last = least["min"].encode(), least["max"].encode()
         common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
         front = np.arange(first.rfind(b"/", 0, common) + 1)
-        for part in self._parts("video"):
+        for part in parts_of(self._columns["video"]):
             texts = part.cast(pa.string())
             _, offsets, data = texts.buffers()
             ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
@@ -206,12 +202,6 @@ class Entries:
         for name in ("offset", "start", "stop"):
             digest.update(self.numbers(name).data)
         return digest.hexdigest()
-
-    def _parts(self, name: str) -> Iterator[Any]:
-        """Arrays of a column, one after the other, of so many rows at most: it bounds what is made beside it."""
-        for chunk in self._columns[name].chunks:
-            for row in range(0, len(chunk), PART_ROWS):
-                yield chunk.slice(row, PART_ROWS)
 
 
 def _with_one_dictionary(table: pa.Table) -> pa.Table:

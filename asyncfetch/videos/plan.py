@@ -95,11 +95,9 @@ class AudioPlan:
 
     header: bytes
     parts: tuple[AudioPart, ...]
-    clip_seconds: float
-    """Time at which the file plays what the clip plays at 0."""
     start_seconds: float
     stop_seconds: float
-    """Seconds [start_seconds, stop_seconds) of the file are wanted."""
+    """Seconds [start_seconds, stop_seconds) of that MP4 are wanted."""
 
 
 def plan_audio(
@@ -118,7 +116,7 @@ def plan_audio(
             assert name is not None
             begin = (clips.get(name) or ranges[name]).start
             parts.append(AudioPart(name, first - begin, last - begin))
-        plans.append(AudioPlan(sound.header, tuple(parts), sound.start_seconds, start, stop))
+        plans.append(AudioPlan(sound.header, tuple(parts), start - sound.start_seconds, stop - sound.start_seconds))
     return plans, ranges
 
 

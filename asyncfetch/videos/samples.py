@@ -188,8 +188,7 @@ class WindowSamples:
         for part in plan.parts:
             header_bytes = len(held.entry.planned[part.name].header)
             data.append(held.data(part.name)[header_bytes + part.start : header_bytes + part.stop])
-        start, stop = plan.start_seconds - plan.clip_seconds, plan.stop_seconds - plan.clip_seconds
-        return _audio_of(b"".join(data), start, stop, rate, held.entry.name)
+        return _audio_of(b"".join(data), plan.start_seconds, plan.stop_seconds, rate, held.entry.name)
 
     def _beside(self, held: HeldWindows, number: int) -> dict[str, Any]:
         """The rest of a sample: what its entry's row says, and the files beside its video."""

@@ -27,6 +27,7 @@ def test_info_shows_a_dataset_and_the_traffic_of_its_ranks(tmp_path: Path) -> No
     assert on_a_node.stdout == done.stdout  # what runs elsewhere doesn't depend on this shell
     told = json.loads(CliRunner().invoke(app, ["info", str(truth.root), "--json", "--batch-size", "2"]).stdout)
     assert [(plan["world_size"], plan["batch_size"]) for plan in told["traffic"]] == [(1, 2), (8, 2), (64, 2)]
+    assert told["frames"] == truth.num_frames
     assert told["traffic"][0]["fetched_bytes"] == told["traffic"][0]["least_bytes"] > 0
     assert [(plan["run_bytes"], plan["distinct_segments"]) for plan in told["traffic"]][:1] == [
         (told["traffic"][0]["least_bytes"], 2)

@@ -141,9 +141,9 @@ def _read_in_child(config: af.FetchConfig, url: str, answers: Any) -> None:  # n
 
 
 @pytest.mark.usefixtures("programs_are_warm")
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_secrets_reach_a_process_of_its_multiprocessing(server: RangeServer, method: str) -> None:
-    context: Any = multiprocessing.get_context(method)
+def test_secrets_reach_a_process_of_its_multiprocessing(server: RangeServer) -> None:
+    """Of a fork server; a spawned one is a loader's worker, below."""
+    context: Any = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_read_in_child, args=(CONFIG, f"{server.url}/x", sender))
     process.start()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.videos import entry_table
+from asyncfetch.videos import entries as entries_of_tables
 from asyncfetch.videos.entry_table import MEASURE, Entries, Place
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ PATHS = st.lists(st.text("aé/b.", min_size=1, max_size=6), min_size=1, max_size
 @pytest.fixture(autouse=True, scope="module")
 def _short_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entry_table, "PART_ROWS", 3)
+        patch.setattr(entries_of_tables, "PART_ROWS", 3)
         yield
 
 

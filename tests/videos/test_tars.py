@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-import webdataset
 from anyio import run_process
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound
 from asyncfetch.fetch import Fetcher
 from asyncfetch.media.tar import LOOK_BYTES, TarredFile
 from asyncfetch.tables.unpacked import UnpackedReader
-from asyncfetch.testing import HubServer, RangeServer
+from asyncfetch.testing import RangeServer
 from asyncfetch.videos.tars import SHARDS_AT_ONCE, group_samples, tar_entries
 from tests.media.test_tar import write
 from tests.videos.shards import Sample, dali_index, energon_index, samples, shard
@@ -80,16 +79,6 @@ async def test_samples_are_those_of_webdataset() -> None:
         assert table.schema.field(name).type == MEMBER
         assert table.schema.field(name).metadata == {b"asyncfetch": b"member"}
     assert all(column.num_chunks == 1 for column in table.columns)
-
-
-async def test_shards_of_shard_writer_are_read(tmp_path: Path) -> None:
-    with webdataset.ShardWriter(str(tmp_path / "s-%06d.tar"), maxcount=3, verbose=0) as writer:
-        for sample in samples(8):
-            writer.write(sample)
-    async with Fetcher() as fetcher:
-        table = await tar_entries(fetcher, fetcher, f"{tmp_path}/")
-    assert table["__key__"].to_pylist() == [sample["__key__"] for sample in samples(8)]
-    assert table["video"].to_pylist() == [f"{tmp_path}/s-{place // 3:06d}.tar" for place in range(8)]
 
 
 async def test_keys_and_extensions_are_those_of_webdataset() -> None:
@@ -243,24 +232,6 @@ async def test_no_urls_are_refused() -> None:
     async with Fetcher() as fetcher:
         with pytest.raises(ConfigError, match="there are no shards: give at least one url"):
             await tar_entries(fetcher, fetcher, [])
-
-
-async def test_shards_of_the_hub_are_read() -> None:
-    content = {f"data/train/{place}.tar": shard(samples(3, first=3 * place)) for place in range(2)}
-    async with HubServer() as hub:
-        hub.push("datasets/o/n", content | {"README.md": b"# Shards"})
-        async with Fetcher(FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url)) as fetcher:
-            table = await tar_entries(fetcher, fetcher, "hf://datasets/o/n/**/*.tar")
-    assert table["video"].unique().to_pylist() == [f"hf://datasets/o/n/{name}" for name in content]
-    assert read_all(table, {name.rpartition("/")[2]: data for name, data in content.items()}) == [
-        {
-            "__key__": one["__key__"],
-            "mp4": one["mp4"],
-            "json": json.dumps(one["json"]).encode(),
-            "txt": one["txt"].encode(),
-        }
-        for one in samples(6)
-    ]
 
 
 # What is asked for.
