@@ -15,10 +15,8 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import itertools
 import json
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -29,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from bench.data import bench_dataset
 from bench.nginx import NginxServer
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -104,9 +102,8 @@ class Measured:
     frames_per_second: float
     cpu_milliseconds: float
     """A frame."""
-    resident_mib: float = 0.0
-    """At the peak, of all processes."""
     proportional_mib: float = 0.0
+    """At the peak, of all processes."""
 
 
 @contextmanager
@@ -182,31 +179,28 @@ def measure_here(job: Job) -> Measured:
 def measure(job: Job) -> Measured:
     """In a process of its own, whose memory is looked at from here."""
     command = [sys.executable, "-m", "bench.batches", "--job", json.dumps(asdict(job))]
-    resident = proportional = 0
+    proportional = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
-            found = memory_of(process.pid)
-            resident, proportional = max(resident, found[0]), max(proportional, found[1])
+            proportional = max(proportional, proportional_bytes(process.pid))
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_SECONDS)
         assert process.stdout is not None
         said = process.stdout.read()
     if process.returncode:
         raise SystemExit(f"{job.way} of {job.case.name} ended with exit code {process.returncode}")
-    measured = Measured(**json.loads(said))
-    return replace(measured, resident_mib=resident / MIB, proportional_mib=proportional / MIB)
+    return replace(Measured(**json.loads(said)), proportional_mib=proportional / MIB)
 
 
-def memory_of(pid: int) -> tuple[int, int]:
-    """Resident and proportional bytes of a process and its children."""
-    resident = proportional = 0
+def proportional_bytes(pid: int) -> int:
+    """Of a process and its children."""
+    total = 0
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         process = psutil.Process(pid)
         for each in (process, *process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has just ended
-                found = each.memory_full_info()
-                resident, proportional = resident + found.rss, proportional + found.pss
-    return resident, proportional
+                total += each.memory_full_info().pss
+    return total
 
 
 def measure_case(jobs: Sequence[Job], repeats: int) -> dict[str, list[Measured]]:
@@ -218,60 +212,19 @@ def measure_case(jobs: Sequence[Job], repeats: int) -> dict[str, list[Measured]]
     return found
 
 
-@dataclass(frozen=True)
-class Row:
-    """One way: medians over the repeats, and lowest and highest."""
-
-    case: str
-    way: str
-    cpu_milliseconds: float
-    """A frame."""
-    frames_per_second: float
-    cpu: tuple[float, float, float]
-    """Over that of the samples of the same repeat."""
-    rate: tuple[float, float, float]
-    """Likewise."""
-    resident_mib: float
-    proportional_mib: tuple[float, float, float]
-
-    @classmethod
-    def of(cls, case: Case, way: str, runs: list[Measured], samples: list[Measured]) -> Row:
-        """Of these repeats."""
-        pairs = list(zip(runs, samples, strict=True))
-        return cls(
-            case.name,
-            way,
-            statistics.median(run.cpu_milliseconds for run in runs),
-            statistics.median(run.frames_per_second for run in runs),
-            _spread([run.cpu_milliseconds / base.cpu_milliseconds for run, base in pairs]),
-            _spread([run.frames_per_second / base.frames_per_second for run, base in pairs]),
-            statistics.median(run.resident_mib for run in runs),
-            _spread([run.proportional_mib for run in runs]),
-        )
-
-
-def _spread(values: list[float]) -> tuple[float, float, float]:
-    return statistics.median(values), min(values), max(values)
-
-
-def show(rows: list[Row]) -> None:
-    """For people."""
-    for case, those in itertools.groupby(rows, key=lambda row: row.case):
-        table = Table("", "CPU a frame", "/ samples", "goal", "frames/s", "/ samples", "goal", "MiB", title=case)
-        for row in those:
-            cpu_goal, rate_goal = GOALS.get(row.way, ("", ""))
-            ratios = [f"{middle:.2f} ({low:.2f}-{high:.2f})" for middle, low, high in (row.cpu, row.rate)]
-            table.add_row(
-                row.way,
-                f"{row.cpu_milliseconds:.2f} ms",
-                ratios[0],
-                cpu_goal,
-                f"{row.frames_per_second:,.0f}",
-                ratios[1],
-                rate_goal,
-                "{:,.0f} ({:,.0f}-{:,.0f})".format(*row.proportional_mib),
-            )
-        Console().print(table)
+def rows_of(case: Case, way: str, runs: list[Measured], samples: list[Measured]) -> list[Row]:
+    """The figures of one way; ratios are over the samples of the same repeat."""
+    question, pairs = f"{case.name}: {way}", list(zip(runs, samples, strict=True))
+    cpu_goal, rate_goal = GOALS.get(way, ("", ""))
+    cpu = [run.cpu_milliseconds / base.cpu_milliseconds for run, base in pairs]
+    rates = [run.frames_per_second / base.frames_per_second for run, base in pairs]
+    return [
+        Row.of(f"{question}: CPU a frame", "ms", [run.cpu_milliseconds for run in runs]),
+        Row.of(f"{question}: CPU / samples", "x", cpu, cpu_goal),
+        Row.of(question, "frames/s", [run.frames_per_second for run in runs]),
+        Row.of(f"{question}: frames/s / samples", "x", rates, rate_goal),
+        Row.of(f"{question}: proportional memory at its peak", "MiB", [run.proportional_mib for run in runs]),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -303,8 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 url, ca_file, skipped = f"{server.url}/{root.name}", str(server.ca_file), 0
             jobs = [Job(way, case, url, ca_file, chosen.seconds, skipped) for way in ways]
             found = measure_case(jobs, chosen.repeats)
-            rows += [Row.of(case, way, found[way], found["samples"]) for way in ways]
-    print(json.dumps([asdict(row) for row in rows])) if chosen.json else show(rows)
+            rows += [row for way in ways for row in rows_of(case, way, found[way], found["samples"])]
+    show(rows, as_json=chosen.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the caches cost: a hit in memory, a range from the disk cache, tiny objects, the staging pool, locks.
+"""What the caches cost: a hit in memory, a range from the disk cache, the staging pool and its lock.
 
     python -m bench.caches
 
@@ -8,60 +8,40 @@ The reading back is `read_back`'s, which says how.
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import statistics
 import tempfile
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from unittest import mock
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 import asyncfetch as af
-from asyncfetch.cache.disk import DiskStore, DiskTier
-from asyncfetch.cache.disk.folder import SharedCounter
-from asyncfetch.cache.disk.layout import VersionFile
 from asyncfetch.cache.staging import CachePool, NoCachePool, SourceInfo, SplitStore
-from asyncfetch.ranges import ObjectInfo
 from asyncfetch.testing import RangeServer
 from bench import read_back
-from bench.rows import Row
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from asyncfetch.cache.staging import Lazy, StagingPool
-
-T = TypeVar("T")
+    from asyncfetch.cache.staging import StagingPool
 
 KIB, MIB = 1024, 1024 * 1024
 HITS = 20_000
 HIT_BYTES = 1 * MIB
-WRITERS, WRITES = 4, 100
-EVICTED_FILES = 5_000
 STAGED_FILES = 400
 FILE_BYTES = 256 * KIB
 HANDLES_PER_FILE = 2
 READ_SECONDS = 0.01
 WINDOW = 64
 """Handles between asking and picking up: what a shuffle buffer holds."""
-OBJECTS = 50_000
-OBJECT_BYTES = 100
-STEPS = 10
-"""Parts of the tiny objects, each of which gives a figure."""
-STAGING_GOALS = {"reads a file": "1"}
-VERSION = VersionFile.of(ObjectInfo("https://data.example.org/a", 128 * MIB, '"tag"'))
 
 
 # Hits in memory.
@@ -96,68 +76,6 @@ async def _measure_hits(url: str, repeats: int) -> tuple[list[float], list[float
             again = np.frombuffer(await cache.fetch(url, 0, HIT_BYTES), np.uint8)
             copied.append(0.0 if again.ctypes.data == first.ctypes.data else float(HIT_BYTES))
     return fetches, leases, copied
-
-
-# Locks.
-
-
-def measure_locks(directory: Path, repeats: int) -> list[Row]:
-    """How long the account's lock is held while several write, and what an eviction of many files takes."""
-    longest, typical, evictions = [], [], []
-    for repeat in range(repeats):
-        held: list[float] = []
-        store = DiskStore(DiskTier(directory / f"locks-{repeat}", 256 * MIB, min_free_bytes=0))
-        with _timed(held):
-            _write_side_by_side(store)
-        longest.append(max(held) * 1e6)
-        typical.append(statistics.median(held) * 1e6)
-        for number in range(EVICTED_FILES):
-            store.write(VERSION, number * 10, memoryview(bytes(10)))
-        evictions.append(_seconds(lambda: store.folder.prune(0)) * 1e6 / EVICTED_FILES)  # noqa: B023  called here
-        store.close()
-    return [
-        Row.of(f"lock of the account, {WRITERS} writing at once: held, median", "us", typical),
-        Row.of(f"lock of the account, {WRITERS} writing at once: held, longest", "us", longest),
-        Row.of("eviction, during which nobody waits, per file", "us", evictions),
-    ]
-
-
-def _write_side_by_side(store: DiskStore) -> None:
-    content = memoryview(bytes(64 * KIB))
-
-    def write(writer: int) -> None:
-        for number in range(WRITES):
-            store.write(VERSION, (writer * WRITES + number) * len(content), content)
-
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(WRITERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-@contextmanager
-def _timed(held: list[float]) -> Iterator[None]:
-    """Note in ``held`` the seconds between getting the account's lock and giving it back."""
-    locked = SharedCounter._locked
-
-    @contextmanager
-    def timed(account: SharedCounter) -> Iterator[None]:
-        with locked(account):
-            begun = time.perf_counter()
-            try:
-                yield
-            finally:
-                held.append(time.perf_counter() - begun)
-
-    with mock.patch.object(SharedCounter, "_locked", timed):
-        yield
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 # The staging pool.
@@ -231,8 +149,8 @@ def consume(pool: StagingPool, store: SlowStore, files: int) -> float:
     return files / (time.perf_counter() - started)
 
 
-def measure_staging(files: int, repeats: int, workers: int = 8) -> dict[str, float]:
-    """All figures, medians over interleaved repeats.
+def measure_staging(files: int, repeats: int, workers: int = 8) -> list[Row]:
+    """The pool's figures over interleaved repeats; the lock's over all times that it was held.
 
     Handles are asked for in a shuffled order, several for each file, over a store that takes a while for a read.
     Beside it each handle reads for itself when it is picked up.
@@ -249,73 +167,16 @@ def measure_staging(files: int, repeats: int, workers: int = 8) -> dict[str, flo
             held += lock.held_seconds
         direct.append(consume(NoCachePool(), SlowStore(FILE_BYTES, READ_SECONDS), files // 8))
     held.sort()
-    return {
-        "staged files/s": statistics.median(staged),
-        "each handle by itself, files/s": statistics.median(direct),
-        "staged / by itself": statistics.median(one / other for one, other in zip(staged, direct, strict=True)),
-        "reads a file": statistics.median(reads),
-        "lock held, p50 us": 1e6 * held[len(held) // 2],
-        "lock held, p99 us": 1e6 * held[len(held) * 99 // 100],
-        "lock held, p99.9 us": 1e6 * held[len(held) * 999 // 1000],
-    }
-
-
-# Many tiny objects, on disk and staged.
-
-
-def measure_tiny_objects(directory: Path) -> list[Row]:
-    """Microseconds an object: over and over while their number grows, so that the range tells what growing does."""
-    return [*_measure_tier(directory), *_measure_pool(directory)]
-
-
-def _measure_tier(directory: Path) -> list[Row]:
-    store = DiskStore(DiskTier(directory / "tiny", 1024 * OBJECTS * OBJECT_BYTES, min_free_bytes=0))
-    versions = [_version(number) for number in range(OBJECTS)]
-    content, place = memoryview(bytes(OBJECT_BYTES)), memoryview(bytearray(OBJECT_BYTES))
-    unknown = [_version(-number) for number in range(1, 101)]
-    writes, reads, misses, looks = [], [], [], []
-    for low in range(0, OBJECTS, OBJECTS // STEPS):
-        part = versions[low : low + OBJECTS // STEPS]
-        writes.append(_us_each(lambda version: store.write(version, 0, content), part))
-        reads.append(_us_each(lambda version: store.read(version, 0, place), part))
-        misses.append(_us_each(lambda version: store.read(version, 0, place), unknown))
-        looks.append(_us_each(lambda _: store.folder.survey(), [None]) / (low + len(part)))
-    deletion = _us_each(lambda _: store.folder.prune(0), [None]) / OBJECTS
-    store.close()
-    among = f"objects of {OBJECT_BYTES} bytes on disk, up to {OBJECTS:,} of them:"
+    ratios = [one / other for one, other in zip(staged, direct, strict=True)]
+    shares = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
     return [
-        Row.of(f"{among} a write", "us", writes),
-        Row.of(f"{among} a read", "us", reads),
-        Row.of(f"{among} a miss", "us", misses),
-        Row.of(f"{among} looking at all, for each", "us", looks),
-        Row.of(f"{among} deleting all, for each", "us", [deletion]),
+        Row.of("staging: files/s / those of handles that read for themselves", "x", ratios),
+        Row.of("staging: reads a file", "", reads, "1"),
+        *(
+            Row.of(f"staging: its lock held, {name}", "us", [1e6 * held[int(len(held) * share)]])
+            for name, share in shares.items()
+        ),
     ]
-
-
-def _measure_pool(directory: Path) -> list[Row]:
-    store = SlowStore(OBJECT_BYTES, 0.0)
-    asked, taken = [], []
-    handles: deque[Lazy[bytes]] = deque()
-    with tempfile.TemporaryDirectory(dir=directory) as parent, CachePool(parent) as pool:
-        for low in range(0, OBJECTS, OBJECTS // STEPS):
-            part = [str(number) for number in range(low, low + OBJECTS // STEPS)]
-            asked.append(_us_each(lambda name: handles.append(pool.get_lazy(store, name)), part))
-            taken.append(
-                _us_each(lambda _: handles.popleft().get(), part[::2])
-            )  # the oldest; as many stay until the end
-    what = f"files of {OBJECT_BYTES} bytes staged, up to {OBJECTS // 2:,} at a time:"
-    return [Row.of(f"{what} asking for one", "us", asked), Row.of(f"{what} picking one up", "us", taken)]
-
-
-def _version(number: int) -> VersionFile:
-    return VersionFile.of(ObjectInfo(f"https://data.example.org/{number}", OBJECT_BYTES, '"tag"'))
-
-
-def _us_each(work: Callable[[T], object], items: Sequence[T]) -> float:
-    begun = time.perf_counter()
-    for item in items:
-        work(item)
-    return (time.perf_counter() - begun) / len(items) * 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -325,7 +186,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--directory", type=Path, help="where the files go; the system's temporary one by default")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     asked = parser.parse_args(argv)
-    console = Console(stderr=True)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir=asked.directory) as temporary:
         directory = Path(temporary)
@@ -333,25 +193,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             lambda: measure_hits(asked.repeats),
             lambda: read_back.measure_store(directory, asked.repeats),
             lambda: read_back.measure_reader(directory, asked.repeats),
-            lambda: measure_locks(directory, asked.repeats),
-            lambda: measure_tiny_objects(directory),
+            lambda: measure_staging(STAGED_FILES, asked.repeats),
         ]
-        for part in track(parts, "measuring", console=console, transient=True):
+        for part in track(parts, "measuring", console=Console(stderr=True), transient=True):
             rows += part()
-    staging = measure_staging(STAGED_FILES, asked.repeats)
-    if asked.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "staging": staging}))
-        return
-    table = Table(
-        title=f"caches: medians of {asked.repeats} repeats, of tiny objects over their number; lowest-highest"
-    )
-    for column in ("question", "figure", "goal"):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(row.question, f"{row.median:.2f} {row.unit} ({row.lowest:.2f}-{row.highest:.2f})", row.goal)
-    for name, value in staging.items():
-        table.add_row(f"staging: {name}", f"{value:,.2f}", STAGING_GOALS.get(name, ""))
-    Console().print(table)
+    show(rows, as_json=asked.json)
 
 
 if __name__ == "__main__":

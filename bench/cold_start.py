@@ -19,19 +19,17 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
-from rich.table import Table
 
 import asyncfetch as af
 from asyncfetch.testing import RangeServer, write_dataset
 from bench.process_memory import peak_bytes
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,23 +44,6 @@ EPISODES_PER_DATA_FILE = 500
 META_FILE_BYTES = 100_000_000
 """At which LeRobot begins a new file of the episode table: ``data_files_size_in_mb``."""
 LAYOUTS = {"1,000 episodes a row group": 1000, "10 episodes a row group, as recorded": 10}
-
-
-@dataclass(frozen=True)
-class ColdStart:
-    """One start."""
-
-    layout: str
-    rounds: int
-    """Requests one after the other, the longest chain, where nothing is read ahead."""
-    requests: int
-    mebibytes: float
-    open_seconds: float
-    first_sample_seconds: float
-    """Opening included."""
-    peak_mebibytes: float
-    """Of the process, imports included."""
-    imports_mebibytes: float
 
 
 def write_large(root: Path, episodes: int, group_episodes: int) -> None:
@@ -175,8 +156,8 @@ def start(url: str, *, reads_ahead: bool) -> dict[str, float]:
     return figures
 
 
-def measure(root: Path, layout: str, first_byte_seconds: float) -> ColdStart:
-    """A start in a fresh process, of a dataset on disk."""
+def measure(root: Path, layout: str, first_byte_seconds: float) -> list[Row]:
+    """A start in a fresh process, of a dataset on disk. In the chain of requests nothing is read ahead."""
     with RangeServer(root, tls=False, first_byte_seconds=first_byte_seconds, max_log=1_000_000) as server:
         command = [sys.executable, "-m", "bench.cold_start", "--start", server.url]
         subprocess.run([*command, "--alone"], check=True, stdout=subprocess.PIPE)
@@ -184,13 +165,16 @@ def measure(root: Path, layout: str, first_byte_seconds: float) -> ColdStart:
         server.reset()
         ran = subprocess.run(command, check=True, stdout=subprocess.PIPE)
         requests = server.requests
-    return ColdStart(
-        layout,
-        rounds=rounds,
-        requests=len(requests),
-        mebibytes=sum(request.bytes_sent for request in requests) / MIB,
-        **json.loads(ran.stdout),
-    )
+    figures = json.loads(ran.stdout)
+    return [
+        Row.of(f"{layout}: requests one after the other", "", [rounds], "<= 5"),
+        Row.of(f"{layout}: requests", "", [len(requests)]),
+        Row.of(f"{layout}: fetched", "MiB", [sum(request.bytes_sent for request in requests) / MIB]),
+        Row.of(f"{layout}: open", "s", [figures["open_seconds"]]),
+        Row.of(f"{layout}: first sample, opening included", "s", [figures["first_sample_seconds"]]),
+        Row.of(f"{layout}: memory at the peak", "MiB", [figures["peak_mebibytes"]]),
+        Row.of(f"{layout}: of it by imports", "MiB", [figures["imports_mebibytes"]]),
+    ]
 
 
 def main() -> None:
@@ -205,7 +189,7 @@ def main() -> None:
     if arguments.start:
         print(json.dumps(start(arguments.start, reads_ahead=not arguments.alone)))
         return
-    starts = []
+    rows: list[Row] = []
     for layout, group_episodes in LAYOUTS.items():
         root = Path(__file__).parent.parent / ".bench" / f"cold-{arguments.episodes}-{group_episodes}"
         if not root.exists():
@@ -213,22 +197,8 @@ def main() -> None:
             shutil.rmtree(making, ignore_errors=True)
             write_large(making, arguments.episodes, group_episodes)
             making.rename(root)
-        starts.append(measure(root, layout, arguments.first_byte))
-    if arguments.json:
-        print(json.dumps([asdict(one) for one in starts]))
-        return
-    table = Table("episode table", "rounds", "requests", "MiB", "open, s", "first sample, s", "peak memory, MiB")
-    for one in starts:
-        table.add_row(
-            one.layout,
-            str(one.rounds),
-            str(one.requests),
-            f"{one.mebibytes:.1f}",
-            f"{one.open_seconds:.2f}",
-            f"{one.first_sample_seconds:.2f}",
-            f"{one.peak_mebibytes:.0f} ({one.imports_mebibytes:.0f} by imports)",
-        )
-    Console().print(table)
+        rows += measure(root, layout, arguments.first_byte)
+    show(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

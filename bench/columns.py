@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -102,13 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
             )
             for peer, ratios in measure(root, options.repeats).items():
                 question = f"{shape}: columns() / pyarrow's {peer}"
-                rows.append(Row.of(question, "", ratios, f">= {GOAL}: {_met(statistics.median(ratios))}"))
+                rows.append(Row.of(question, "x", ratios, f">= {GOAL}"))
     show(rows, as_json=options.json)
     return 0
-
-
-def _met(ratio: float) -> str:
-    return "met" if ratio >= GOAL else "missed"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What second requests for late answers bring and cost: with and without them, interleaved.
 
-    python -m bench.hedge [--requests 3000] [--concurrency 32] [--repeats 5] [--json FILE]
+    python -m bench.hedge [--requests 3000] [--concurrency 32] [--repeats 5] [--json]
 
 Ranges of 4 KiB from a RangeServer in a process of its own, over connections that are there, on three kinds of host:
 
@@ -9,28 +9,24 @@ late    one first byte in a hundred takes 20 times as long
 slow    it was even when the client learned its times, and then every first byte takes 100 ms and more: 100 on average,
         exponentially, as they do where a queue is the reason
 
-Times are those of whole calls; medians over the repeats, with the spread of the 99.9th percentile.
+Times are those of whole calls; medians over the repeats.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import statistics
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
-from rich.console import Console
-from rich.table import Table
 
 from asyncfetch import FetchConfig, Fetcher, HedgeConfig
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,8 +65,6 @@ class Run:
     """Second requests, by all others."""
     won_share: float
     """Of the second requests."""
-    seconds: float
-    """All calls together."""
 
 
 @contextmanager
@@ -107,12 +101,11 @@ async def measure(url: str, ca_file: str, kind: str, hedge: HedgeConfig | None, 
     async with Fetcher(config) as fetcher:
         await time_calls(fetcher, f"{url}/even", LEARNED_FROM, arguments.concurrency)
         before = fetcher.statistics()
-        began = time.perf_counter()
         times = await time_calls(fetcher, f"{url}/{kind}", arguments.requests, arguments.concurrency)
-        seconds, after = time.perf_counter() - began, fetcher.statistics()
+        after = fetcher.statistics()
     hedges, wins = after.hedges - before.hedges, after.hedge_wins - before.hedge_wins
     p50, p99, p999 = (times[int(share * len(times))] for share in (0.5, 0.99, 0.999))
-    return Run(p50, p99, p999, hedges / arguments.requests, wins / max(hedges, 1), seconds)
+    return Run(p50, p99, p999, hedges / arguments.requests, wins / max(hedges, 1))
 
 
 def main() -> None:
@@ -122,36 +115,24 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     arguments = parser.parse_args()
-    results: dict[str, dict[str, list[Run]]] = {
-        kind: {"without": [], "with": []} for kind in arguments.kinds.split(",")
-    }
+    ways = {"without second requests": None, "with": HedgeConfig()}
+    runs: dict[tuple[str, str], list[Run]] = {(kind, name): [] for kind in arguments.kinds.split(",") for name in ways}
     with range_server() as (url, ca_file):
         for _ in range(arguments.repeats):
-            for kind, runs in results.items():
-                for name, hedge in (("without", None), ("with", HedgeConfig())):
-                    runs[name].append(asyncio.run(measure(url, ca_file, kind, hedge, arguments)))
-    table = Table("host", "second requests", "p50 ms", "p99 ms", "p99.9 ms", "(spread)", "extra", "won", "seconds")
-    for kind, runs in results.items():
-        for name, values in runs.items():
-            medians = {field: statistics.median(getattr(run, field) for run in values) for field in asdict(values[0])}
-            longest = [1e3 * run.p999_seconds for run in values]
-            table.add_row(
-                kind,
-                name,
-                *(f"{1e3 * medians[field]:.0f}" for field in ("p50_seconds", "p99_seconds", "p999_seconds")),
-                f"{min(longest):.0f}-{max(longest):.0f}",
-                f"{medians['extra_share']:.2%}",
-                f"{medians['won_share']:.0%}" if medians["extra_share"] else "",
-                f"{medians['seconds']:.1f}",
-            )
-    Console().print(table)
-    if arguments.json:
-        figures = {
-            kind: {name: [asdict(run) for run in runs] for name, runs in of.items()} for kind, of in results.items()
-        }
-        arguments.json.write_text(json.dumps(figures, indent=2))
+            for (kind, name), found in runs.items():
+                found.append(asyncio.run(measure(url, ca_file, kind, ways[name], arguments)))
+    rows = []
+    for (kind, name), found in runs.items():
+        rows += [
+            Row.of(f"{kind}, {name}: p50", "ms", [1e3 * run.p50_seconds for run in found]),
+            Row.of(f"{kind}, {name}: p99", "ms", [1e3 * run.p99_seconds for run in found]),
+            Row.of(f"{kind}, {name}: p99.9", "ms", [1e3 * run.p999_seconds for run in found]),
+            Row.of(f"{kind}, {name}: second requests", "%", [100 * run.extra_share for run in found]),
+            Row.of(f"{kind}, {name}: those that came first", "%", [100 * run.won_share for run in found]),
+        ]
+    show(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import random
-import statistics
 import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack, suppress
@@ -32,6 +30,7 @@ import asyncfetch as af
 from asyncfetch.cli.bench import preload, time_samples
 from asyncfetch.testing import Fault, RangeServer
 from bench.data import bench_dataset
+from bench.rows import Row, show
 from bench.throughput import Setting
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def ranges_of(urls: Sequence[str], count: int) -> list[af.ByteRange]:
 
 
 def measure_isolation(hosts: Hosts, ranges: int, repeats: int) -> dict[str, list[float]]:
-    """Times with a bad host over those without, in ascending order, by what is bad about it."""
+    """Times with a bad host over those without, by what is bad about it."""
     ratios: dict[str, list[float]] = {name: [] for name in BAD}
     for _ in track(range(repeats), "hosts", console=Console(stderr=True), transient=True):
         for name in random.sample(list(BAD), len(BAD)):
@@ -140,7 +139,7 @@ def measure_isolation(hosts: Hosts, ranges: int, repeats: int) -> dict[str, list
             random.shuffle(pair)  # neither always comes first
             times = {fault: anyio.run(time_good_hosts, hosts, fault, ranges) for fault in pair}
             ratios[name].append(times[name] / times[None])
-    return {name: sorted(values) for name, values in ratios.items()}
+    return ratios
 
 
 async def measure_loop_lag(setting: Setting, hosts: Hosts | None = None) -> list[float]:
@@ -183,7 +182,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="requests of each host (default: 4)")
     parser.add_argument("--waves", type=int, default=10, help="of requests of each run (default: 10)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     arguments = parser.parse_args()
     setting = Setting(str(bench_dataset()), None, 0.0, af.StreamConfig(pool_segments=16))
     with Hosts(arguments.at_once) as hosts:
@@ -193,17 +192,16 @@ def main() -> None:
             "alone": anyio.run(measure_loop_lag, setting),
             f"beside {in_flight} ranges in flight": anyio.run(measure_loop_lag, setting, hosts),
         }
-    lag = {
-        name: {f"p{share}": each[share * (len(each) - 1) // 100] for share in (50, 99)} for name, each in lags.items()
-    }
-    if arguments.json:
-        print(json.dumps({"isolation": isolation, "loop_lag_milliseconds": lag}))
-        return
-    for name, ratios in isolation.items():
-        median, low, high = statistics.median(ratios), ratios[0], ratios[-1]
-        print(f"three hosts while the fourth {name}: {median:.3f} x their time alone ({low:.3f}-{high:.3f})")
-    for name, each in lag.items():
-        print(f"loop lag while all decode threads are busy, {name}: p50 {each['p50']:.2f} ms, p99 {each['p99']:.2f} ms")
+    rows = [
+        Row.of(f"three hosts while the fourth {name}: time / alone", "x", ratios, "<= 1.05")
+        for name, ratios in isolation.items()
+    ]
+    rows += [
+        Row.of(f"lateness of the loop while all decode threads are busy, {name}: p{share}", "ms", [value])
+        for name, each in lags.items()
+        for share, value in ((share, each[share * (len(each) - 1) // 100]) for share in (50, 99))
+    ]
+    show(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

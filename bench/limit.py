@@ -13,25 +13,24 @@ measured once it has had time to settle. The table shows medians of requests per
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
 import time
 from collections import deque
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 import asyncfetch as af
 from asyncfetch.testing import Fault, RangeServer, ServedRequest
 from bench.nginx import NginxServer
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,23 +65,8 @@ class Run:
 
     requests_per_second: float
     """Ranges that came."""
-    failed: int
-    """Ranges that ended in an error."""
     limit: int
     """At the end."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One client on one server: medians over the repeats."""
-
-    server: str
-    client: str
-    requests_per_second: float
-    lowest: float
-    highest: float
-    failed: float
-    final_limits: list[int]
 
 
 @contextmanager
@@ -138,18 +122,16 @@ async def ask(url: str, limit: int | None, plan: Plan) -> Run:
         trust_env=False,
     )
     starts = random.Random(0)
-    came = failed = 0
+    came = 0
     measuring = False
 
     async def ask_on() -> None:
-        nonlocal came, failed
+        nonlocal came
         while True:
             start = starts.randrange(OBJECT_BYTES - RANGE_BYTES)
-            try:
+            with suppress(af.FetchError):
                 await fetcher.fetch(url, start, start + RANGE_BYTES)
                 came += measuring
-            except af.FetchError:
-                failed += measuring
 
     async with af.Fetcher(config) as fetcher, anyio.create_task_group() as group:
         for _ in range(ASKING_AT_ONCE):
@@ -160,11 +142,11 @@ async def ask(url: str, limit: int | None, plan: Plan) -> Run:
         measuring, seconds = False, time.perf_counter() - since
         [host] = fetcher.statistics().hosts.values()
         group.cancel_scope.cancel()
-    return Run(came / seconds, failed, host.limit)
+    return Run(came / seconds, host.limit)
 
 
 def measure(server: str, plan: Plan) -> list[Row]:
-    """The rows of one server, the learned limit's last."""
+    """The rows of one server: each client's, and the learned limit's rate over that of the best fixed one."""
     clients: dict[str, int | None] = {**{str(limit): limit for limit in plan.limits}, "learned": None}
     runs: dict[str, list[Run]] = {name: [] for name in clients}
     with ExitStack() as stack:
@@ -174,52 +156,13 @@ def measure(server: str, plan: Plan) -> list[Row]:
         for name in track(order, server, console=Console(stderr=True), transient=True):
             runs[name].append(anyio.run(ask, url, clients[name], plan))
             time.sleep(REST_SECONDS)
-    return [summarise(server, name, of_client) for name, of_client in runs.items()]
-
-
-def summarise(server: str, client: str, runs: list[Run]) -> Row:
-    """The row of one client."""
-    rates = [run.requests_per_second for run in runs]
-    return Row(
-        server=server,
-        client=client,
-        requests_per_second=statistics.median(rates),
-        lowest=min(rates),
-        highest=max(rates),
-        failed=statistics.median(run.failed for run in runs),
-        final_limits=[run.limit for run in runs],
-    )
-
-
-def share_of_best(rows: list[Row]) -> dict[str, float]:
-    """The learned limit's rate over the best fixed one's, by server."""
-    shares = {}
-    for server in dict.fromkeys(row.server for row in rows):
-        rates = {row.client: row.requests_per_second for row in rows if row.server == server}
-        learned = rates.pop("learned")
-        shares[server] = learned / max(rates.values())
-    return shares
-
-
-def show(rows: list[Row], console: Console) -> None:
-    """Print the table and whether the goal is met."""
-    table = Table(title="requests per second: medians, lowest-highest")
-    for number, column in enumerate(("server", "limit", "requests/s", "spread", "failed", "limits at the end")):
-        table.add_column(column, justify="left" if number < 2 else "right")
-    for row in rows:
-        table.add_row(
-            row.server,
-            row.client,
-            f"{row.requests_per_second:.1f}",
-            f"{row.lowest:.1f}-{row.highest:.1f}",
-            f"{row.failed:.0f}",
-            ", ".join(map(str, row.final_limits)) if row.client == "learned" else "",
-            end_section=row.client == "learned",
-        )
-    console.print(table)
-    for server, share in share_of_best(rows).items():
-        verdict = "met" if share >= GOAL else "MISSED"
-        console.print(f"{server}: learned / best fixed {share:.2f}, goal {GOAL}: {verdict}")
+    rates = {name: [run.requests_per_second for run in of_client] for name, of_client in runs.items()}
+    best = max(statistics.median(rates[str(limit)]) for limit in plan.limits)
+    return [
+        *(Row.of(f"{server}, limit {name}", "ranges/s", each) for name, each in rates.items()),
+        Row.of(f"{server}, limit learned: at the end", "", [run.limit for run in runs["learned"]]),
+        Row.of(f"{server}: learned / best fixed", "x", [rate / best for rate in rates["learned"]], f">= {GOAL}"),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -241,10 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         learned_settling_seconds=asked.settling,
     )
     rows = [row for server in asked.servers.split(",") for row in measure(server, plan)]
-    if asked.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "share_of_best": share_of_best(rows)}))
-    else:
-        show(rows, Console())
+    show(rows, as_json=asked.json)
 
 
 if __name__ == "__main__":

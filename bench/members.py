@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,13 +20,21 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.process_memory import peak_bytes
+from bench.rows import Row, show
 
-GOAL_CPU_MS = 4.0
-GOAL_MIB = 0.2
+UNITS = {
+    "seconds": "s",
+    "CPU": "ms",
+    "CPU to open it": "ms",
+    "CPU of json and pyarrow alone": "ms",
+    "memory at the peak": "MiB",
+}
+GOALS = {"CPU": "<= 4", "memory at the peak": "<= 0.2"}
+"""Of a member."""
 
 
 def open_mixture(root: str, members: int) -> dict[str, float]:
-    """Return what a mixture took up to its first sample, in this process: seconds, CPU seconds, MiB at the peak."""
+    """Return what a mixture took up to its first sample, in this process, in UNITS."""
     import asyncfetch as af
     from asyncfetch.stream.epoch_stream import source_of
 
@@ -40,17 +47,17 @@ def open_mixture(root: str, members: int) -> dict[str, float]:
     next(samples)
     took = {
         "seconds": time.perf_counter() - began,
-        "cpu_seconds": time.process_time() - cpu,
-        "opening_cpu_seconds": opened_cpu - cpu,
-        "mib": peak_bytes() / 2**20,
+        "CPU": 1000 * (time.process_time() - cpu),
+        "CPU to open it": 1000 * (opened_cpu - cpu),
+        "memory at the peak": peak_bytes() / 2**20,
     }
     samples.close()
     mixture.close()
-    return took | {"floor_cpu_seconds": read_metadata(root, members)}
+    return took | {"CPU of json and pyarrow alone": read_metadata(root, members)}
 
 
 def read_metadata(root: str, members: int) -> float:
-    """Return the CPU seconds that json and pyarrow alone take for the members' metadata, one after the other."""
+    """Return the milliseconds of CPU that json and pyarrow take for the members' metadata, one after the other."""
     from pyarrow import BufferReader
     from pyarrow.parquet import ParquetFile
 
@@ -62,7 +69,7 @@ def read_metadata(root: str, members: int) -> float:
             file = ParquetFile(BufferReader((meta / name).read_bytes()), pre_buffer=False)
             columns = [key for key in file.schema_arrow.names if unwanted is None or not key.startswith(unwanted)]
             file.read(columns=columns, use_threads=False)
-    return time.process_time() - cpu
+    return 1000 * (time.process_time() - cpu)
 
 
 def copy_by_links(template: Path, root: Path, members: int) -> None:
@@ -93,34 +100,18 @@ def main(arguments: list[str] | None = None) -> int:
             for size, runs in found.items():
                 command = [sys.executable, "-m", "bench.members", "--child", directory, "--members", str(size)]
                 runs.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    medians = {
-        size: {name: statistics.median(run[name] for run in runs) for name in runs[0]} for size, runs in found.items()
-    }
-    each = [
-        {
-            "from": few,
-            "to": many,
-            "cpu_ms": (medians[many]["cpu_seconds"] - medians[few]["cpu_seconds"]) / (many - few) * 1000,
-            "opening_cpu_ms": (medians[many]["opening_cpu_seconds"] - medians[few]["opening_cpu_seconds"])
-            / (many - few)
-            * 1000,
-            "floor_cpu_ms": medians[many]["floor_cpu_seconds"] / many * 1000,
-            "mib": (medians[many]["mib"] - medians[few]["mib"]) / (many - few),
-        }
-        for few, many in pairwise(options.members)
+    rows = [
+        Row.of(f"{size} members: {name}", unit, [run[name] for run in runs])
+        for size, runs in found.items()
+        for name, unit in UNITS.items()
     ]
-    if options.json:
-        print(json.dumps({"mixtures": medians, "a_member": each}, indent=2))
-        return 0
-    print(f"{'members':>8} {'seconds':>8} {'CPU s':>8} {'MiB':>8}")
-    for size, run in medians.items():
-        print(f"{size:>8} {run['seconds']:>8.2f} {run['cpu_seconds']:>8.2f} {run['mib']:>8.0f}")
-    for one in each:
-        print(
-            f"a member, {one['from']} to {one['to']}: {one['cpu_ms']:.2f} ms of CPU, {one['opening_cpu_ms']:.2f} of "
-            f"them to open it, {one['mib']:.3f} MiB; json and pyarrow alone take {one['floor_cpu_ms']:.2f} ms"
-        )
-    print(f"goals: {GOAL_CPU_MS:g} ms of CPU, {GOAL_MIB:g} MiB")
+    for few, many in pairwise(options.members):
+        for name, unit in UNITS.items():
+            each = [
+                (more[name] - less[name]) / (many - few) for more, less in zip(found[many], found[few], strict=True)
+            ]
+            rows.append(Row.of(f"a member, {few} to {many}: {name}", unit, each, GOALS.get(name, "")))
+    show(rows, as_json=options.json)
     return 0
 
 

@@ -9,36 +9,33 @@ All ways read and write with the same code, and only the order differs. "flat" i
 "pairs" merges neighbours, then what that gave, round by round, the pairs of a round side by side. "one by one" merges
 the first two, then that and the third, as LeRobot's ``aggregate_datasets`` grows its files. "threads" and "processes"
 (``--processes``) are "flat" in nothing but these, whatever ``merge_datasets`` would choose. Each repeat runs all ways
-in a new order; "flat" also with members on a server that gives each stream a rate. Times are of the wall, the least
-and the greatest; the CPU's beside them say how much others took of it. Bytes written are those that the process handed
-to the system; what processes tell each other is among them.
+in a new order; "flat" also with members on a server that gives each stream a rate. Times are of the wall; the CPU's, of
+this process and those that it started and with the server's, say how much others took of it. Bytes written are those
+that the process handed to the system; what processes tell each other is among them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import resource
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.merge import merge_datasets
 from asyncfetch.merge.executor import InProcess, OnThisMachine
 from asyncfetch.testing import RangeServer, write_dataset
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,23 +46,6 @@ MIB = 1024**2
 RATE_BYTES = 4 * MIB
 FIRST_BYTE_SECONDS = 0.05
 """Of the server."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way for one place of the members: medians over the repeats."""
-
-    place: str
-    way: str
-    seconds: float
-    least_seconds: float
-    most_seconds: float
-    cpu_seconds: float
-    """Of this process and those that it started; the server's are in it where there is one."""
-    to_flat: float
-    """Time over that of the first "flat" in the same repeat, the median of the ratios."""
-    written_to_output: float
-    """Bytes written over the length of the merged dataset."""
 
 
 async def flat(
@@ -146,7 +126,10 @@ class Run:
 async def measure(
     root: Path, count: int, episodes: int, repeats: int, workers: Sequence[int], processes: bool, only: str
 ) -> list[Row]:
-    """All ways for local members and for served ones, or those that begin with ``only``, interleaved."""
+    """All ways for local members and for served ones, or those that begin with ``only``, interleaved.
+
+    Times over "flat" are over the first of that name in the same repeat.
+    """
     make = partial(write_dataset, codec="h264", width=160, height=128, texture=0.3, length=40, distinct_videos=1)
     for number in range(count):
         await anyio.to_thread.run_sync(
@@ -169,7 +152,17 @@ async def measure(
                 base, fetch = places[place]
                 members = [f"{base}/{number:03d}" for number in range(count)]
                 taken.setdefault((place, way), []).append(await timed(named[way], members, root / "work", fetch))
-    return [summarise(place, way, next(iter(named)), taken) for place, way in cells]
+    rows = []
+    for place, way in cells:
+        own, first = taken[place, way], taken[place, next(iter(named))]
+        ratios = [one.seconds / other.seconds for one, other in zip(own, first, strict=True)]
+        rows += [
+            Row.of(f"{place}, {way}: time", "s", [one.seconds for one in own]),
+            Row.of(f"{place}, {way}: CPU", "s", [one.cpu_seconds for one in own]),
+            Row.of(f"{place}, {way}: time / flat", "x", ratios),
+            Row.of(f"{place}, {way}: written / output", "x", [one.written_to_output for one in own]),
+        ]
+    return rows
 
 
 async def timed(way: Way, members: list[str], work: Path, fetch: FetchConfig | None) -> Run:
@@ -182,41 +175,6 @@ async def timed(way: Way, members: list[str], work: Path, fetch: FetchConfig | N
     size = sum(path.stat().st_size for path in (work / "out").rglob("*") if path.is_file())
     await anyio.to_thread.run_sync(shutil.rmtree, work)
     return Run(seconds, cpu_seconds, written / size)
-
-
-def summarise(place: str, way: str, first_flat: str, taken: dict[tuple[str, str], list[Run]]) -> Row:
-    """The row of one way."""
-    own, first = taken[place, way], taken[place, first_flat]
-    seconds = [one.seconds for one in own]
-    return Row(
-        place=place,
-        way=way,
-        seconds=statistics.median(seconds),
-        least_seconds=min(seconds),
-        most_seconds=max(seconds),
-        cpu_seconds=statistics.median(one.cpu_seconds for one in own),
-        to_flat=statistics.median(one.seconds / other.seconds for one, other in zip(own, first, strict=True)),
-        written_to_output=statistics.median(one.written_to_output for one in own),
-    )
-
-
-def show(rows: Sequence[Row], title: str, console: Console) -> None:
-    """Print the table."""
-    table = Table(title=title)
-    for number, column in enumerate(("members", "way", "seconds", "spread", "CPU", "/ flat", "written / output")):
-        table.add_column(column, justify="right" if number > 1 else "left")
-    for row in rows:
-        spread = f"{row.least_seconds:.2f}-{row.most_seconds:.2f}"
-        table.add_row(
-            row.place,
-            row.way,
-            f"{row.seconds:.2f}",
-            spread,
-            f"{row.cpu_seconds:.2f}",
-            f"{row.to_flat:.2f}",
-            f"{row.written_to_output:.3f}",
-        )
-    console.print(table)
 
 
 def parse_counts(text: str) -> list[int]:
@@ -241,10 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-") as directory:
         measured = partial(measure, Path(directory), count, asked.episodes, repeats, asked.workers)
         rows = anyio.run(measured, asked.processes, asked.only)
-    if asked.json:
-        print(json.dumps({"members": count, "repeats": repeats, "rows": [asdict(row) for row in rows]}))
-    else:
-        show(rows, f"{count} members of {asked.episodes} episodes, medians of {repeats}", Console())
+    show(rows, as_json=asked.json)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 import psutil
 
-from asyncfetch.errors import ClosedError, ConfigError, MissingDependency
+from asyncfetch.errors import ConfigError, MissingDependency
 from asyncfetch.testing.server import certificate_for
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class NginxServer:
         workers: nginx processes. One fills one core, about 1 GB/s of TLS.
 
     Raises:
-        ConfigError: On entering: an argument can't be used, or nginx doesn't start; the message has what it says.
+        ConfigError: On entering: nginx doesn't start; the message has what it says.
         MissingDependency: On entering: nginx, its lua module or trustme isn't installed.
     """
 
@@ -146,24 +146,18 @@ class NginxServer:
         self._bytes_per_second, self._first_byte_seconds = bytes_per_second, first_byte_seconds
         self._piece_bytes = piece_bytes
         self._directory: Path | None = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: subprocess.Popen[bytes]
         self._port = 0
         self._running = ExitStack()
 
     @property
     def url(self) -> str:
         """``https://127.0.0.1:PORT``, without a slash at its end."""
-        if not self._port:
-            raise ClosedError(
-                "this NginxServer has no url before it is entered: use `with NginxServer(...) as server:`"
-            )
         return f"{'https' if self._tls else 'http'}://{HOST}:{self._port}"
 
     @property
     def process_group(self) -> int:
         """Of nginx and its workers."""
-        if self._child is None:
-            raise ClosedError("this NginxServer doesn't run: use `with NginxServer(...) as server:`")
         return self._child.pid
 
     @property
@@ -174,21 +168,16 @@ class NginxServer:
     @property
     def cpu_seconds(self) -> float:
         """What all of its processes have used of the cores since its start, to a hundredth of a second."""
-        if self._child is None:
-            raise ClosedError("this NginxServer has used nothing before it is entered")
         main = psutil.Process(self._child.pid)
         processes = [main, *main.children()]
         return sum(sum(process.cpu_times()[:2]) for process in processes)
 
     def __enter__(self) -> Self:
-        if self._directory is not None:
-            raise ConfigError(f"the NginxServer at {self.url} runs already; make another one")
         executable = self._check()
         with ExitStack() as stack:
             self._directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncfetch-nginx-")))
             stack.callback(setattr, self, "_directory", None)
             self._child = self._start(executable, self._directory)
-            stack.callback(setattr, self, "_child", None)
             stack.callback(_stop, self._child)
             self._wait_until_ready(self._directory)
             self._running = stack.pop_all()
@@ -207,16 +196,6 @@ class NginxServer:
             raise MissingDependency(
                 f"nginx delays a first byte, and holds a rate, by its lua module, which isn't installed: {INSTALL}"
             )
-        if not self._root.is_dir():
-            raise ConfigError(f"NginxServer serves a directory; {os.fspath(self._root)!r} isn't one")
-        if self._bytes_per_second is not None and self._bytes_per_second < 1:
-            raise ConfigError(f"bytes_per_second must be at least 1, or None, not {self._bytes_per_second}")
-        if self._first_byte_seconds < 0:
-            raise ConfigError(f"first_byte_seconds must not be negative, not {self._first_byte_seconds}")
-        if self._piece_bytes < 1:
-            raise ConfigError(f"piece_bytes must be at least 1, not {self._piece_bytes}")
-        if self._workers < 1:
-            raise ConfigError(f"workers must be at least 1, not {self._workers}")
         return executable
 
     def _start(self, executable: str, directory: Path) -> subprocess.Popen[bytes]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import tempfile
 import time
 from dataclasses import dataclass
@@ -21,16 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-from rich.console import Console
-from rich.table import Table
 
 import asyncfetch as af
 from bench.nginx import NginxServer
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["Setting", "measure_planning"]
 
 KIB, MIB = 1024, 1024**2
 GAPS = (16 * KIB, 64 * KIB, 256 * KIB, MIB)
@@ -40,19 +36,6 @@ SHORT_BYTES = 4 * KIB
 NEIGHBOUR_BYTES = 16 * KIB
 AT_ONCE = 64
 """Requests, the config's default."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One way to ask for the same bytes: medians over the repeats."""
-
-    name: str
-    seconds: float
-    cpu_seconds: float
-    requests: int
-    fetched_bytes: int
-    share: float
-    """``seconds`` over those of the way that it is compared with."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +56,10 @@ def measure_planning(
     long_bytes: int = 16 * MIB,
     first_byte_seconds: float = 0.05,
     bytes_per_second: float = 4 * MIB,
-) -> list[Setting]:
+) -> list[Row]:
     """All gaps, then all spans, then all sizes of parts.
+
+    "time / first" is over the first way of its kind: apart, the shortest spans, as chosen.
 
     Args:
         directory: The object is written there; it has holes only.
@@ -128,25 +113,24 @@ def _parts(url: str, length: int, ca_file: str | None) -> list[_Way]:
     return ways
 
 
-async def _measure(ways: Sequence[_Way], repeats: int) -> list[Setting]:
+async def _measure(ways: Sequence[_Way], repeats: int) -> list[Row]:
     runs: dict[str, list[tuple[float, float, int, int]]] = {way.name: [] for way in ways}
     for _ in range(repeats):
         for way in ways:
             runs[way.name].append(await _run(way))
-    medians = {
-        name: [statistics.median(figures) for figures in zip(*of_one, strict=True)] for name, of_one in runs.items()
-    }
-    return [
-        Setting(
-            way.name,
-            seconds=medians[way.name][0],
-            cpu_seconds=medians[way.name][1],
-            requests=round(medians[way.name][2]),
-            fetched_bytes=round(medians[way.name][3]),
-            share=medians[way.name][0] / medians[way.against][0],
-        )
-        for way in ways
-    ]
+    rows = []
+    for way in ways:
+        own, first = runs[way.name], runs[way.against]
+        rows += [
+            Row.of(f"{way.name}: time", "s", [seconds for seconds, *_ in own]),
+            Row.of(
+                f"{way.name}: time / first", "x", [one[0] / other[0] for one, other in zip(own, first, strict=True)]
+            ),
+            Row.of(f"{way.name}: CPU", "s", [cpu for _, cpu, *_ in own]),
+            Row.of(f"{way.name}: requests", "", [requests for *_, requests, _ in own]),
+            Row.of(f"{way.name}: fetched", "KiB", [nbytes / KIB for *_, nbytes in own]),
+        ]
+    return rows
 
 
 async def _run(way: _Way) -> tuple[float, float, int, int]:
@@ -165,37 +149,23 @@ async def _run(way: _Way) -> tuple[float, float, int, int]:
         return seconds, cpu_seconds, now.requests - before.requests, now.bytes - before.bytes
 
 
-def show(settings: Sequence[Setting], console: Console) -> None:
-    """Print them; "time / first" is that of the first way of its kind: apart, the shortest spans, as chosen."""
-    table = Table("way", "seconds", "CPU-s", "requests", "MiB", "time / first")
-    for one in settings:
-        table.add_row(
-            one.name,
-            f"{one.seconds:.3f}",
-            f"{one.cpu_seconds:.3f}",
-            str(one.requests),
-            f"{one.fetched_bytes / MIB:.1f}",
-            f"{one.share:.2f}",
-        )
-    console.print(table)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--first-byte-seconds", type=float, default=0.05)
     parser.add_argument("--mib-per-second", type=float, default=4.0, help="of each answer")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     asked = parser.parse_args(arguments)
     shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-", dir=shared_memory) as directory:
-        settings = measure_planning(
+        rows = measure_planning(
             Path(directory),
             repeats=asked.repeats,
             first_byte_seconds=asked.first_byte_seconds,
             bytes_per_second=asked.mib_per_second * MIB,
         )
-    show(settings, Console())
+    show(rows, as_json=asked.json)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,9 @@ that is kept for a while, and closed. There are two such programs. One keeps eac
 the page cache, where all lies since it was written, and from the disk; and on an event loop, where a plain file is read
 in a thread.
 
-The rest is what the tier itself takes, which no program has to compare: all goes into the same few warm pages, out of a
-file that is open already. The page cache is the worst case for such a ratio, because no disk is waited for, and a file
-written in one go lies there in larger pieces than one that was read. Then from the disk, and from the page cache again.
-There are block sizes other than the tier's own, and what opening a file alone, and a checksum alone, add to a plain
-file: no reader of files that never returns a wrong byte can do with less.
+The rest is what the tier itself takes, which no program has to compare: all goes into the same few warm pages. The page
+cache is the worst case for such a ratio, because no disk is waited for. A checksum alone is added to a plain file: no
+reader of files that never returns a wrong byte can do with less.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
-from unittest import mock
 
 import anyio
 import numpy as np
@@ -52,7 +49,6 @@ RANGES = 64
 KEPT = 16
 """Results that a program holds at a time, so that the next one goes into memory of its own: about what a ByteCache, or
 a pool of samples, has in it between the reading of a clip and its end."""
-BLOCKS = {"256 KiB": 256 * KIB, "1 MiB": MIB, "4 MiB": 4 * MIB}
 VERSION = VersionFile.of(ObjectInfo("https://data.example.org/a", OBJECT_BYTES, '"tag"'))
 
 
@@ -68,7 +64,7 @@ def clip_ranges() -> list[tuple[int, int]]:
 
 
 def measure_store(directory: Path, repeats: int) -> list[Row]:
-    """Seconds to read ranges back over those that a plain file takes, by block size."""
+    """Seconds to read ranges back over those that a plain file takes."""
     content = np.random.default_rng(0).bytes(OBJECT_BYTES)
     ranges = clip_ranges()
     rows = _measure_as_programs_do(directory / "own", ranges, content, repeats)
@@ -95,29 +91,19 @@ def measure_store(directory: Path, repeats: int) -> list[Row]:
         _require(not store.read(VERSION, start, place[: stop - start]))
 
     checking = [_ratio(read_and_check, read_plain, ranges) for _ in range(repeats + 1)][1:]
-    opening = [_ratio(open_and_read, read_plain, ranges) for _ in range(repeats + 1)][1:]
+    cold = []
     with _filled(directory / "opened", ranges, content) as store:
         opened = [_ratio(read_back, open_and_read, ranges) for _ in range(repeats + 1)][1:]
-    rows.append(Row.of("into the same memory: the tier / a plain file opened for each range", "x", opened))
-    rows.append(Row.of("into the same memory: a plain file opened for each range / one that is open", "x", opening))
-    rows.append(Row.of("into the same memory: a plain file and a checksum / the plain file alone", "x", checking))
-    for name, block_bytes in BLOCKS.items():
-        with (
-            mock.patch.object(disk_layout, "BLOCK_BYTES", block_bytes),
-            _filled(directory / name, ranges, content) as store,
-        ):
-            warm = [_ratio(read_back, read_plain, ranges) for _ in range(repeats + 1)][1:]
-        rows.append(Row.of(f"into the same memory: files of up to {name} / a plain file", "x", warm))
-    cold, warm = [], []
-    with _filled(directory / "cold", ranges, content) as store:
         for _ in range(repeats):
             _drop_from_page_cache(directory)
-            cold.append(_ratio(read_back, read_plain, ranges))
-            warm.append(_ratio(read_back, read_plain, ranges))
+            cold.append(_ratio(read_back, open_and_read, ranges))
     os.close(plain)
-    rows.append(Row.of("into the same memory: the tier / a plain file, both from the disk", "x", cold))
-    rows.append(Row.of("the same a second time, from the page cache", "x", warm))
-    return rows
+    return [
+        *rows,
+        Row.of("into the same memory: the tier / a plain file opened for each range", "x", opened),
+        Row.of("into the same memory: a plain file and a checksum / the plain file alone", "x", checking),
+        Row.of("into the same memory: the tier / a plain file, both from the disk", "x", cold),
+    ]
 
 
 def _measure_as_programs_do(directory: Path, ranges: list[tuple[int, int]], content: bytes, repeats: int) -> list[Row]:

@@ -38,9 +38,9 @@ def show(rows: Sequence[Row], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
         return
-    table = Table("question", "median", "lowest", "highest", "goal")
+    table = Table("question", "median", "lowest", "highest", "unit", "goal")
     for row in rows:
-        table.add_row(
-            row.question, *(f"{value:.3g} {row.unit}" for value in (row.median, row.lowest, row.highest)), row.goal
-        )
+        figures = (row.median, row.lowest, row.highest)
+        shown = (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for value in figures)
+        table.add_row(row.question, *shown, row.unit, row.goal)
     Console().print(table)

@@ -18,7 +18,6 @@ import http.client
 import itertools
 import json
 import ssl
-import statistics
 import subprocess
 import sys
 import time
@@ -31,8 +30,6 @@ from urllib.parse import urlsplit
 import anyio
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 import asyncfetch as af
@@ -44,6 +41,7 @@ from asyncfetch.testing import write_dataset
 from bench.data import TEXTURE, bench_dataset
 from bench.nginx import NginxServer
 from bench.process_memory import peak_bytes
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,42 +165,35 @@ def draw_order(episodes: int = 180_000) -> tuple[int, float, float]:
     return line.total, seconds, peak_bytes() / MIB
 
 
-def show(rows: Sequence[tuple[str, str]], console: Console) -> None:
-    """The figures for people."""
-    table = Table("what", "measured")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
-
-
 def main() -> None:
     """From the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", nargs="?", const="320x240", metavar="WIDTHxHEIGHT")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run of one group a segment (default: 8)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--read", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read:
         print(json.dumps(_read_apart(*arguments.read)))
         return
     frames, seconds, mib = draw_order()
-    rows = [(f"the order of {frames:,} frames: seconds, and MiB at the peak", f"{seconds:.1f}; {mib:,.0f}")]
+    order = f"the order of {frames:,} frames"
+    rows = [Row.of(f"{order}: time", "s", [seconds]), Row.of(f"{order}: memory at the peak", "MiB", [mib])]
     large, small = bench_dataset(), bench_dataset(width=320, height=240)
-    rows += [(f"seconds to {name} first sample", _spread(each)) for name, each in measure_first(large, 4).items()]
+    rows += [Row.of(f"{name} first sample", "s", each) for name, each in measure_first(large, 4).items()]
     ratios, fetched = measure_groups(small, arguments.repeats, arguments.seconds)
-    rows.append(("one group a segment, 320x240: frames/s over the default's", _spread(ratios)))
-    rows.append(("its epoch's bytes over those of all videos", f"{fetched:.3f}"))
+    rows.append(Row.of("one group a segment, 320x240: frames/s / the default's", "x", ratios))
+    rows.append(Row.of("its epoch's bytes / those of all videos", "x", [fetched]))
     if arguments.long:
         size = [int(side) for side in arguments.long.split("x")]
         for name, (first, fewest, peak) in measure_long(small.parent / "segments", *size).items():
-            what = f"{name} episodes: seconds to the first sample, fewest segments of 32, MiB at the peak"
-            rows.append((what, f"{first:.2f}; {fewest}; {peak:,.0f}"))
-    show(rows, Console())
+            rows += [
+                Row.of(f"{name} episodes: first sample", "s", [first]),
+                Row.of(f"{name} episodes: fewest segments of 32", "", [fewest]),
+                Row.of(f"{name} episodes: memory at the peak", "MiB", [peak]),
+            ]
+    show(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
-import statistics
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch.utils.data import DataLoader, default_collate
 from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
@@ -98,9 +95,7 @@ def collated(samples: Iterator[Any]) -> Iterator[Any]:
         yield default_collate(list(itertools.islice(samples, BATCH)))
 
 
-def measure(
-    stream: Callable[[], af.Stream], repeats: int, consumers: dict[str, Consumer]
-) -> dict[str, dict[str, float]]:
+def measure(stream: Callable[[], af.Stream], repeats: int, consumers: dict[str, Consumer]) -> list[Row]:
     """Samples a second by way and consumer."""
     rates: dict[tuple[str, str], list[float]] = {}
     with ExitStack() as stack:
@@ -117,7 +112,7 @@ def measure(
         for _ in track(range(repeats), "ways", console=Console(stderr=True), transient=True):
             for way, name in random.sample(order, len(order)):  # none always comes first
                 rates.setdefault((way, name), []).append(ways[way](consumers[name]))
-    return {way: {name: statistics.median(rates[way, name]) for name in consumers} for way in ways}
+    return [Row.of(f"{way}: {name}", "samples/s", rates[way, name]) for way, name in order]
 
 
 @contextmanager
@@ -162,8 +157,8 @@ def measure_way(root: Path, *, repeats: int, seconds: float) -> list[Row]:
     ]
 
 
-def hand_over_microseconds(stream: af.Stream, batches: int) -> dict[str, float]:
-    """Medians for one batch that is ready: taking it, and copying it, which isn't done; and its size."""
+def measure_hand_over(stream: af.Stream, batches: int) -> list[Row]:
+    """Times for one batch that is ready: taking it, and copying it, which isn't done."""
     taking, copying = [], []
     with af.serve_samples(stream, BATCH, drop_last=True) as served:
         iterator = forever(served)
@@ -173,15 +168,15 @@ def hand_over_microseconds(stream: af.Stream, batches: int) -> dict[str, float]:
             time.sleep(READY_SECONDS)
             started = time.perf_counter()
             batch = next(iterator)
-            taking.append(time.perf_counter() - started)
+            taking.append(1e6 * (time.perf_counter() - started))
             started = time.perf_counter()
             copied = [value.clone() for value in batch.values() if isinstance(value, torch.Tensor)]
-            copying.append(time.perf_counter() - started)
-    return {
-        "take": 1e6 * statistics.median(taking),
-        "copy": 1e6 * statistics.median(copying),
-        "mebibytes": sum(tensor.nbytes for tensor in copied) / 2**20,
-    }
+            copying.append(1e6 * (time.perf_counter() - started))
+    mebibytes = sum(tensor.nbytes for tensor in copied) / 2**20
+    return [
+        Row.of(f"taking a batch of {mebibytes:.0f} MiB that is ready", "us", taking),
+        Row.of("what a copy of it would take", "us", copying),
+    ]
 
 
 def main() -> None:
@@ -196,24 +191,14 @@ def main() -> None:
     dataset = bench_dataset()
     rows, root = measure_way(dataset, repeats=arguments.repeats, seconds=arguments.seconds), str(dataset)
     consumers = {
-        "idle": Consumer(0.0, arguments.seconds),
-        "busy": Consumer(arguments.busy_milliseconds / 1e3, arguments.seconds),
+        "consumer idle": Consumer(0.0, arguments.seconds),
+        f"busy for {arguments.busy_milliseconds:g} ms a batch": Consumer(
+            arguments.busy_milliseconds / 1e3, arguments.seconds
+        ),
     }
-    rates = measure(lambda: af.Stream(root), arguments.repeats, consumers)
-    hand_over = hand_over_microseconds(af.Stream(root), 4 * arguments.repeats)
-    if arguments.json:
-        figures = [asdict(row) for row in rows]
-        print(json.dumps({"rows": figures, "samples_per_second": rates, "hand_over_microseconds": hand_over}))
-        return
-    show(rows, as_json=False)
-    table = Table("way", "idle consumer, samples/s", f"busy for {arguments.busy_milliseconds:g} ms a batch")
-    for way, by_consumer in rates.items():
-        table.add_row(way, *(f"{rate:,.0f}" for rate in by_consumer.values()))
-    Console().print(table)
-    print(
-        f"a batch of {hand_over['mebibytes']:.0f} MiB that is ready: {hand_over['take']:,.0f} us to take it; a copy of "
-        f"it would take {hand_over['copy']:,.0f} us"
-    )
+    rows += measure(lambda: af.Stream(root), arguments.repeats, consumers)
+    rows += measure_hand_over(af.Stream(root), 4 * arguments.repeats)
+    show(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

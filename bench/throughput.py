@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import json
-import statistics
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +25,6 @@ import anyio
 import anyio.to_thread
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
@@ -38,9 +35,10 @@ from bench.baselines import decode_bare, first_epoch, read_by_file, runs_of
 from bench.data import bench_dataset
 from bench.nginx import NginxServer
 from bench.parts import clip_milliseconds, hand_over_microseconds
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 MIB = 1024 * 1024
@@ -73,7 +71,6 @@ class Streamed:
     """From the first sample on."""
     first_sample_seconds: float
     mib_per_second: float
-    requests: int
     server_milliseconds: float
     """Of a core, a frame, that the server took of the same machine; 0 where it is another one."""
     sample_seconds: Sequence[float]
@@ -94,27 +91,8 @@ class Resident:
     """From the start to each sample."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One concurrency: medians over the repeats, but for the spread."""
-
-    concurrency: int
-    samples_per_second: float
-    frames_per_second: float
-    mib_per_second: float
-    keep_up: float
-    keep_up_spread: tuple[float, float]
-    """Lowest and highest of the repeats."""
-    steady_keep_up: float
-    """Without the time to the first sample."""
-    pipeline_over_bare: float
-    cpu_over_bare: float
-    """CPU a frame, likewise."""
-    resident_frames_per_second: float
-    first_sample_seconds: float
-    requests: float
-    decode_milliseconds: float
-    server_milliseconds: float
+Pairs = list[tuple[Streamed, Resident]]
+"""One a repeat."""
 
 
 async def stream_cold(setting: Setting, cameras: int) -> Streamed:
@@ -140,7 +118,6 @@ async def stream_cold(setting: Setting, cameras: int) -> Streamed:
         steady_frames_per_second=(samples - 1) * cameras / max(ended - first, 1e-9),
         first_sample_seconds=first,
         mib_per_second=figures.fetch.bytes / ended / MIB,
-        requests=figures.fetch.requests,
         server_milliseconds=1e3 * server_seconds / (samples * cameras),
         sample_seconds=seconds,
     )
@@ -173,34 +150,41 @@ async def read_resident(setting: Setting, samples: int) -> Resident:
     return Resident(pipeline, bare, decode_milliseconds, cpu_seconds / bare_cpu_seconds, seconds)
 
 
-def measure(
-    setting: Setting, concurrency: int, cameras: int, repeats: int
-) -> tuple[Row, list[tuple[Streamed, Resident]]]:
-    """Cold and resident by turns: the row, and what it is made of."""
+def measure(setting: Setting, concurrency: int, cameras: int, repeats: int) -> Pairs:
+    """Cold and resident by turns."""
     fetch = replace(setting.config.fetch, max_requests_per_host=concurrency, learn_limit=False)
     setting = replace(setting, config=replace(setting.config, fetch=fetch))
     pairs = []
     for _ in range(repeats):
         cold = anyio.run(stream_cold, setting, cameras)
         pairs.append((cold, anyio.run(read_resident, setting, cold.samples)))
-    keep_ups = [cold.frames_per_second / resident.frames_per_second for cold, resident in pairs]
-    row = Row(
-        concurrency=concurrency,
-        samples_per_second=statistics.median(cold.frames_per_second for cold, _ in pairs) / cameras,
-        frames_per_second=statistics.median(cold.frames_per_second for cold, _ in pairs),
-        mib_per_second=statistics.median(cold.mib_per_second for cold, _ in pairs),
-        keep_up=statistics.median(keep_ups),
-        keep_up_spread=(min(keep_ups), max(keep_ups)),
-        steady_keep_up=statistics.median(c.steady_frames_per_second / r.frames_per_second for c, r in pairs),
-        pipeline_over_bare=statistics.median(r.frames_per_second / r.bare_frames_per_second for _, r in pairs),
-        cpu_over_bare=statistics.median(r.cpu_over_bare for _, r in pairs),
-        resident_frames_per_second=statistics.median(r.frames_per_second for _, r in pairs),
-        first_sample_seconds=statistics.median(cold.first_sample_seconds for cold, _ in pairs),
-        requests=statistics.median(cold.requests for cold, _ in pairs),
-        decode_milliseconds=statistics.median(r.decode_milliseconds for _, r in pairs),
-        server_milliseconds=statistics.median(cold.server_milliseconds for cold, _ in pairs),
-    )
-    return row, pairs
+    return pairs
+
+
+def rows_of(concurrency: int, pairs: Pairs) -> list[Row]:
+    """The figures at one concurrency."""
+
+    def row(question: str, unit: str, figure: Callable[[Streamed, Resident], float], goal: str = "") -> Row:
+        values = [figure(cold, resident) for cold, resident in pairs]
+        return Row.of(f"{concurrency} requests at a time: {question}", unit, values, goal)
+
+    return [
+        row("keep-up, cold start included", "", lambda c, r: c.frames_per_second / r.frames_per_second, ">= 0.90"),
+        row(
+            "keep-up from the first sample on",
+            "",
+            lambda c, r: c.steady_frames_per_second / r.frames_per_second,
+            ">= 0.98",
+        ),
+        row("first sample", "s", lambda cold, _: cold.first_sample_seconds),
+        row("streamed", "frames/s", lambda cold, _: cold.frames_per_second),
+        row("fetched", "MiB/s", lambda cold, _: cold.mib_per_second),
+        row("the server on the same cores, a frame", "ms", lambda cold, _: cold.server_milliseconds),
+        row("in memory", "frames/s", lambda _, resident: resident.frames_per_second),
+        row("in memory / bare decoding", "x", lambda _, r: r.frames_per_second / r.bare_frames_per_second, ">= 0.95"),
+        row("CPU a frame in memory / bare decoding", "x", lambda _, resident: resident.cpu_over_bare, "<= 1.06"),
+        row("a thread's decoding of a frame", "ms", lambda _, resident: resident.decode_milliseconds),
+    ]
 
 
 @dataclass(frozen=True)
@@ -216,7 +200,7 @@ class Curves:
     title: str
 
 
-def curves_of(pairs: list[tuple[Streamed, Resident]], cameras: int, by_file: float, title: str) -> Curves:
+def curves_of(pairs: Pairs, cameras: int, by_file: float, title: str) -> Curves:
     """Those of the repeat whose keep-up is the median, the lower one of two."""
     ordered = sorted(pairs, key=lambda pair: pair[0].frames_per_second / pair[1].frames_per_second)
     streamed, resident = ordered[(len(pairs) - 1) // 2]
@@ -286,33 +270,6 @@ async def look(setting: Setting, seconds: float) -> tuple[int, tuple[float, floa
         return len(dataset.cameras), milliseconds, await anyio.to_thread.run_sync(by_file) if seconds else 0.0
 
 
-def show(console: Console, rows: list[Row], parts: dict[str, float], by_file: float) -> None:
-    """The figures for people."""
-    table = Table(title=f"streamed over HTTPS, {usable_cpus()} cores, order shuffled")
-    for name in ("requests", "samples/s", "frames/s", "MiB/s", "keep-up", "(spread)", "steady", "/ bare", "CPU / bare"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        low, high = row.keep_up_spread
-        table.add_row(
-            str(row.concurrency),
-            f"{row.samples_per_second:.0f}",
-            f"{row.frames_per_second:.0f}",
-            f"{row.mib_per_second:.1f}",
-            f"{row.keep_up:.3f}",
-            f"{low:.3f}-{high:.3f}",
-            f"{row.steady_keep_up:.3f}",
-            f"{row.pipeline_over_bare:.3f}",
-            f"{row.cpu_over_bare:.3f}",
-        )
-    console.print(table)
-    resident = statistics.median(row.resident_frames_per_second for row in rows)
-    if by_file:
-        keep_up = by_file / resident
-        console.print(f"one frame at a time over an fsspec file: {by_file:.1f} frames/s, keep-up {keep_up:.3f}")
-    for name, value in parts.items():
-        console.print(f"{name}: {value:.3g}")
-
-
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
@@ -334,7 +291,6 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     arguments = parse_arguments()
-    console = Console(stderr=arguments.json)
     with ExitStack() as stack:
         url, ca_file, server = arguments.url, arguments.ca_file, None
         if arguments.epoch and url is not None:
@@ -351,33 +307,27 @@ def main() -> None:
         remote = url.startswith("http")
         cameras, (header, plan), by_file = anyio.run(look, setting, arguments.seconds if remote else 0.0)
         concurrencies = [int(part) for part in arguments.concurrency.split(",")]
-        measured = [
-            measure(setting, concurrency, cameras, arguments.repeats)
+        measured = {
+            concurrency: measure(setting, concurrency, cameras, arguments.repeats)
             for concurrency in track(concurrencies, "measuring", console=Console(stderr=True), transient=True)
-        ]
-        rows = [row for row, _ in measured]
+        }
+        rows = [row for concurrency, pairs in measured.items() for row in rows_of(concurrency, pairs)]
         if arguments.plot is not None:
             title = f"{concurrencies[-1]} requests at a time, {usable_cpus()} cores, order shuffled"
-            plot_keep_up(curves_of(measured[-1][1], cameras, by_file, title), arguments.plot)
-        parts = {
-            "fetch: seconds to the first sample": rows[-1].first_sample_seconds,
-            "header: ms a clip": header,
-            "plan of a clip from its file's index, header included: ms": plan,
-            "decode: ms of a thread a frame": rows[-1].decode_milliseconds,
-            "hand-over: us a sample": hand_over_microseconds(),
-        }
-        if server is not None:
-            parts["server, on the same cores: ms of a core a frame"] = rows[-1].server_milliseconds
+            plot_keep_up(curves_of(measured[concurrencies[-1]], cameras, by_file, title), arguments.plot)
+        rows += [
+            Row.of("header of a clip", "ms", [header], "<= 0.1"),
+            Row.of("plan of a clip from its file's index, header included", "ms", [plan]),
+            Row.of("hand-over of a sample", "us", [hand_over_microseconds()], "<= 5"),
+        ]
+        if by_file:
+            rows.append(Row.of("one frame at a time over an fsspec file", "frames/s", [by_file]))
         if arguments.epoch:
             small = replace(setting, config=replace(config, max_bytes=EPOCH_BYTES))
-            parts["bytes fetched in an epoch / needed"] = anyio.run(traffic, small, path)
-        if arguments.num_workers:
-            parts[f"samples/s with {arguments.num_workers} workers"] = measure_workers(setting, arguments.num_workers)
-    if arguments.json:
-        figures = {"rows": [asdict(row) for row in rows], "parts": parts, "by_file_frames_per_second": by_file}
-        print(json.dumps(figures))
-    else:
-        show(console, rows, parts, by_file)
+            rows.append(Row.of("bytes fetched in an epoch / needed", "x", [anyio.run(traffic, small, path)]))
+        if workers := arguments.num_workers:
+            rows.append(Row.of(f"with {workers} workers", "samples/s", [measure_workers(setting, workers)]))
+    show(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

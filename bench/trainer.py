@@ -28,16 +28,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from asyncfetch.testing import Fault, HubServer, write_dataset
+from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,24 +97,14 @@ def _share(steps: Sequence[tuple[float, float]]) -> float:
     return waited / (waited + sum(update for update, _ in steps))
 
 
-@dataclass(frozen=True)
-class Row:
-    """One way: medians over the repeats, and lowest and highest."""
-
-    way: str
-    first_seconds: tuple[float, float, float]
-    step_seconds: tuple[float, float, float]
-    share: tuple[float, float, float]
-    whole_share: tuple[float, float, float]
-
-    @classmethod
-    def of(cls, way: str, runs: Sequence[Run]) -> Row:
-        """Of these repeats."""
-        return cls(way, *(_spread([getattr(run, field.name) for run in runs]) for field in fields(Run)))
-
-
-def _spread(values: Sequence[float]) -> tuple[float, float, float]:
-    return statistics.median(values), min(values), max(values)
+def rows_of(way: str, runs: Sequence[Run]) -> list[Row]:
+    """The figures of one way over its repeats."""
+    return [
+        Row.of(f"{way}: the first step's data_s", "s", [run.first_seconds for run in runs]),
+        Row.of(f"{way}: updt_s of the others", "s", [run.step_seconds for run in runs]),
+        Row.of(f"{way}: data_s / step, after the first", "%", [100 * run.share for run in runs]),
+        Row.of(f"{way}: data_s / step, of the whole run", "%", [100 * run.whole_share for run in runs]),
+    ]
 
 
 def trainer_dataset(width: int) -> Path:
@@ -173,16 +163,6 @@ def train(way: str, hub: HubServer, root: Path, *, arguments: Sequence[str]) -> 
     return Run.of(ended.stdout)
 
 
-def show(rows: Sequence[Row], title: str) -> None:
-    """For people."""
-    table = Table("", "first data_s", "updt_s", "data_s / step, after it", "of the whole run", title=title)
-    for row in rows:
-        shares = ["{:.1%} ({:.1%}-{:.1%})".format(*share) for share in (row.share, row.whole_share)]
-        seconds = ["{:.2f} s ({:.2f}-{:.2f})".format(*each) for each in (row.first_seconds, row.step_seconds)]
-        table.add_row(row.way, *seconds, *shares)
-    Console().print(table)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
@@ -206,10 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         turns = [way for _ in range(chosen.repeats) for way in random.sample(list(WAYS), len(WAYS))]
         for way in track(turns, "training", console=Console(stderr=True), transient=True):
             runs[way].append(train(way, hub, root, arguments=asked))
-    rows = [Row.of(way, those) for way, those in runs.items()]
-    sees = "pictures" if chosen.pictures else "states"
-    title = f"ACT on {sees}, {chosen.device}, {chosen.steps} steps of {chosen.batch_size}, {chosen.width} pixels wide"
-    print(json.dumps([asdict(row) for row in rows])) if chosen.json else show(rows, title)
+    show([row for way, those in runs.items() for row in rows_of(way, those)], as_json=chosen.json)
 
 
 if __name__ == "__main__":

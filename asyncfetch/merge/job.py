@@ -22,7 +22,6 @@ from asyncfetch.merge.sources import MergeSource, load_source
 from asyncfetch.merge.summaries import (
     Summary,
     combine_columns,
-    count_prefixes_again,
     quantile_ranks,
     quantiles_between,
     summarise,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from asyncfetch.merge.sources import Selection
     from asyncfetch.merge.summaries import Statistics, SummaryTask
     from asyncfetch.merge.tasks import FileUnit
-    from asyncfetch.merge.worker_process import Piece, WorkerSetup
+    from asyncfetch.merge.worker_process import WorkerSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,10 @@ async def carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: Progre
                     publish = partial(job.destination.publish, pool.fetcher, room, own, metadata)
                     publications.append(partial(publish, overwrite=job.overwrite))
                 else:
-                    _count_finished(job, files, progress)
+                    paths = {unit.path for unit in job.units}
+                    for file in files:
+                        if file.path in paths:
+                            progress.finished(job.destination.url(file.path), file.nbytes)
                     written.append((len(files), sum(file.nbytes for file in files)))
             for publish in publications:
                 await publish()
@@ -219,7 +221,7 @@ async def _write(
 
     await for_each(job.units, write_file, workers=pool.workers)
     metadata = await run_sync(write_metadata, job.plan, *await _summary_of(job, pool), room)
-    nbytes = await run_sync(_measure, room, metadata)
+    nbytes = await run_sync(lambda: sum((room / path).stat().st_size for path in metadata))
     return files, metadata, sum(file.nbytes for file in files) + nbytes
 
 
@@ -234,11 +236,11 @@ async def _summary_of(job: MergeJob, pool: WorkerPool) -> tuple[Summary, dict[st
     count = job.plan.num_frames
     search = QuantileSearch(count, quantile_ranks(count))
 
-    async def sum_of(piece: Piece, *arguments: object) -> Summary:
+    async def sum_of(*arguments: object) -> Summary:
         sums: list[Summary] = []
 
         async def add(part: SummaryTask) -> None:
-            value = await pool.run(piece, job.destination, part, *arguments)
+            value = await pool.run(summarise, job.destination, part, *arguments)
             while sums:
                 value = await run_sync(operator.add, sums.pop(), value)
             sums.append(value)
@@ -246,22 +248,15 @@ async def _summary_of(job: MergeJob, pool: WorkerPool) -> tuple[Summary, dict[st
         await for_each(parts, add, workers=pool.workers)
         return sums.pop()
 
-    summary = await sum_of(summarise, search.shift)
+    summary = await sum_of(search.shift)
     search.learn(summary.counted)
     while search.wanted:
-        search.learn((await sum_of(count_prefixes_again, search.wanted, search.shift)).counted)
+        search.learn((await sum_of(search.shift, search.wanted)).counted)
     numbers = {key: combine_columns(columns) for key, columns in summary.by_episode().items()}
     for key, own in numbers.items():
         ordered = search.values(key).reshape(*own["min"].shape, -1)
         own |= quantiles_between(ordered, count, own["min"])
     return summary, numbers
-
-
-def _count_finished(job: MergeJob, files: Sequence[WrittenFile], progress: ProgressCounter) -> None:
-    paths = {unit.path for unit in job.units}
-    for file in files:
-        if file.path in paths:
-            progress.finished(job.destination.url(file.path), file.nbytes)
 
 
 async def carry_out_share(job: MergeJob, pool: WorkerPool, rank: int, world_size: int) -> None:
@@ -276,7 +271,3 @@ async def carry_out_share(job: MergeJob, pool: WorkerPool, rank: int, world_size
 def _are_anywhere(sources: Sequence[MergeSource | Selection]) -> bool:
     schemes = (source.url.partition("://") for source in sources)
     return all(not separator or scheme.lower() in _ANYWHERE for scheme, separator, _ in schemes)
-
-
-def _measure(root: Path, paths: Sequence[str]) -> int:
-    return sum((root / path).stat().st_size for path in paths)

@@ -11,7 +11,6 @@ extremes exactly, quantiles of pictures as an envelope, since they can't be reco
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from asyncfetch.tables.parquet import open_table, read_columns
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot.info import Feature
@@ -116,11 +114,6 @@ def combine_columns(columns: Statistics) -> Statistics:
     return {name: combined[name] for name in STATISTICS if name in combined}
 
 
-_PART_ROWS = 262_144
-"""Rows read back at a time, which takes 2 s and for 14 numbers some 100 MB. A file holds a million, and its footer,
-which lists its episodes and takes 0.1 s, is read for each part."""
-
-
 @dataclass(frozen=True, slots=True)
 class SummaryTask:
     """Episodes in a written file of rows that are summarised together."""
@@ -136,7 +129,7 @@ class SummaryTask:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A summary of the rows of some parts; of a further round of the search, only ``counted``."""
+    """A summary of the rows of some parts; of a further round of the search, only ``counted`` means anything."""
 
     tasks: Mapping[int, Sequence[Sequence[int]]] = field(default_factory=dict)
     """Distinct tasks of each episode, in the order of its frames, by the number of the part."""
@@ -161,75 +154,35 @@ class Summary:
         return Summary({**self.tasks, **other.tasks}, {**self.episodes, **other.episodes}, counted)
 
 
-def cut_parts(
-    path: str, indices: Sequence[int], lengths: Sequence[int], features: tuple[Feature, ...]
-) -> list[SummaryTask]:
-    """A file's row groups, episodes of these indices and lengths, as tasks of bounded size."""
-    cuts, rows = [0], 0
-    for group, length in enumerate(lengths):
-        if rows and rows + length > _PART_ROWS:
-            cuts.append(group)
-            rows = 0
-        rows += length
-    return [
-        SummaryTask(path, indices[first], first, tuple(lengths[first:stop]), features)
-        for first, stop in pairwise([*cuts, len(lengths)])
-        if first < stop
-    ]
-
-
-async def summarise(setup: WorkerSetup, destination: Destination, part: SummaryTask, shift: int) -> Summary:
-    """A summary of the part, with the first round of the search for quantiles."""
-    keys = [feature.key for feature in part.features]
-    return await run_sync(_summarise, *await _read_part(setup, destination, part, keys), part, shift)
-
-
-async def count_prefixes_again(
+async def summarise(
     setup: WorkerSetup,
     destination: Destination,
     part: SummaryTask,
-    wanted: Mapping[str, Sequence[KnownValues]],
     shift: int,
+    wanted: Mapping[str, Sequence[KnownValues]] | None = None,
 ) -> Summary:
-    """A further round of the search for quantiles."""
-    read = await _read_part(setup, destination, part, list(wanted))
-    return await run_sync(_count_prefixes_again, *read, part, wanted, shift)
-
-
-async def _read_part(
-    setup: WorkerSetup, destination: Destination, part: SummaryTask, columns: Sequence[str]
-) -> tuple[str, pa.Table]:
+    """A summary of the part, with the first round of the search for quantiles; or a further round, for ``wanted``."""
+    features = [feature for feature in part.features if wanted is None or feature.key in wanted]
     url = destination.url(part.path)
     file = await open_table(setup.fetcher, url, run=run_sync)
     groups = range(part.first_group, part.first_group + len(part.lengths))
-    return url, await read_columns(setup.fetcher, file, groups, columns, run=run_sync)
+    table = await read_columns(setup.fetcher, file, groups, [feature.key for feature in features], run=run_sync)
 
-
-def _summarise(url: str, table: pa.Table, part: SummaryTask, shift: int) -> Summary:
-    episodes, counted = {}, {}
-    tasks: tuple[tuple[int, ...], ...] = ()
-    cuts = np.cumsum(part.lengths)[:-1]
-    for feature in part.features:
-        values = to_column(table[feature.key], feature, url)
-        if feature.key == "task_index":
-            tasks = tuple(tuple(dict.fromkeys(own.tolist())) for own in np.split(values, cuts))
-        components = components_of(values)
-        described = [describe(own) for own in np.split(components, cuts, axis=-1)]
-        episodes[feature.key] = {name: np.stack([one[name] for one in described]) for name in described[0]}
-        counted[feature.key] = [count_prefixes(keys, shift) for keys in _keys_by_component(components)]
-    return Summary({part.number: tasks}, {part.number: episodes}, counted)
-
-
-def _count_prefixes_again(
-    url: str, table: pa.Table, part: SummaryTask, wanted: Mapping[str, Sequence[KnownValues]], shift: int
-) -> Summary:
-    counted = {}
-    for feature in part.features:
-        if places := wanted.get(feature.key):
-            keys = _keys_by_component(components_of(to_column(table[feature.key], feature, url)))
+    def work() -> Summary:
+        tasks: tuple[tuple[int, ...], ...] = ()
+        episodes, counted = {}, {}
+        cuts = np.cumsum(part.lengths)[:-1]
+        for feature in features:
+            values = to_column(table[feature.key], feature, url)
+            components = components_of(values)
+            keys = keys_of(components.reshape(-1, components.shape[-1]))
+            places: Sequence[KnownValues | None] = [None] * len(keys) if wanted is None else wanted[feature.key]
             counted[feature.key] = [count_prefixes(own, shift, place) for own, place in zip(keys, places, strict=True)]
-    return Summary(counted=counted)
+            if wanted is None:
+                described = [describe(own) for own in np.split(components, cuts, axis=-1)]
+                episodes[feature.key] = {name: np.stack([one[name] for one in described]) for name in described[0]}
+            if feature.key == "task_index":
+                tasks = tuple(tuple(dict.fromkeys(own.tolist())) for own in np.split(values, cuts))
+        return Summary({part.number: tasks}, {part.number: episodes}, counted)
 
-
-def _keys_by_component(components: NDArray[Any]) -> NDArray[np.int64]:
-    return keys_of(components.reshape(-1, components.shape[-1]))
+    return await run_sync(work)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -20,7 +20,7 @@ from asyncfetch.lerobot.rows import index_table
 from asyncfetch.merge.info import DATA_PATH, INFO_PATH, VIDEO_PATH, merged_info
 from asyncfetch.merge.plan import RowsByIndex, open_writer, rows_schema, write_episodes, write_tasks
 from asyncfetch.merge.sources import has_pictures, pack_schema, unpack_schema
-from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn, combine, cut_parts
+from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn, SummaryTask, combine
 from asyncfetch.merge.videos import build_video
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.parquet import open_table, read_columns
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from asyncfetch.merge.local_folder import WrittenFile
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
     from asyncfetch.merge.sources import MergeSource
-    from asyncfetch.merge.summaries import Statistics, Summary, SummaryTask
+    from asyncfetch.merge.summaries import Statistics, Summary
     from asyncfetch.merge.videos import Segment
     from asyncfetch.merge.worker_process import WorkerSetup
     from asyncfetch.ranges import ObjectInfo
@@ -48,6 +48,9 @@ _PIECE_BYTES = 8 * 1024 * 1024
 _SEGMENT_SECONDS, _EPISODE_SECONDS, _BYTE_SECONDS = 0.0003, 0.002, 1 / 1024**3
 """Seconds of a processor (2.1 GHz, Python 3.11): for a segment of 60 pictures, for 60 rows, and to read, write and
 check."""
+_PART_ROWS = 262_144
+"""Rows read back at a time, which takes 2 s and for 14 numbers some 100 MB. A file holds a million, and its footer,
+which lists its episodes and takes 0.1 s, is read for each part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,18 @@ class RowsTask:
 
     def parts(self) -> list[SummaryTask]:
         """The tasks of its summary, some episodes each."""
-        indices = [planned.index for planned in self.episodes]
-        return cut_parts(self.path, indices, [planned.episode.length for planned in self.episodes], self.features)
+        lengths = [planned.episode.length for planned in self.episodes]
+        cuts, rows = [0], 0
+        for group, length in enumerate(lengths):
+            if rows and rows + length > _PART_ROWS:
+                cuts.append(group)
+                rows = 0
+            rows += length
+        return [
+            SummaryTask(self.path, self.episodes[first].index, first, tuple(lengths[first:stop]), self.features)
+            for first, stop in pairwise([*cuts, len(lengths)])
+            if first < stop
+        ]
 
 
 FileUnit = VideoTask | RowsTask

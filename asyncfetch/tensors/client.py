@@ -156,14 +156,15 @@ class TensorSession:
         tensors = await run_in_thread(copied_bytes, deliver)
         return replace_leaves(obj, lambda leaf: tensors[leaf.shard_id] if isinstance(leaf, RemoteTensor) else leaf)
 
-    async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
-        """Forget shards at their server, and those that arrive until then; TensorError with ids that may be left."""
+    async def clear(self, server: str, shard_ids: Sequence[str]) -> Cleared:
+        """Drop shards here, and those that arrive meanwhile, and delete them at their server."""
         left: list[str] = []
         deleted = 0
         failure: FetchError | None = None
+        local = self._buffer.clear(shard_ids)
         try:
             if self._is_own(server):
-                return await run_sync(self._storage.delete, shard_ids)
+                return Cleared(local, await run_sync(self._storage.delete, shard_ids))
             store = self._store_of(server)
             for start in range(0, len(shard_ids), MAX_BATCH_SHARDS):
                 some = shard_ids[start : start + MAX_BATCH_SHARDS]
@@ -180,7 +181,7 @@ class TensorSession:
                 f" {_shown(left)}; clear them again, or leave them to its ttl_seconds. The last answer: {failure}",
                 shard_ids=left,
             ) from failure
-        return deleted
+        return Cleared(local, deleted)
 
     @property
     def _storage(self) -> ShardStorage:
@@ -279,7 +280,7 @@ class TensorSession:
 
     async def _take_back(self, server: str, shard_ids: list[str]) -> None:
         try:
-            await self.delete(server, shard_ids)
+            await self.clear(server, shard_ids)
         except AsyncFetchError as error:
             _log.warning("shards of a remotize that failed may be left over: %s", error)
 
@@ -483,9 +484,7 @@ class TensorClient:
             TensorError: They are gone here, but some may still be on the server: the error has their ids.
         """
         thread, session = self._opened()
-        server, ids = self._node(node), _checked(shard_ids)
-        local = self._buffer.clear(ids)
-        return Cleared(local, await thread.acall(session.delete, server, ids))
+        return await thread.acall(session.clear, self._node(node), _checked(shard_ids))
 
     def clear_all(self) -> int:
         """Drop all shards here, and none on servers; returns how many there were. At once, from any thread."""
@@ -570,9 +569,7 @@ class BlockingTensorClient:
     def clear(self, node: str, shard_ids: Iterable[str]) -> Cleared:
         """``TensorClient.clear`` as a plain call."""
         thread, session = self._client._opened()
-        server, ids = self._client._node(node), _checked(shard_ids)
-        local = self._client._buffer.clear(ids)
-        return Cleared(local, thread.run(session.delete, server, ids))
+        return thread.run(session.clear, self._client._node(node), _checked(shard_ids))
 
 
 class _ToEveryHost(Secrets[Mapping[str, str]]):

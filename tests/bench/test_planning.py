@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 
 from bench import planning
 
@@ -17,13 +16,11 @@ KIB, MIB = 1024, 1024**2
 pytestmark = pytest.mark.usefixtures("needs_lua")
 
 
-def test_ways_to_ask_differ_in_requests_and_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ways_to_ask_differ_in_requests_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "GAPS", (16 * KIB,))
     monkeypatch.setattr(planning, "SPANS", (32 * KIB, 128 * KIB))
     monkeypatch.setattr(planning, "PARTS", (256 * KIB, MIB))
-    settings = planning.measure_planning(
+    rows = planning.measure_planning(
         tmp_path,
         repeats=1,
         short_ranges=100,
@@ -32,16 +29,16 @@ def test_ways_to_ask_differ_in_requests_and_bytes(
         first_byte_seconds=0.01,
         bytes_per_second=64 * MIB,
     )
-    apart, joined, short, long, chosen, quarters, whole = settings
-    assert (apart.requests, apart.fetched_bytes) == (100, 100 * 4 * KIB)
-    assert joined.requests < 100
-    assert apart.fetched_bytes < joined.fetched_bytes <= 100 * 20 * KIB
-    assert (short.requests, long.requests) == (500, 125)
-    assert short.fetched_bytes == long.fetched_bytes == 1000 * 16 * KIB
-    assert long.share == pytest.approx(long.seconds / short.seconds)
-    assert (quarters.requests, whole.requests) == (4, 1)
-    assert {one.fetched_bytes for one in (chosen, quarters, whole)} == {MIB}
-    assert joined.share == pytest.approx(joined.seconds / apart.seconds)
-    assert whole.share == pytest.approx(whole.seconds / chosen.seconds)
-    planning.show(settings, Console(width=120))
-    assert "gaps of 16 KiB, joined" in capsys.readouterr().out
+    found = {row.question: row.median for row in rows}
+    apart, joined = "gaps of 16 KiB, apart", "gaps of 16 KiB, joined"
+    assert (found[f"{apart}: requests"], found[f"{apart}: fetched"]) == (100, 400)
+    assert found[f"{joined}: requests"] < 100
+    assert 400 < found[f"{joined}: fetched"] <= 2000
+    short, long = "spans of 32 KiB", "spans of 128 KiB"
+    assert (found[f"{short}: requests"], found[f"{long}: requests"]) == (500, 125)
+    assert found[f"{short}: fetched"] == found[f"{long}: fetched"] == 16_000
+    quarters, whole = "parts of 256 KiB", "parts of 1024 KiB"
+    assert (found[f"{quarters}: requests"], found[f"{whole}: requests"]) == (4, 1)
+    assert {found[f"{name}: fetched"] for name in ("parts as chosen", quarters, whole)} == {1024}
+    for name, first in ((joined, apart), (long, short), (whole, "parts as chosen")):
+        assert found[f"{name}: time / first"] == pytest.approx(found[f"{name}: time"] / found[f"{first}: time"])

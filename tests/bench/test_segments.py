@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 
 from asyncfetch.testing import write_dataset
 from bench import segments
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.usefixtures("programs_are_warm"), pytest.mark.timeout(120)]
 
 
-def test_segments_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_segments_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frames, seconds, mib = segments.draw_order(1000)
     assert 90_000 < frames < 211_000
     assert min(seconds, mib) > 0
@@ -32,5 +29,3 @@ def test_segments_are_measured(
     monkeypatch.setattr(segments, "LONG", {"long": (1, 610), "short": (2, 30)})
     long = segments.measure_long(tmp_path / "made")
     assert {name: min(each) > 0 for name, each in long.items()} == {"long": True, "short": True}
-    segments.show([("a figure", "1.00")], Console(width=80))
-    assert "a figure" in capsys.readouterr().out

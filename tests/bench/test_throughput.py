@@ -11,7 +11,7 @@ import pytest
 
 import asyncfetch as af
 from asyncfetch.testing import RangeServer, write_dataset
-from bench.throughput import Setting, curves_of, look, main, measure, plot_keep_up, traffic
+from bench.throughput import Setting, curves_of, look, main, measure, plot_keep_up, rows_of, traffic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,14 +29,14 @@ def test_a_row_is_measured(tmp_path: Path) -> None:
         cameras, (header_milliseconds, plan_milliseconds), by_file = anyio.run(look, setting, 0.0)
         assert (cameras, by_file) == (len(truth.cameras), 0.0)
         assert 0 < header_milliseconds < plan_milliseconds
-        row, pairs = measure(setting, 4, cameras, 1)
+        pairs = measure(setting, 4, cameras, 1)
         assert server.statistics().peak_in_flight <= 4
-    assert row.keep_up_spread == (row.keep_up, row.keep_up)
-    assert 0 < row.keep_up <= row.steady_keep_up
-    assert row.frames_per_second == cameras * row.samples_per_second
+    found = {row.question.partition(": ")[2]: row.median for row in rows_of(4, pairs)}
+    assert 0 < found["keep-up, cold start included"] <= found["keep-up from the first sample on"]
+    assert found["streamed"] == pytest.approx(found["keep-up, cold start included"] * found["in memory"])
     plot_keep_up(curves_of(pairs, cameras, 1.0, "tiny"), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert 0 < row.first_sample_seconds < EPISODES * LENGTH / row.samples_per_second
+    assert 0 < found["first sample"] < EPISODES * LENGTH * cameras / found["streamed"]
 
 
 @pytest.mark.parametrize("options", [{"cameras": ()}, {"episodes": 0}], ids=["no cameras", "no episodes"])
@@ -66,8 +66,9 @@ def test_the_command_prints_rows_parts_and_workers_as_json(
         options += ["--seconds", "0.3", "--repeats", "1", "--pool-segments", "2"]
         monkeypatch.setattr(sys, "argv", ["throughput", server.url, "--ca-file", str(server.ca_file), *options])
         main()
-    figures = json.loads(capsys.readouterr().out)
-    assert [row["concurrency"] for row in figures["rows"]] == [2, 4]
-    assert figures["parts"]["samples/s with 1 workers"] > 0
-    assert figures["by_file_frames_per_second"] > 0
-    assert all(figures["parts"].values())
+    found = {row["question"]: row["median"] for row in json.loads(capsys.readouterr().out)}
+    for concurrency in (2, 4):
+        assert found.pop(f"{concurrency} requests at a time: the server on the same cores, a frame") == 0
+    assert {"2 requests at a time: streamed", "4 requests at a time: streamed", "with 1 workers"} <= found.keys()
+    assert found["one frame at a time over an fsspec file"] > 0
+    assert all(found.values())

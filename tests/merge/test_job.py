@@ -15,7 +15,7 @@ import pytest
 
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.media import parse_moov
-from asyncfetch.merge import convert_dataset, merge_datasets, quantiles, summaries
+from asyncfetch.merge import convert_dataset, merge_datasets, quantiles, tasks
 from asyncfetch.testing import Quirks, read_identity
 from tests.lerobot.serving import TOP, WRIST, retimed, shown_after, variable, with_times, write_files
 from tests.merge.version2 import CHUNKS_SIZE, EPISODE_FILE, as_version2
@@ -328,7 +328,7 @@ async def test_statistics_of_many_rows_are_found_in_rounds(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And are the same bytes as those that are found at once."""
-    monkeypatch.setattr(summaries, "_PART_ROWS", 7)
+    monkeypatch.setattr(tasks, "_PART_ROWS", 7)
     roots = [library(episodes=(9, 4, 5)).root, library(episodes=(5, 6), tasks=("place", "stack")).root]
     await merge_datasets(roots, tmp_path / "at-once", workers=2)
     monkeypatch.setattr(quantiles, "_FEW_ROWS", 0)

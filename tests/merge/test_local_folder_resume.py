@@ -236,21 +236,28 @@ else:
 """Dies right behind a dataset's taking its place."""
 
 
-async def die_behind_the_end(what: str, source: Path, target: Path) -> None:
+def die_behind_the_end(what: str, source: Path, target: Path) -> None:
     command = [sys.executable, "-c", ENDING, what, str(source), str(target)]
-    done = await anyio.run_process(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     assert done.returncode == -signal.SIGKILL
 
 
-@pytest.mark.usefixtures("programs_are_warm")
+@pytest.fixture(scope="module")
+def killed(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is left where a merge into "out", of twice the same source, died right behind its end."""
+    root = tmp_path_factory.mktemp("killed")
+    die_behind_the_end("merge", library(episodes=(4, 5)).root, root / "out")
+    return root
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 async def test_merge_killed_after_its_end_is_reported_by_the_same_call(
-    library: Library, tmp_path: Path, overwrite: bool
+    library: Library, tmp_path: Path, killed: Path, overwrite: bool
 ) -> None:
     """And isn't written again."""
     source, target = library(episodes=(4, 5)).root, tmp_path / "out"
     whole = await merge_datasets([source, source], tmp_path / "whole")
-    await die_behind_the_end("merge", source, target)
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
     before = {path: path.stat().st_ino for path in target.rglob("*")}
     told: list[MergeProgress] = []
     report = await merge_datasets([source, source], target, overwrite=overwrite, progress=told.append)
@@ -267,7 +274,7 @@ async def test_merge_killed_after_its_end_is_reported_by_the_same_call(
 async def test_of_a_split_killed_between_its_parts_the_rest_is_written(library: Library, tmp_path: Path) -> None:
     source = library(episodes=(4, 5)).root
     whole = await split_dataset(source, {"a": 0.5, "b": 0.5}, tmp_path / "whole")
-    await die_behind_the_end("split", source, tmp_path / "out")
+    await anyio.to_thread.run_sync(die_behind_the_end, "split", source, tmp_path / "out")
     assert (tmp_path / "out/a/meta/info.json").is_file()
     assert not (tmp_path / "out/b").exists()
     reports = await split_dataset(source, {"a": 0.5, "b": 0.5}, tmp_path / "out")
@@ -276,9 +283,11 @@ async def test_of_a_split_killed_between_its_parts_the_rest_is_written(library: 
 
 
 @pytest.mark.parametrize("change", ["a file less", "a file more", "another byte", "other sources"])
-async def test_folder_that_differs_from_the_merge_is_refused(library: Library, tmp_path: Path, change: str) -> None:
+async def test_folder_that_differs_from_the_merge_is_refused(
+    library: Library, tmp_path: Path, killed: Path, change: str
+) -> None:
     source, target = library(episodes=(4, 5)).root, tmp_path / "out"
-    await die_behind_the_end("merge", source, target)
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
     path = next(target.rglob("*.mp4"))
     sources = [source, source]
     match change:
