@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import anyio
 from typing_extensions import override
 
-from asyncfetch.errors import ConnectionFailed, FetchTimeout
+from asyncfetch.errors import ConnectionFailed
 from asyncfetch.fetch.answer import Answer, Phase, no_place
-from asyncfetch.fetch.refusals import broken
-from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
+from asyncfetch.fetch.refusals import broken, too_slow
+from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.runtime.cancellation import Deadline
 from asyncfetch.runtime.sockets import abort
 
@@ -366,12 +366,10 @@ class Connection(asyncio.BufferedProtocol, Deadline):
         self.abort()
 
     def _time_out(self, phase: str, limit_seconds: float) -> None:
-        message = f"{phase} took longer than {limit_seconds:g} s: is {self._host} up? Or raise the timeout"
-        moved_bytes = self.answer.received_bytes - self._stepped_at
-        if moved_bytes:
-            message += f", or lower min_bytes_per_second: {moved_bytes} of {self._step_bytes:.0f} came"
-        status = None if self.head is None else self.head.status
-        self._fail(AttemptFailed(FetchTimeout, message, RetryVerdict.AGAIN, status, address=self.peer))
+        came, step = self.answer.received_bytes - self._stepped_at, self._step_bytes
+        failure = too_slow(phase, limit_seconds, self._host, came_bytes=came, step_bytes=step)
+        failure.status, failure.address = None if self.head is None else self.head.status, self.peer
+        self._fail(failure)
 
     def _end(self, error: Exception | None) -> None:
         if self._is_logged and not self._has_ended:

@@ -19,7 +19,7 @@ import aiohappyeyeballs
 
 from asyncfetch.errors import ConfigError, ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.connection import SCRATCH_BYTES, Connection
-from asyncfetch.fetch.refusals import connect_failure
+from asyncfetch.fetch.refusals import connect_failure, too_slow
 from asyncfetch.fetch.resolver import Resolver
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.runtime.cancellation import Deadlines
@@ -119,9 +119,7 @@ class Connector:
             self.resolver.set_aside(tried)
             if not limit.expired():  # the system's own
                 raise AttemptFailed(FetchTimeout, f"{host.name} took too long ({error})") from error
-            message = f"connecting took longer than {seconds:g} s: is {host.name} up? Or raise the timeout"
-            # A host that drops what we send keeps dropping it, and each try costs the whole limit.
-            raise AttemptFailed(FetchTimeout, message, RetryVerdict.ONCE) from None
+            raise too_slow("connecting", seconds, host.name) from None
         except OSError as error:
             self.resolver.set_aside(tried)
             raise connect_failure(error, host.name) from error

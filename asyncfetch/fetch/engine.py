@@ -486,7 +486,7 @@ class Fetcher(AsyncOnly):
             if self._state == "closed":
                 self._left(task, cancelled_before, url, "read", is_cancelled=is_cancelled)
         if download.host is not None and (download.landed_bytes >= MIN_TELLING_BYTES or download.is_first):
-            self._assembly.came_from(url, download.host, download.landed_bytes)
+            self._assembly.parts.came_from(url, download.host, download.landed_bytes)
         return download.result()
 
     async def _call(self, url: str, work: Awaitable[T], *, doing: str = "read") -> T:

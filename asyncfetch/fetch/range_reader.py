@@ -256,16 +256,12 @@ class RangeAssembler:
         self._objects = objects
         self._memory = memory
         self._read = read
-        self._parts = PartSizes(config)
+        self.parts = PartSizes(config)
         self._undivided_bytes = min(2 * config.min_part_bytes, config.part_bytes + 1)
         self._workers = WORKERS_PER_REQUEST * config.max_requests_per_host
         self._apart = 0
         shared = replace(config, max_span_bytes=min(config.max_span_bytes, MAX_SHARED_BYTES))
         self._joining = Coalescer(partial(_plan_shared, config=shared), self._fetch_shared)
-
-    def came_from(self, url: str, host: Host, length: int) -> None:
-        """Takes notice of the host that ``length`` bytes of ``url`` came from by one request."""
-        self._parts.came_from(url, host, length)
 
     async def fetch(self, wanted: ByteRange, buffer: Target | None = None) -> tuple[ObjectInfo, memoryview]:
         """A range that isn't empty, by one request with others that are asked for just now where that saves one.
@@ -341,7 +337,7 @@ class RangeAssembler:
         """A range that isn't empty, by requests of its own: several where that is sooner."""
         if wanted.stop is not None:
             length = wanted.stop - wanted.start
-            part_bytes = self._parts.choose(wanted.url, length, group)
+            part_bytes = self.parts.choose(wanted.url, length, group)
             info = await self._divisible(wanted) if length > part_bytes else None
             if info is not None:
                 try:
@@ -356,7 +352,7 @@ class RangeAssembler:
         """A closed range of just this version of its object into ``buffer``."""
         length = len(buffer)
         whole = self._objects.comes_whole(wanted.url)
-        part_bytes = length if whole else self._parts.choose(wanted.url, length, ALONE)
+        part_bytes = length if whole else self.parts.choose(wanted.url, length, ALONE)
         await self._fetch_parts(wanted, version, buffer, part_bytes)
 
     async def _divisible(self, wanted: ByteRange) -> ObjectInfo | None:

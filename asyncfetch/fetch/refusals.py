@@ -80,6 +80,17 @@ def broken(host: str, cause: object) -> AttemptFailed:
     return AttemptFailed(ConnectionFailed, f"the connection to {host} broke ({cause})")
 
 
+def too_slow(
+    phase: str, limit_seconds: float, host: str, *, came_bytes: int = 0, step_bytes: float = 0.0
+) -> AttemptFailed:
+    """Return the failed attempt that a phase is which took too long; a body's brought too little of each step."""
+    message = f"{phase} took longer than {limit_seconds:g} s: is {host} up? Or raise the timeout"
+    if came_bytes:
+        message += f", or lower min_bytes_per_second: {came_bytes} of {step_bytes:.0f} came"
+    # A host that drops what we send keeps dropping it, and each try costs the whole limit.
+    return AttemptFailed(FetchTimeout, message, RetryVerdict.ONCE if phase == "connecting" else RetryVerdict.AGAIN)
+
+
 def fields_of(headers: Mapping[str, str], name: str) -> list[str]:
     """Return the values of all fields of this name."""
     return [value for other, value in headers.items() if other.lower() == name.lower()]

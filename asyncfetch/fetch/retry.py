@@ -400,13 +400,17 @@ def retry_after_seconds(value: str | None, *, wall_now: float) -> float | None:
     text = value.strip()
     if text.isascii() and text.isdigit():
         return float(text[:18])
+    date = date_seconds(text)
+    return None if date is None else max(0.0, date - wall_now)
+
+
+def date_seconds(value: str | None) -> float | None:
+    """Seconds since the epoch of a date in a header; None where it is absent or unreadable."""
     try:
-        date = parsedate_to_datetime(text)
+        date = parsedate_to_datetime(value or "")
+        return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    return max(0.0, date.timestamp() - wall_now)
 
 
 def pause_seconds(headers: Mapping[str, str], *, wall_now: float) -> float | None:

@@ -17,7 +17,6 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from asyncfetch.config.checks import require_token
 from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, ObjectChanged, redact_url
 from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.refusals import explained
-from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, date_seconds
 from asyncfetch.fetch.urls import Address, next_url, origin_of, parse_url, static_headers, userinfo
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.single_flight import AsyncCache, CachedValue
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.retry import Clock
-    from asyncfetch.fetch.transports.http import HttpTransport, Response
+    from asyncfetch.fetch.transports.http import HttpTransport
 
 ENDPOINT = "https://huggingface.co"
 UNSIGNED_SECONDS = 300.0
@@ -233,7 +232,8 @@ class HubTransport:
         at_hub = Address(reply.url, hub.headers, is_named=True, etag=etag, version_header=version_header)
         if reply.target is None:
             return CachedValue(at_hub)
-        seconds = signed_seconds(reply.target, served_at=_served_at(reply, self._wall()))
+        served_at = date_seconds(reply.headers.get("Date"))  # by the Hub's clock, since ours may be wrong
+        seconds = signed_seconds(reply.target, served_at=self._wall() if served_at is None else served_at)
         if "X-Xet-Signed-Range" in reply.target.query:
             return CachedValue(at_hub)  # valid for one range only, so every range asks the Hub
         return CachedValue(Address(reply.target, etag=etag), UNSIGNED_SECONDS if seconds is None else seconds)
@@ -326,14 +326,6 @@ def _policy_ends(policy: str) -> list[float]:
     except (binascii.Error, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return []
     return [end for end in ends if math.isfinite(end)]
-
-
-def _served_at(reply: Response, wall_now: float) -> float:
-    """The time of the reply by the Hub's clock if it has a Date, since ours may be wrong."""
-    try:
-        return parsedate_to_datetime(reply.headers["Date"]).timestamp()
-    except (KeyError, ValueError, TypeError, OverflowError):
-        return wall_now
 
 
 def _no_hub(message: str) -> AttemptFailed:

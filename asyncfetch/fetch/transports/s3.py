@@ -8,7 +8,6 @@ import re
 import time
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote_plus, urlsplit
@@ -31,7 +30,7 @@ from asyncfetch.errors import (
 from asyncfetch.fetch import refusals
 from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.responses import NO_REASON, TOKEN_CODES
-from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, date_seconds
 from asyncfetch.fetch.transports.s3_upload import S3Upload
 from asyncfetch.fetch.urls import REDIRECTS, Address, host_name
 from asyncfetch.ranges import ObjectInfo
@@ -432,10 +431,8 @@ def _sent_elsewhere(reply: Response) -> AttemptFailed:
 
 def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:
     """Our clock's error by the Date of an answer, in words; empty if it is small or unknown."""
-    try:
-        behind = parsedate_to_datetime(headers["Date"]).timestamp() - wall_now
-    except (KeyError, ValueError, TypeError, OverflowError):
-        return ""
+    date = date_seconds(headers.get("Date"))
+    behind = 0.0 if date is None else date - wall_now
     if abs(behind) <= CLOCK_ERROR_SECONDS:
         return ""
     return f"this machine's clock is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} the store's"

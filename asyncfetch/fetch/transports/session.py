@@ -22,9 +22,9 @@ import aiohttp
 import anyio
 from typing_extensions import override
 
-from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
+from asyncfetch.errors import ConnectionFailed, InvalidResponse
 from asyncfetch.fetch import connection
-from asyncfetch.fetch.refusals import MAX_FIELDS, MAX_VALUE_BYTES, SESSION_ERRORS, session_failure
+from asyncfetch.fetch.refusals import MAX_FIELDS, MAX_VALUE_BYTES, SESSION_ERRORS, session_failure, too_slow
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of
 from asyncfetch.fetch.urls import host_name
 from asyncfetch.runtime.cancellation import Deadline, Interrupt
@@ -384,12 +384,10 @@ class Exchange(Deadline):
 
     def time_out(self) -> AttemptFailed:
         """Return the failure that a phase which took too long is."""
-        message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host.name} up? Or raise the timeout"
-        if self._stepped_bytes:
-            message += f", or lower min_bytes_per_second: {self._stepped_bytes} of {self._step_bytes:.0f} came"
-        # A host that drops what we send keeps dropping it, and each try costs the whole limit.
-        verdict = RetryVerdict.ONCE if self._phase == "connecting" else RetryVerdict.AGAIN
-        return AttemptFailed(FetchTimeout, message, verdict, self.status or None, address=self.peer)
+        came, step = self._stepped_bytes, self._step_bytes
+        failure = too_slow(self._phase, self._seconds, self._host.name, came_bytes=came, step_bytes=step)
+        failure.status, failure.address = self.status or None, self.peer
+        return failure
 
 
 async def _pieces(body: Iterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
