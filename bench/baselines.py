@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asyncfetch.order.plan import Step
     from asyncfetch.streams import Stream
 
-__all__ = ["decode_bare", "first_epoch", "read_by_file", "runs_of"]
+__all__ = ["decode_bare", "first_epoch", "http_filesystem", "read_by_file", "runs_of"]
 
 
 @dataclass
@@ -87,17 +87,22 @@ def decode_bare(clips: Mapping[int, Mapping[str, Clip]], runs: Sequence[Sequence
     return sum(counts) / (time.perf_counter() - started)
 
 
+def http_filesystem(ca_file: str | None) -> HTTPFileSystem:
+    """That of fsspec, with these authorities and any number of connections."""
+    context = ssl.create_default_context(cafile=ca_file)
+
+    async def get_client(**_: object) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=0))
+
+    return HTTPFileSystem(get_client=get_client, skip_instance_cache=True)
+
+
 def read_by_file(dataset: LeRobotDataset, steps: Iterable[Step], *, ca_file: str | None, seconds: float) -> float:
     """Frames a second of reading one frame at a time through torchcodec over an fsspec file, for so many seconds.
 
     This is what streaming readers of today do: the decoder seeks in a file object, whose cache fetches blocks.
     """
-    context = ssl.create_default_context(cafile=ca_file)
-
-    async def get_client(**_: object) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context))
-
-    filesystem = HTTPFileSystem(get_client=get_client)
+    filesystem = http_filesystem(ca_file)
     decoders: dict[str, Any] = {}
     frames = 0
     started = time.perf_counter()

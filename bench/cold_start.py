@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,11 +26,13 @@ import pyarrow.parquet as pq
 
 import asyncfetch as af
 from asyncfetch.testing import RangeServer, write_dataset
+from bench.data import made_once
 from bench.process_memory import peak_bytes
 from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from asyncfetch.testing import ServedRequest
 
@@ -191,12 +191,8 @@ def main() -> None:
         return
     rows: list[Row] = []
     for layout, group_episodes in LAYOUTS.items():
-        root = Path(__file__).parent.parent / ".bench" / f"cold-{arguments.episodes}-{group_episodes}"
-        if not root.exists():
-            making = root.with_name(f"{root.name}.{os.getpid()}")
-            shutil.rmtree(making, ignore_errors=True)
-            write_large(making, arguments.episodes, group_episodes)
-            making.rename(root)
+        make = partial(write_large, episodes=arguments.episodes, group_episodes=group_episodes)
+        root = made_once(f"cold-{arguments.episodes}-{group_episodes}", make)
         rows += measure(root, layout, arguments.first_byte)
     show(rows, as_json=arguments.json)
 

@@ -37,6 +37,7 @@ from rich.console import Console
 from rich.progress import track
 
 from asyncfetch.testing import Fault, HubServer, write_dataset
+from bench.data import made_once
 from bench.rows import Row, show
 
 if TYPE_CHECKING:
@@ -109,11 +110,10 @@ def rows_of(way: str, runs: Sequence[Run]) -> list[Row]:
 
 def trainer_dataset(width: int) -> Path:
     """Two cameras, H.264, in one file each; made at the first call."""
-    path = Path(__file__).parent.parent / f".bench/trainer-{width}"
-    if not path.exists():
-        making = path.with_name(f"{path.name}.{os.getpid()}")
+
+    def make(path: Path) -> None:
         write_dataset(
-            making,
+            path,
             episodes=EPISODES,
             length=LENGTH,
             width=width,
@@ -124,9 +124,9 @@ def trainer_dataset(width: int) -> Path:
             texture=TEXTURE,
             distinct_videos=8,
         )
-        _copy_state(making)
-        making.rename(path)
-    return path
+        _copy_state(path)
+
+    return made_once(f"trainer-{width}", make)
 
 
 def _copy_state(root: Path) -> None:

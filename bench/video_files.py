@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import subprocess
 import tarfile
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.progress import track
 
 from asyncfetch.media import parse_tracks
+from bench.data import made_once
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from asyncfetch.media import Mp4Index
 
 __all__ = ["FPS", "Collection", "index_of", "make_collection"]
@@ -57,20 +59,7 @@ def make_collection(collection: Collection, root: Path | None = None) -> Path:
     """The directory of a collection, in ``.bench/`` of the checkout or in ``root``; made at the first call."""
     least, most = collection.repeats
     name = f"videos-{collection.videos}-{collection.width}x{collection.height}-{least}-{most}"
-    path = (root or Path(__file__).parent.parent / ".bench") / name
-    if path.exists():
-        return path
-    making = path.with_name(f"{path.name}.{os.getpid()}")
-    shutil.rmtree(making, ignore_errors=True)
-    for part in ("patterns", "files", "shards"):
-        (making / part).mkdir(parents=True)
-    _write(collection, making)
-    shutil.rmtree(making / "patterns")
-    try:
-        making.rename(path)  # another process may have been quicker
-    except OSError:
-        shutil.rmtree(making)
-    return path
+    return made_once(name, partial(_write, collection), root)
 
 
 def index_of(path: Path) -> Mp4Index:
@@ -79,6 +68,8 @@ def index_of(path: Path) -> Mp4Index:
 
 
 def _write(collection: Collection, root: Path) -> None:
+    for part in ("patterns", "files", "shards"):
+        (root / part).mkdir(parents=True)
     kinds = list(product(ENCODERS, collection.groups))
     for encoder, group in track(kinds, "encoding", transient=True):
         _encode(collection, encoder, group, _pattern(root, encoder, group))
@@ -93,6 +84,7 @@ def _write(collection: Collection, root: Path) -> None:
             rows.writerow([f"files/{path.name}", _caption(number)])
     for shard, numbers in enumerate(np.array_split(np.arange(collection.videos), collection.shards)):
         _pack(root, root / "shards" / f"{shard:02d}.tar", numbers.tolist(), repeats)
+    shutil.rmtree(root / "patterns")
 
 
 def _pattern(root: Path, encoder: str, group: int) -> Path:

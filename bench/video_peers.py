@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import ssl
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +15,12 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import aiohttp
 import numpy as np
 import torch
 import webdataset
-from fsspec.implementations.http import HTTPFileSystem
 from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
+from bench.baselines import http_filesystem
 from bench.video_files import FPS
 
 if TYPE_CHECKING:
@@ -101,12 +99,7 @@ def read_by_files(
         threads: Each reads a window at a time.
         block_bytes: What fsspec asks for at least; None is its own choice, 5 MiB.
     """
-    context = ssl.create_default_context(cafile=ca_file)
-
-    async def get_client(**_: object) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=0))
-
-    filesystem = HTTPFileSystem(get_client=get_client, skip_instance_cache=True)
+    filesystem = http_filesystem(ca_file)
     waiting = _Shared(itertools.cycle(windows))
 
     def work() -> float:

@@ -13,7 +13,6 @@ import argparse
 import random
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -25,10 +24,12 @@ from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 import asyncfetch as af
 from asyncfetch.lerobot import reader_of
 from asyncfetch.testing import write_dataset
+from bench.data import made_once
 from bench.rows import Row, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from asyncfetch.lerobot import HeldEpisode, SampleBuilder
 
@@ -56,13 +57,11 @@ class Plainly:
         ]
 
 
-def dataset_at(path: Path) -> Path:
-    """Made if it isn't there."""
-    if not path.exists():
-        write_dataset(
-            path, episodes=EPISODES, length=LENGTH, cameras=CAMERAS, width=WIDTH, height=HEIGHT, distinct_videos=1
-        )
-    return path
+def make_dataset(path: Path) -> None:
+    """The windows' dataset."""
+    write_dataset(
+        path, episodes=EPISODES, length=LENGTH, cameras=CAMERAS, width=WIDTH, height=HEIGHT, distinct_videos=1
+    )
 
 
 def take_turns(builder: SampleBuilder, episodes: Sequence[HeldEpisode], repeats: int, samples: int) -> list[Row]:
@@ -90,7 +89,7 @@ def take_turns(builder: SampleBuilder, episodes: Sequence[HeldEpisode], repeats:
 
 
 async def measure(path: Path, *, repeats: int, samples: int) -> list[Row]:
-    """Of a dataset that ``dataset_at`` made."""
+    """Of a dataset that ``make_dataset`` made."""
     async with af.open_dataset(str(path), features=CAMERAS) as dataset:
         builder = reader_of(dataset).sample_builder(dict.fromkeys(CAMERAS, af.frames(*WINDOW)))
         with ExitStack() as stack:
@@ -106,7 +105,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    path = dataset_at(Path(__file__).parent.parent / ".bench" / "windows-320x240")
+    path = made_once("windows-320x240", make_dataset)
     show(anyio.run(lambda: measure(path, repeats=chosen.repeats, samples=chosen.samples)), as_json=chosen.json)
 
 

@@ -57,8 +57,8 @@ def merged_info(plan: MergePlan) -> dict[str, Any]:
         "robot_type": first.get("robot_type"),
         "splits": {_SPLIT: f"0:{len(plan.episodes)}"},
     }
-    if tools := _united([tool for source in sources for tool in source.raw_info.get("tools") or ()]):
-        info["tools"] = tools
+    if tools := [tool for source in sources for tool in source.raw_info.get("tools") or ()]:
+        info["tools"] = [tool for at, tool in enumerate(tools) if tool not in tools[:at]]
     agreed, _ = _agreed([source.raw_info for source in sources])
     return info | {key: value for key, value in agreed.items() if key not in info and key not in _STALE_KEYS}
 
@@ -142,12 +142,3 @@ def _agreed(blocks: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[s
 
 def _has(block: Mapping[str, Any], key: str, value: object) -> bool:
     return key in block and block[key] == value
-
-
-def _united(values: Sequence[Any]) -> list[Any]:
-    """The distinct values, in first-seen order."""
-    different: list[Any] = []
-    for value in values:
-        if value not in different:
-            different.append(value)
-    return different

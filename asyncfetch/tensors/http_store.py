@@ -16,7 +16,7 @@ from asyncfetch.fetch import ask_server
 from asyncfetch.runtime.single_flight import AsyncCache, CachedValue
 from asyncfetch.runtime.threads import run_in_thread, run_sync
 from asyncfetch.tensors.buffer import Shard
-from asyncfetch.tensors.server import PIECE_BYTES, etag_of, shards_url
+from asyncfetch.tensors.server import etag_of, pieces, shards_url
 from asyncfetch.tensors.storage import SHARED_FROM_BYTES, find_shared, read_shared
 from asyncfetch.tensors.wire import (
     MAX_HEADER_BYTES,
@@ -29,7 +29,7 @@ from asyncfetch.tensors.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -72,8 +72,9 @@ class HttpStore:
         if header.frame_bytes >= EXPECT_FROM_BYTES:
             headers["Expect"] = "100-continue"
         url = shards_url(server, [shard_id])
+        body = partial(pieces, [memoryview(head), data.data.toreadonly()], 0, header.frame_bytes)
         try:
-            response = await ask_server(self._fetcher, "PUT", url, headers=headers, body=partial(_pieces, head, data))
+            response = await ask_server(self._fetcher, "PUT", url, headers=headers, body=body)
         except FetchError as error:
             if error.status in _OURS:
                 raise TensorError(
@@ -152,13 +153,6 @@ class HttpStore:
             # If anything is wrong, the request for the shard itself will raise.
             return CachedValue(None, ASK_AGAIN_SECONDS)
         return CachedValue(await run_sync(find_shared, name, proof), ASK_AGAIN_SECONDS)
-
-
-def _pieces(head: bytes, data: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:
-    yield head
-    view = data.data.toreadonly()
-    for start in range(0, len(view), PIECE_BYTES):
-        yield view[start : start + PIECE_BYTES]
 
 
 def _open_shared(path: Path, remotes: Sequence[RemoteTensor]) -> tuple[dict[str, Shard], bool]:

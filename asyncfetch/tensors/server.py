@@ -33,7 +33,7 @@ from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, 
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from asyncfetch.tensors.storage import ShardUpload
 
@@ -222,13 +222,13 @@ async def _send(request: web.Request, parts: list[memoryview], *, etag: str | No
     response = web.StreamResponse(status=206 if ranged else 200, headers=headers)
     with suppress(ConnectionError):  # aiohttp would log a lost client as an error of ours
         await response.prepare(request)
-        for piece in _pieces(parts, start, stop):
+        for piece in pieces(parts, start, stop):
             await response.write(piece)
         await response.write_eof()
     return response
 
 
-def _pieces(parts: list[memoryview], start: int, stop: int) -> Iterator[memoryview]:
+def pieces(parts: Sequence[memoryview], start: int, stop: int) -> Iterator[memoryview]:
     """Bytes [start, stop) of the parts together, at most PIECE_BYTES at a time."""
     at = 0
     for part in parts:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asyncfetch.errors import ClosedError, ConfigError, ShardNotFound, TensorError
 from asyncfetch.tensors import Cleared, RemoteTensor, TensorClient
-from tests.tensors.conftest import http_client
+from tests.tensors.conftest import http_client, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,11 +59,6 @@ class Without(torch.Tensor):
 Pair = namedtuple("Pair", ["first", "second"])  # noqa: PYI024 - what users have
 
 
-async def store(client: TensorClient, backend: Backend, *tensors: torch.Tensor) -> list[RemoteTensor]:
-    remotes: list[RemoteTensor] = await client.remotize(list(tensors), backend.server)
-    return remotes
-
-
 async def test_a_structure_comes_back_as_it_was(backend: Backend, client: TensorClient) -> None:
     label = object()
     obj = {
@@ -90,7 +85,7 @@ async def test_a_structure_comes_back_as_it_was(backend: Backend, client: Tensor
 
 
 async def test_a_remote_tensor_is_small_and_pickles(backend: Backend, client: TensorClient) -> None:
-    [remote] = await store(client, backend, torch.zeros(3, 1000, dtype=torch.bfloat16))
+    [remote] = await store(client, backend.server, torch.zeros(3, 1000, dtype=torch.bfloat16))
     pickled = pickle.dumps(remote)
     assert len(pickled) < 400
     assert pickle.loads(pickled) == remote
@@ -99,7 +94,7 @@ async def test_a_remote_tensor_is_small_and_pickles(backend: Backend, client: Te
 
 
 async def test_a_thousand_asks_of_one_shard_are_one_fetch(backend: Backend, client: TensorClient) -> None:
-    [remote] = await store(client, backend, torch.arange(100_000))
+    [remote] = await store(client, backend.server, torch.arange(100_000))
     sums = []
 
     async def ask() -> None:
@@ -113,7 +108,7 @@ async def test_a_thousand_asks_of_one_shard_are_one_fetch(backend: Backend, clie
 
 
 async def test_threads_and_tasks_share_a_fetch(backend: Backend, client: TensorClient) -> None:
-    [remote] = await store(client, backend, torch.arange(1_000_000))
+    [remote] = await store(client, backend.server, torch.arange(1_000_000))
     together = threading.Barrier(8)
 
     def ask() -> torch.Tensor:
@@ -128,7 +123,7 @@ async def test_threads_and_tasks_share_a_fetch(backend: Backend, client: TensorC
 
 
 async def test_event_loops_share_a_client(backend: Backend, client: TensorClient) -> None:
-    remotes = await store(client, backend, torch.arange(100_000), torch.ones(3))
+    remotes = await store(client, backend.server, torch.arange(100_000), torch.ones(3))
     together = threading.Barrier(3)
 
     def ask() -> int:
@@ -144,7 +139,7 @@ async def test_event_loops_share_a_client(backend: Backend, client: TensorClient
 
 
 async def test_a_second_localize_sends_no_request(backend: Backend, client: TensorClient) -> None:
-    remotes = await store(client, backend, torch.ones(3), torch.zeros(100_000))
+    remotes = await store(client, backend.server, torch.ones(3), torch.zeros(100_000))
     await client.localize(remotes)
     before = client.statistics()
     await client.localize(remotes)
@@ -154,7 +149,7 @@ async def test_a_second_localize_sends_no_request(backend: Backend, client: Tens
 
 
 async def test_partial_hits_fetch_only_misses(backend: Backend, client: TensorClient) -> None:
-    remotes = await store(client, backend, *(torch.full((10,), number) for number in range(5)))
+    remotes = await store(client, backend.server, *(torch.full((10,), number) for number in range(5)))
     await client.localize(remotes[1:3])
     local = await client.localize(remotes)
     assert [int(tensor[0]) for tensor in local] == [0, 1, 2, 3, 4]
@@ -162,7 +157,9 @@ async def test_partial_hits_fetch_only_misses(backend: Backend, client: TensorCl
 
 
 async def test_missing_ids_are_named_in_one_error_and_others_kept(backend: Backend, client: TensorClient) -> None:
-    remotes = await store(client, backend, *(torch.full((10,), number) for number in range(5)), torch.ones(200_000))
+    remotes = await store(
+        client, backend.server, *(torch.full((10,), number) for number in range(5)), torch.ones(200_000)
+    )
     gone = [remotes[1].shard_id, remotes[3].shard_id, remotes[5].shard_id]
     await client.clear(backend.server, gone)
     with pytest.raises(ShardNotFound) as caught:
@@ -174,7 +171,7 @@ async def test_missing_ids_are_named_in_one_error_and_others_kept(backend: Backe
 
 
 async def test_the_same_shards_again_after_one_was_cleared(backend: Backend, client: TensorClient) -> None:
-    remotes = await store(client, backend, *(torch.full((10,), number) for number in range(5)))
+    remotes = await store(client, backend.server, *(torch.full((10,), number) for number in range(5)))
     await client.localize(remotes)
     await client.clear(backend.server, [remotes[1].shard_id])
     client.clear_all()
@@ -183,7 +180,7 @@ async def test_the_same_shards_again_after_one_was_cleared(backend: Backend, cli
 
 
 async def test_clear_counts_both_sides(backend: Backend, client: TensorClient) -> None:
-    remotes = await store(client, backend, torch.ones(3), torch.ones(4))
+    remotes = await store(client, backend.server, torch.ones(3), torch.ones(4))
     await client.localize(remotes[0])
     [(node, ids)] = client.collect_shards(remotes).items()
     assert await client.clear(node, ids) == Cleared(local=1, remote=2)
@@ -192,7 +189,7 @@ async def test_clear_counts_both_sides(backend: Backend, client: TensorClient) -
 
 
 async def test_clear_all_is_local(backend: Backend, client: TensorClient) -> None:
-    remotes = await store(client, backend, torch.ones(3), torch.ones(4))
+    remotes = await store(client, backend.server, torch.ones(3), torch.ones(4))
     await client.localize(remotes)
     assert client.clear_all() == 2
     assert client.statistics().entries == 0
@@ -200,7 +197,7 @@ async def test_clear_all_is_local(backend: Backend, client: TensorClient) -> Non
 
 
 async def test_a_cleared_shard_isnt_given_to_who_asks_afterwards(backend: Backend, client: TensorClient) -> None:
-    [remote] = await store(client, backend, torch.ones(500_000))
+    [remote] = await store(client, backend.server, torch.ones(500_000))
 
     async def ask_before() -> None:
         with suppress(ShardNotFound):  # the clear may overtake it on the way
@@ -216,13 +213,13 @@ async def test_a_cleared_shard_isnt_given_to_who_asks_afterwards(backend: Backen
 
 
 async def test_shards_are_collected_by_server_each_once(backend: Backend, client: TensorClient) -> None:
-    first, second = await store(client, backend, torch.ones(3), torch.ones(4))
+    first, second = await store(client, backend.server, torch.ones(3), torch.ones(4))
     collected = client.collect_shards({"a": [second, first, second], "b": 3})
     assert list(collected.values()) == [[second.shard_id, first.shard_id]]
 
 
 async def test_to_local_takes_either(backend: Backend, client: TensorClient) -> None:
-    [remote] = await store(client, backend, torch.ones(3))
+    [remote] = await store(client, backend.server, torch.ones(3))
     assert torch.equal(await client.to_local(remote), torch.ones(3))
     tensor = torch.ones(2)
     assert await client.to_local(tensor) is tensor
@@ -277,7 +274,7 @@ def test_plain_calls(backend: Backend) -> None:
 
 async def test_put_localize_clear_leaves_nothing(backend: Backend, client: TensorClient) -> None:
     for step in range(50):
-        remotes = await store(client, backend, torch.full((50_000,), step), torch.full((10,), step))
+        remotes = await store(client, backend.server, torch.full((50_000,), step), torch.full((10,), step))
         assert int((await client.localize(remotes))[0][0]) == step
         await client.clear(backend.server, [remote.shard_id for remote in remotes])
     now = client.statistics()

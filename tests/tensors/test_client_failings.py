@@ -15,18 +15,13 @@ from asyncfetch.errors import ConfigError, ShardNotFound, TensorError
 from asyncfetch.tensors.client import COPIED_EARLY_BYTES, TensorSession
 from asyncfetch.tensors.remote import bytes_of
 from asyncfetch.tensors.wire import DTYPES
-from tests.tensors.conftest import MIB
+from tests.tensors.conftest import MIB, store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncfetch.tensors import RemoteTensor, TensorClient
     from tests.tensors.conftest import Backend
-
-
-async def store(client: TensorClient, backend: Backend, *tensors: torch.Tensor) -> list[RemoteTensor]:
-    remotes: list[RemoteTensor] = await client.remotize(list(tensors), backend.server)
-    return remotes
 
 
 class Held:
@@ -54,7 +49,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 
 
 async def test_r1_duplicates_in_one_structure_are_fetched_once(backend: Backend, client: TensorClient) -> None:
-    [first, second] = await store(client, backend, torch.ones(3), torch.zeros(3))
+    [first, second] = await store(client, backend.server, torch.ones(3), torch.zeros(3))
     local = await client.localize({"a": first, "b": [first, second], "c": (first,)})
     assert torch.equal(local["c"][0], torch.ones(3))
     assert client.statistics().fetched == 2
@@ -64,7 +59,7 @@ async def test_r1_duplicates_in_one_structure_are_fetched_once(backend: Backend,
 async def test_r2_five_waiters_one_cancelled_one_fetch_four_results(
     held: Held, backend: Backend, client: TensorClient, length: int
 ) -> None:
-    [remote] = await store(client, backend, torch.ones(length))
+    [remote] = await store(client, backend.server, torch.ones(length))
     results = []
     first = anyio.CancelScope()
 
@@ -88,7 +83,7 @@ async def test_r2_five_waiters_one_cancelled_one_fetch_four_results(
 
 
 async def test_r3_a_clear_during_the_fetch_stays_cleared(held: Held, backend: Backend, client: TensorClient) -> None:
-    [remote] = await store(client, backend, torch.ones(3))
+    [remote] = await store(client, backend.server, torch.ones(3))
     got = []
 
     async def ask() -> None:
@@ -105,7 +100,7 @@ async def test_r3_a_clear_during_the_fetch_stays_cleared(held: Held, backend: Ba
 
 
 async def test_r4_an_edit_by_one_consumer_isnt_seen_by_another(backend: Backend, client: TensorClient) -> None:
-    [remote] = await store(client, backend, torch.ones(3))
+    [remote] = await store(client, backend.server, torch.ones(3))
     first, second = await client.localize(remote), await client.localize(remote)
     first.add_(1)
     assert torch.equal(second, torch.ones(3))
@@ -114,14 +109,14 @@ async def test_r4_an_edit_by_one_consumer_isnt_seen_by_another(backend: Backend,
 
 async def test_r4_the_store_owns_its_bytes(backend: Backend, client: TensorClient) -> None:
     mine = torch.ones(100_000)
-    [remote] = await store(client, backend, mine)
+    [remote] = await store(client, backend.server, mine)
     mine.add_(1)
     assert torch.equal(await client.localize(remote), torch.ones(100_000))
 
 
 async def test_r4_views_are_shared_and_an_edit_is_noticed(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
     async with backend.client(delivery="view") as client, backend.client() as other:
-        [remote] = await store(client, backend, torch.ones(100_000))
+        [remote] = await store(client, backend.server, torch.ones(100_000))
         first, second = await client.localize(remote), await client.localize(remote)
         assert first.data_ptr() == second.data_ptr()
         first.add_(1)
@@ -137,7 +132,7 @@ async def test_r6_every_dtype_comes_back_bit_by_bit(backend: Backend, client: Te
         octets = torch.arange(7 * 4 * size, dtype=torch.int64).to(torch.uint8)
         whole = (octets % 2 if name == "bool" else octets).view(getattr(torch, name)).reshape(7, 4)
         tensors += [whole, whole[3, 2], whole[:0], whole.t()[1:, ::2], whole[::3]]
-    remotes = await store(client, backend, *tensors)
+    remotes = await store(client, backend.server, *tensors)
     for tensor, remote, back in zip(tensors, remotes, await client.localize(remotes), strict=True):
         assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape) == (remote.dtype, remote.shape)
         assert (bytes_of(back)[1] == bytes_of(tensor)[1]).all(), tensor.dtype
@@ -146,14 +141,14 @@ async def test_r6_every_dtype_comes_back_bit_by_bit(backend: Backend, client: Te
 async def test_r6_conjugated_negated_and_learnt_tensors_keep_values(backend: Backend, client: TensorClient) -> None:
     value = torch.tensor([1 + 2j, 3 - 4j])
     tensors = [value.conj(), value.conj().imag, torch.nn.Parameter(torch.ones(2))]
-    local = await client.localize(await store(client, backend, *tensors))
+    local = await client.localize(await store(client, backend.server, *tensors))
     assert [tensor.tolist() for tensor in local] == [[1 - 2j, 3 + 4j], [-2, 4], [1, 1]]
     assert not local[2].requires_grad
 
 
 async def test_r7_buffer_stays_below_its_limit_over_ten_times_as_much(backend: Backend) -> None:
     async with backend.client(max_bytes=2 * MIB) as client:
-        for number, remote in enumerate(await store(client, backend, *torch.arange(20).repeat(MIB // 8, 1).t())):
+        for number, remote in enumerate(await store(client, backend.server, *torch.arange(20).repeat(MIB // 8, 1).t())):
             assert int((await client.localize(remote))[-1]) == number
             now = client.statistics()
             assert now.bytes + now.in_flight_bytes <= 2 * MIB
@@ -163,13 +158,13 @@ async def test_r7_buffer_stays_below_its_limit_over_ten_times_as_much(backend: B
 
 async def test_r7_tensor_larger_than_the_buffer_is_delivered_not_kept(backend: Backend) -> None:
     async with backend.client(max_bytes=1000) as client:
-        [remote] = await store(client, backend, torch.ones(1000))
+        [remote] = await store(client, backend.server, torch.ones(1000))
         assert torch.equal(await client.localize(remote), torch.ones(1000))
         assert client.statistics().entries == 0
 
 
 async def test_r10_a_permanent_failure_is_raised_at_its_index_alone(backend: Backend, client: TensorClient) -> None:
-    items = await store(client, backend, *(torch.tensor([number]) for number in range(100)))
+    items = await store(client, backend.server, *(torch.tensor([number]) for number in range(100)))
     await client.clear(backend.server, [items[70].shard_id])
     async with client.ahead(items) as reader:
         for index in range(100):
@@ -183,7 +178,7 @@ async def test_r10_a_permanent_failure_is_raised_at_its_index_alone(backend: Bac
 
 
 async def test_r10_unfetchable_item_is_an_error_at_its_index_alone(backend: Backend, client: TensorClient) -> None:
-    items = await store(client, backend, *(torch.tensor([number]) for number in range(5)))
+    items = await store(client, backend.server, *(torch.tensor([number]) for number in range(5)))
     items[1] = replace(items[1], dtype_name="none")
     items[3] = replace(items[3], shape=None)  # type: ignore[arg-type]
     async with client.ahead(items) as reader:
@@ -205,7 +200,7 @@ async def test_order_beyond_the_items_is_refused_before_any_fetch(client: Tensor
 
 async def test_r16_statistics_account_for_every_byte(backend: Backend) -> None:
     async with backend.client(delivery="view", max_bytes=4 * MIB) as client:
-        remotes = await store(client, backend, *(torch.full((MIB // 4,), float(number)) for number in range(6)))
+        remotes = await store(client, backend.server, *(torch.full((MIB // 4,), float(number)) for number in range(6)))
         held = await client.localize(remotes[:2])
         now = client.statistics()
         assert (now.entries, now.bytes, now.pinned_bytes, now.in_flight_bytes) == (2, 2 * MIB, 0, 0)
