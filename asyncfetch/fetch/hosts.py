@@ -209,10 +209,10 @@ class Host:
             if self._outage.is_away or asked_at <= self._outage.gave_up_at:
                 probe = await self._wait_out_outage(asked_at)
         except BaseException:
+            self._pausing -= 1
             self._limiter.leave(urgent=urgent)
             raise
-        finally:
-            self._pausing -= 1
+        self._pausing -= 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         return urgent, probe
 
