@@ -209,10 +209,10 @@ class Host:
             if self._outage.is_away or asked_at <= self._outage.gave_up_at:
                 probe = await self._wait_out_outage(asked_at)
         except BaseException:
+            self._pausing -= 1
             self._limiter.leave(urgent=urgent)
             raise
-        finally:
-            self._pausing -= 1
+        self._pausing -= 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         return urgent, probe
 
@@ -471,16 +471,9 @@ class Permit:
             if self.body_seconds is not None:
                 self.watch.turn(host.body_cause, self.ended_at)
             seconds = self.first_byte_seconds
-            self.watch.leave(
-                self._entered_at,
-                None if seconds is None else (self.sent_at, self.sent_at + seconds),
-                {
-                    "succeeded": succeeded,
-                    "bytes": self.size_bytes,
-                    "status": self.status,
-                    "waited_ms": 1e3 * self.waited_seconds,
-                },
-            )
+            first_byte = None if seconds is None else (self.sent_at, self.sent_at + seconds)
+            facts = {"succeeded": succeeded, "bytes": self.size_bytes, "status": self.status}
+            self.watch.leave(self._entered_at, first_byte, facts | {"waited_ms": 1e3 * self.waited_seconds})
             self.watch = None
         host._ended.append(self)
         if len(host._ended) >= ENDS_TOGETHER:
