@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,33 +142,33 @@ def rows_schema(plan: MergePlan) -> pa.Schema:
     return united
 
 
-class RowsByIndex:
-    """A source's file of rows, in which episodes are found by ``index``, in any order."""
+def write_rows(
+    writer: Any,  # noqa: ANN401  (pyarrow has no types)
+    table: pa.Table,
+    episodes: Sequence[PlannedEpisode],
+    task_maps: Mapping[int, Mapping[int, int]],
+) -> None:
+    """Write rows of a source's file, found by ``index`` in any order: each episode's with new numbers, as a row group.
 
-    def __init__(self, table: pa.Table, url: str) -> None:
-        self._table = table
-        self._episodes = to_integers(table["episode_index"], "episode_index", url)
-        indices = to_integers(table["index"], "index", url)
-        self._order = np.argsort(indices, kind="stable")
-        self._indices = indices[self._order]
-
-    def write(self, writer: Any, planned: PlannedEpisode, task_map: Mapping[int, int]) -> None:  # noqa: ANN401
-        """Write the episode's rows, in order and with their new numbers, as a row group.
-
-        FormatError if they are missing, have an unknown task or don't fit the schema, or Parquet can't hold them.
-        """
-        pa = require_pyarrow()
-        episode = planned.episode
-        where = f"{redact_url(episode.data_url)}: episode {episode.index}"
-        first, stop = np.searchsorted(self._indices, (episode.from_index, episode.to_index))
-        places = np.arange(first, stop)[self._episodes[self._order[first:stop]] == episode.index]
-        if not np.array_equal(self._indices[places], np.arange(episode.from_index, episode.to_index)):
+    FormatError if they are missing, have an unknown task or don't fit the schema, or Parquet can't hold them.
+    """
+    pa, url = require_pyarrow(), episodes[0].episode.data_url
+    episode_of = to_integers(table["episode_index"], "episode_index", url)
+    indices = to_integers(table["index"], "index", url)
+    order = np.argsort(indices, kind="stable")
+    indices = indices[order]
+    for planned in episodes:
+        episode, task_map = planned.episode, task_maps[planned.source]
+        where = f"{redact_url(url)}: episode {episode.index}"
+        first, stop = np.searchsorted(indices, (episode.from_index, episode.to_index))
+        places = np.arange(first, stop)[episode_of[order[first:stop]] == episode.index]
+        if not np.array_equal(indices[places], np.arange(episode.from_index, episode.to_index)):
             raise FormatError(
                 f"{where} has {len(places)} rows with index in [{episode.from_index}, {episode.to_index}); "
                 f"there must be one for each of its {episode.length} frames"
             )
-        own = take_rows(self._table, self._order[places])
-        tasks = to_integers(own["task_index"], "task_index", episode.data_url)
+        own = take_rows(table, order[places])
+        tasks = to_integers(own["task_index"], "task_index", url)
         if unknown := sorted(set(tasks.tolist()) - task_map.keys()):
             raise FormatError(f"{where} has task_index {unknown}, which meta/tasks.parquet doesn't number")
         numbers = {
@@ -408,11 +407,6 @@ class MergePlan:
     def num_frames(self) -> int:
         """Frames of all episodes."""
         return sum(planned.episode.length for planned in self.episodes)
-
-    def data_files(self) -> list[list[PlannedEpisode]]:
-        """The episodes of each data file, by its number; at least one file."""
-        files = [list(own) for _, own in groupby(self.episodes, key=lambda planned: planned.data_file)]
-        return files or [[]]
 
 
 def plan_merge(sources: Sequence[MergeSource], limits: Limits) -> MergePlan:

@@ -18,7 +18,7 @@ from asyncfetch.fetch import insist_on
 from asyncfetch.lerobot.info import EPISODES_PATH, PathTemplate
 from asyncfetch.lerobot.rows import index_table
 from asyncfetch.merge.info import DATA_PATH, INFO_PATH, VIDEO_PATH, merged_info
-from asyncfetch.merge.plan import RowsByIndex, open_writer, rows_schema, write_episodes, write_tasks
+from asyncfetch.merge.plan import open_writer, rows_schema, write_episodes, write_rows, write_tasks
 from asyncfetch.merge.sources import has_pictures, pack_schema, unpack_schema
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn, SummaryTask, combine
 from asyncfetch.merge.videos import build_video
@@ -128,7 +128,8 @@ def file_units(plan: MergePlan) -> list[FileUnit]:
     numeric = tuple(feature for feature in first.features.values() if feature.kind == "value")
     objects = {url: info for source in plan.sources for url, info in source.objects.items()}
     rows: list[FileUnit] = []
-    for number, episodes in enumerate(plan.data_files()):
+    by_file = [list(own) for _, own in groupby(plan.episodes, key=lambda planned: planned.data_file)]
+    for number, episodes in enumerate(by_file or [[]]):
         filled = tuple(planned for planned in episodes if planned.episode.length)
         maps = {planned.source: plan.task_maps[planned.source] for planned in filled}
         nbytes = round(sum(planned.row_bytes for planned in filled))
@@ -185,7 +186,7 @@ async def _write_rows(setup: WorkerSetup, path: Path, unit: RowsTask) -> None:
             episodes = list(from_one_file)
             insist_on(setup.fetcher, unit.objects[url])
             table = await _read_rows(setup.fetcher, url, writer.schema.names, episodes)
-            await run_sync(_write_episodes, writer, unit, episodes, table)
+            await run_sync(write_rows, writer, table, episodes, unit.task_maps)
     finally:
         with anyio.CancelScope(shield=True):
             await run_sync(writer.close)
@@ -197,12 +198,6 @@ async def _read_rows(
     indexed = await index_table(fetcher, await open_table(fetcher, url, run=run_sync), run=run_sync)
     groups = {one for planned in episodes for some in indexed.groups_of(planned.episode) for one in some}
     return await read_columns(fetcher, indexed.table, sorted(groups), columns, run=run_sync)
-
-
-def _write_episodes(writer: Any, unit: RowsTask, episodes: Sequence[PlannedEpisode], table: pa.Table) -> None:  # noqa: ANN401
-    source = RowsByIndex(table, episodes[0].episode.data_url)
-    for planned in episodes:
-        source.write(writer, planned, unit.task_maps[planned.source])
 
 
 _NEEDED = {"count", "mean", "std"}

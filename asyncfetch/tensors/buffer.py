@@ -141,10 +141,6 @@ class Shard:
     shape: tuple[int, ...]
     _tensor: torch.Tensor | None = None
 
-    def is_of(self, remote: RemoteTensor) -> bool:
-        """Return whether it matches the remote tensor."""
-        return (self.dtype, self.shape) == (remote.dtype_name, remote.shape)
-
     def shared_tensor(self, remote: RemoteTensor) -> torch.Tensor:
         """A tensor on these very bytes, shared by all callers."""
         if self._tensor is None:

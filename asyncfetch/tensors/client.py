@@ -148,7 +148,8 @@ class TensorSession:
         if absent:
             raise _not_found(absent, len(wanted))
         for remote in remotes:  # all of them: of two for one shard, one may be wrong
-            if not (shard := shards[remote.shard_id]).is_of(remote):
+            shard = shards[remote.shard_id]
+            if (shard.dtype, shard.shape) != (remote.dtype_name, remote.shape):
                 raise mismatch(remote, f"shape {shard.shape} and dtype {shard.dtype}")
         to_copy = (wanted if self._copies else own).keys() - brought.copies.keys()
         copied_bytes = sum(wanted[shard_id].nbytes for shard_id in to_copy)

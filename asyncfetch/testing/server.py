@@ -77,16 +77,6 @@ def certificate_for(host: str) -> Certificate:
     return Certificate(context, authority.cert_pem.bytes(), issued.private_key_and_cert_chain_pem.bytes())
 
 
-class TemporaryPem:
-    """A temporary file with ``content``, gone with ``remove()``, with the last reference, or at exit."""
-
-    def __init__(self, content: bytes) -> None:
-        descriptor, self.path = tempfile.mkstemp(prefix="asyncfetch-ca-", suffix=".pem")
-        self.remove = weakref.finalize(self, _unlink, self.path, os.getpid())
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-
-
 def _unlink(path: str, owner_pid: int) -> None:
     if os.getpid() == owner_pid and os.path.exists(path):  # a forked child that exits leaves its parent's file
         os.unlink(path)
@@ -190,7 +180,8 @@ class RangeServer:
         self._max_concurrent, self._fault = max_concurrent, fault
         self._log = RequestLog(whole_number("max_log", max_log, least=0))
         self._url: str | None = None
-        self._pem: TemporaryPem | None = None
+        self._remove_ca_file: Callable[[], object] | None = None
+        self._ca_file: str | None = None
         self._http: web.Server | None = None
         self._listener: asyncio.Server | None = None
         self._sockets = Sockets()
@@ -209,7 +200,7 @@ class RangeServer:
 
         It fits FetchConfig(ca_file=...) and ssl.create_default_context(cafile=...) either way.
         """
-        return self._pem.path if self._pem else None
+        return self._ca_file
 
     @property
     def requests(self) -> list[ServedRequest]:
@@ -273,7 +264,10 @@ class RangeServer:
         if not self._tls:
             return None
         certificate = certificate_for(self._host)
-        self._pem = TemporaryPem(certificate.authority_pem)
+        descriptor, self._ca_file = tempfile.mkstemp(prefix="asyncfetch-ca-", suffix=".pem")
+        self._remove_ca_file = weakref.finalize(self, _unlink, self._ca_file, os.getpid())
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(certificate.authority_pem)
         return certificate.context
 
     def _open_contents(self) -> Contents:
@@ -285,8 +279,8 @@ class RangeServer:
         return DirectoryContents(self._content)
 
     async def _close(self) -> None:
-        listener, http, pem = self._listener, self._http, self._pem
-        self._listener = self._http = self._pem = None
+        listener, http, remove = self._listener, self._http, self._remove_ca_file
+        self._listener = self._http = self._ca_file = self._remove_ca_file = None
         if http is not None:
             # A connection's end cancels its handler. Without abort() each would wait for its client's good-bye.
             for connection in http.connections:
@@ -297,8 +291,8 @@ class RangeServer:
             listener.close()
         if http is not None:
             await http.shutdown(CLOSE_SECONDS)
-        if pem is not None:
-            await anyio.to_thread.run_sync(pem.remove)
+        if remove is not None:
+            await anyio.to_thread.run_sync(remove)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         start, stop = asked_range(request.headers.get("Range")) or (None, None)
