@@ -10,6 +10,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -22,7 +23,7 @@ from asyncfetch.testing import DatasetTruth, RangeServer, write_dataset
 from tests.warm import WarmInterpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
     from asyncfetch.testing.clips import Codec
@@ -166,6 +167,28 @@ def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
             for file, names in MAY_BLOCK.items():
                 call.can_block_in(file, names)
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[Any]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where a test's time limit ends it in its loop, the report says what each task waited for."""
+    report = yield
+    if call.excinfo is not None and "pytest-timeout" in str(call.excinfo.value):
+        callers = [entry.frame.f_locals.get("self") for entry in call.excinfo.traceback]
+        loop = next((each for each in callers if isinstance(each, asyncio.BaseEventLoop)), None)
+        tasks = asyncio.all_tasks(loop) if loop is not None else ()
+        report.sections += [(f"waiting: {task.get_name()}", _where(task)) for task in tasks]
+    return report
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    awaited: object = task.get_coro()
+    lines = list[str]()
+    while isinstance(awaited, CoroutineType):
+        if (frame := awaited.cr_frame) is not None:
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {awaited.__qualname__}")
+        awaited = awaited.cr_await
+    return "\n".join(lines)
 
 
 async def all_others_wait() -> None:
