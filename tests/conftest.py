@@ -171,7 +171,7 @@ def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[Any]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where a test's time limit ends it in its loop, the report says what each task waited for."""
+    """Say in the report what each task waited for when a time limit ended its test."""
     report = yield
     if call.excinfo is not None and "pytest-timeout" in str(call.excinfo.value):
         callers = [entry.frame.f_locals.get("self") for entry in call.excinfo.traceback]
