@@ -74,7 +74,7 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark slow tests: those with a longer time limit than others, and those that start programs.
+    """Mark as slow what starts programs, or has a longer time limit than others.
 
     On uvloop, which swallows what a signal handler raises, a test's time limit has to cancel it from inside.
     """
@@ -87,11 +87,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests that may take long come first, so that at the end no worker is left with one."""
-    longest: dict[Path, float] = {}
-    for item in items:
-        longest[item.path] = max(longest.get(item.path, 0.0), _limit_seconds(item))
-    items.sort(key=lambda item: -longest[item.path])
+    """Files with slow tests come first, so that at the end no worker is left with one."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def _limit_seconds(item: pytest.Item) -> float:

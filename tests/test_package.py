@@ -94,7 +94,7 @@ def test_names_in_all_are_there(module: str) -> None:
 # What importing it costs.
 
 
-@pytest.mark.timeout(90)  # a module takes 0.1 s, and more on a busy machine
+@pytest.mark.slow  # a module takes 0.1 s, and more on a busy machine
 def test_modules_import_alone() -> None:
     """Each in a fork that has nothing of asyncfetch but the packages around it, which are imported first in any case.
 

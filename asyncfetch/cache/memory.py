@@ -442,8 +442,12 @@ class ByteCache(AsyncOnly):
 
     def try_lease(self, url: str, start: int, stop: int, *, header: bytes = b"") -> Lease | None:
         """A lease if the cache holds the bytes now, which counts as a hit, or None. The caller releases it."""
+        return self.try_lease_of(CacheKey.of(ByteRange(url, start, stop), header), url)
+
+    def try_lease_of(self, key: CacheKey, url: str) -> Lease | None:
+        """As ``try_lease``, by the key of the bytes, which are asked for at ``url``."""
         self._check()
-        return self._hit(url, CacheKey.of(ByteRange(url, start, stop), header))
+        return self._hit(url, key)
 
     def on_evict(self, callback: Callable[[CacheKey], object]) -> None:
         """Call back with the key of each entry that leaves the cache, at its close too.

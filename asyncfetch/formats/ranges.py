@@ -29,7 +29,7 @@ from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.protocol import Format, SampleMaker
 from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.samples import Field, by_reader
-from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, EpisodeCacheStatistics, KeptPart, StretchCache
+from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPlan, StretchCache, kept_plan
 from asyncfetch.observe.words import Words
 from asyncfetch.ranges import HEADERS_BYTES, ByteRange
 from asyncfetch.runtime.concurrently import gather
@@ -235,7 +235,7 @@ class RangeCache(StretchCache[PlannedRange, Parts, HeldRanges]):
     def _call(self, entry: str, number: int) -> str:
         return f"{type(self._format).__name__}.ranges({redact_url(entry)!r}, {number})"
 
-    async def _make_plan(self, stretch: Stretch) -> KeptPart[Mapping[str, PlannedRange]]:
+    async def _make_plan(self, stretch: Stretch) -> KeptPlan[PlannedRange]:
         asked = [self.asked(stretch.episode, number) for number in range(stretch.start, stretch.stop)]
         sizes = {one.url: 0 for each in asked for one in each.values() if one.stop is None}
 
@@ -246,7 +246,7 @@ class RangeCache(StretchCache[PlannedRange, Parts, HeldRanges]):
             await gather(*(partial(measure, url) for url in sizes))
             asked = [{key: _closed(one, sizes.get(one.url, 0)) for key, one in each.items()} for each in asked]
         plan = plan_ranges(asked)
-        return KeptPart(plan, OBJECTS_BYTES + PART_BYTES * (len(plan) + sum(map(len, asked))))
+        return kept_plan(plan, PART_BYTES * (len(plan) + sum(map(len, asked))))
 
     async def _fetch_beside(
         self, stretch: Stretch, planned: Mapping[str, PlannedRange]

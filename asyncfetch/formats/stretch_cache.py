@@ -32,12 +32,14 @@ from weakref import WeakValueDictionary
 
 from typing_extensions import override
 
+from asyncfetch.cache import CacheKey
 from asyncfetch.errors import AsyncFetchError, CacheError, ObjectChanged
 from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.formats.held import ClipDecoders, HeldStretch, StretchEntry
 from asyncfetch.observe import Figures
 from asyncfetch.observe.waits import Cause, running_meter
 from asyncfetch.observe.words import Words
+from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SingleFlight
 
@@ -71,6 +73,13 @@ class KeptPart(Generic[T]):
 
     value: T
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlan(KeptPart["Mapping[str, P]"], Generic[P]):
+    """The bytes that a stretch needs, by name, and the keys that the byte cache has for them."""
+
+    keys: Mapping[str, CacheKey]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -134,7 +143,7 @@ class StretchCache(ABC, Generic[P, X, H]):
         self._small_reads = Caller()
         self._callers: WeakValueDictionary[Stretch, Caller] = WeakValueDictionary()
         self._held: dict[Stretch, StretchEntry[X]] = {}
-        self._plans: LRUPart[Stretch, KeptPart[Mapping[str, P]]] = LRUPart(engine.plans, number)
+        self._plans: LRUPart[Stretch, KeptPlan[P]] = LRUPart(engine.plans, number)
         self._kept: LRUPart[Stretch | int, KeptPart[X]] = LRUPart(engine.beside, number)
         """What comes beside bytes, by whatever a format calls it."""
         self._hits = self._misses = self._whole = self._whole_bytes = 0
@@ -151,7 +160,7 @@ class StretchCache(ABC, Generic[P, X, H]):
         """Return what messages call a stretch. EpisodeNotFound where its episode isn't there."""
 
     @abstractmethod
-    async def _make_plan(self, stretch: Stretch) -> KeptPart[Mapping[str, P]]:
+    async def _make_plan(self, stretch: Stretch) -> KeptPlan[P]:
         """Plan a stretch: which bytes it needs, by name. Fetches indexes where needed."""
 
     @abstractmethod
@@ -377,7 +386,7 @@ class StretchCache(ABC, Generic[P, X, H]):
             return None
         leases: dict[str, Lease] = {}
         for name, each in plan.value.items():
-            lease = self._clips.try_lease(each.url, each.start, each.stop, header=each.header)
+            lease = self._clips.try_lease_of(plan.keys[name], each.url)
             if lease is None:
                 _release(leases)
                 return None
@@ -491,9 +500,12 @@ class StretchCache(ABC, Generic[P, X, H]):
         entry.leases, entry.planned = leases, planned
 
 
-def kept_plan(planned: Mapping[str, P]) -> KeptPart[Mapping[str, P]]:
-    """Return a plan to keep, with what it takes."""
-    return KeptPart(planned, OBJECTS_BYTES + sum(each.plan_nbytes for each in planned.values()))
+def kept_plan(planned: Mapping[str, P], beside_bytes: int = 0) -> KeptPlan[P]:
+    """Return a plan to keep, with what it takes: ``beside_bytes`` of that is the format's own."""
+    keys = {
+        name: CacheKey.of(ByteRange(each.url, each.start, each.stop), each.header) for name, each in planned.items()
+    }
+    return KeptPlan(planned, OBJECTS_BYTES + beside_bytes + sum(each.plan_nbytes for each in planned.values()), keys)
 
 
 def _nbytes(planned: Mapping[str, P]) -> int:

@@ -21,7 +21,7 @@ from typing_extensions import override
 from asyncfetch.errors import DatasetError
 from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.held import HeldStretch
-from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, KeptPart, PlanChange, StretchCache, kept_plan
+from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, KeptPart, KeptPlan, PlanChange, StretchCache, kept_plan
 from asyncfetch.lerobot.info import DepthUnit, depth_scale
 from asyncfetch.lerobot.listing import list_tables_of
 from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
@@ -153,9 +153,7 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
             raise PlanChange
         return planned
 
-    async def _make_plan(
-        self, stretch: Stretch, rows: EpisodeRows | None = None
-    ) -> KeptPart[Mapping[str, EpisodeClip]]:
+    async def _make_plan(self, stretch: Stretch, rows: EpisodeRows | None = None) -> KeptPlan[EpisodeClip]:
         episode = self._episodes[stretch.episode]
         if rows is None:
             rows = self._kept_rows(self._rows_key(stretch))

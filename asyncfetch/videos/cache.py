@@ -13,7 +13,7 @@ from asyncfetch.errors import FrameMissing, redact_url
 from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
-from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPart, StretchCache, kept_plan
+from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPlan, StretchCache, kept_plan
 from asyncfetch.observe.words import Words
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.tables.packed import packed_part
@@ -129,7 +129,7 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
             self.note_picture(index.height, index.width)
         return file
 
-    async def _make_plan(self, stretch: Stretch) -> KeptPart[Mapping[str, Planned]]:
+    async def _make_plan(self, stretch: Stretch) -> KeptPlan[Planned]:
         place = self._entries.place(stretch.episode)
         file = await self.video(stretch.episode)
         self._note_packed(place)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("needs_nginx")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_every_installed_client_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from bench import members
 pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_members_bench_tells_the_cost_of_a_member(capsys: pytest.CaptureFixture[str]) -> None:
     assert members.main(["--members", "1", "4", "--repeats", "1", "--json"]) == 0
     found = {row["question"]: row["median"] for row in json.loads(capsys.readouterr().out)}

@@ -9,7 +9,7 @@ import pytest
 from bench import merge
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.slow
 def test_a_merge_writes_every_byte_once(capsys: pytest.CaptureFixture[str]) -> None:
     merge.main(["--json", "--members", "4", "--repeats", "1", "--workers", "1,3"])
     rows = {row["question"]: row["median"] for row in json.loads(capsys.readouterr().out)}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_samples_come_once_over_restarts_of_the_server(tmp_path: Path) -> None:
     samples = 4 * EPISODE_FRAMES
     write_dataset(tmp_path / "dataset", episodes=4, length=EPISODE_FRAMES, distinct_videos=1)

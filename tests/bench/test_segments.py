@@ -12,7 +12,7 @@ from bench import segments
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.usefixtures("programs_are_warm"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 
 def test_segments_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from bench import engine, small_ranges
 
 
 @pytest.mark.usefixtures("needs_nginx")
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_every_client_and_the_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(engine, "OBJECT_BYTES", engine.MIB)
     tiny = ["--sizes", "16", "--concurrency", "4", "--only", "tls", "--repeats", "2", "--requests", "8"]

@@ -21,7 +21,7 @@ def by_question(text: str) -> dict[str, float]:
     return {row["question"]: row["median"] for row in json.loads(text)}
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.slow
 def test_put_localize_clear_takes_no_memory_on_either_side() -> None:
     command = [sys.executable, "-m", "bench.tensors", "--json", "--only", "steps", "--steps", "150"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -32,7 +32,7 @@ def test_put_localize_clear_takes_no_memory_on_either_side() -> None:
         assert found[f"{steps}: {side}, last fifth"] - found[f"{steps}: {side}, second fifth"] < 24
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.slow
 def test_reading_is_measured_beside_a_plain_get_and_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 
-@pytest.mark.timeout(180)  # its processes import torch
+@pytest.mark.slow  # its processes import torch
 def test_the_order_says_what_a_server_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     served = traffic.measure_served(tmp_path, [(2, 0, 8), (1, 3, 8)], episodes=24, length=30, pool=4)
     for each in served:

@@ -13,7 +13,7 @@ from bench.video_files import FPS, PATTERN_SECONDS, Collection, index_of, make_c
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.usefixtures("programs_are_warm", "needs_lua"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("programs_are_warm", "needs_lua")
 
 TINY = Collection(videos=4, shards=2, width=128, height=96, groups=(250,), repeats=(1, 2))
 

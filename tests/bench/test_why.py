@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 
-@pytest.mark.timeout(150)  # five processes, each of which imports torch
+@pytest.mark.slow  # five processes, each of which imports torch
 def test_bench_why_compares_made_causes_with_named_ones(tmp_path: Path) -> None:
     write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
     rows = why.measure(
@@ -29,7 +29,7 @@ def test_bench_why_compares_made_causes_with_named_ones(tmp_path: Path) -> None:
     why.show(Console(quiet=True), rows)
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.slow
 def test_the_defaults_are_set_beside_a_grid(tmp_path: Path) -> None:
     write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
     rows = defaults.measure(
@@ -40,7 +40,7 @@ def test_the_defaults_are_set_beside_a_grid(tmp_path: Path) -> None:
     defaults.show(Console(quiet=True), rows)
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.slow
 def test_bench_why_measures_the_cost_of_reports(tmp_path: Path) -> None:
     write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
     figures = why.measure_costs(tmp_path, Console(quiet=True), repeats=1)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing import DatasetTruth, ServedRequest
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("programs_are_warm")]
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLOUR = re.compile(r"\x1b\[[0-9;]*[34][0-9][0-9;]*m")

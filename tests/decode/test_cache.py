@@ -432,7 +432,7 @@ def decoder_on(path: Path) -> Any:  # noqa: ANN401
     return importlib.import_module("torchcodec.decoders").VideoDecoder(str(path))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_five_hundred_open_files_at_a_cap_of_fifty(h264: Video, tmp_path: Path) -> None:
     """Decoders that hold their files open, over 500 files and then 2,000 calls more, of which each fourth is a miss."""
     paths = [tmp_path / f"{number}.mp4" for number in range(500)]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from asyncfetch.merge.worker_process import WorkerSetup
     from tests.lerobot.serving import Library
 
-pytestmark = [pytest.mark.timeout(90)]  # Ray's workers import
+pytestmark = pytest.mark.slow  # Ray's workers import
 
 
 def sources(library: Library) -> list[Path]:

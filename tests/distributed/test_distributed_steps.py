@@ -41,7 +41,7 @@ def run_by_datatrove(steps: tuple[WriteStep, FinishStep], logs: Path) -> None:
     LocalPipelineExecutor([finish], tasks=1, workers=1, logging_dir=str(logs / "finish"), depends=written).run()
 
 
-@pytest.mark.timeout(120)  # it starts a manager, a fork server and two processes
+@pytest.mark.slow  # it starts a manager, a fork server and two processes
 @pytest.mark.usefixtures("scratch")
 async def test_datatrove_gives_the_same_bytes(library: Library, tmp_path: Path) -> None:
     """In a folder, and straight to S3."""

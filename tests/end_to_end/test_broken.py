@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
-    pytest.mark.timeout(30),
 ]
 
 VIDEO = "videos/observation.images.top/chunk-000/file-002.mp4"

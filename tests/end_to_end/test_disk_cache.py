@@ -154,7 +154,7 @@ def large_served(large: DatasetTruth, serve: Serve) -> Iterator[Served]:
         yield served
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 async def test_bytes_are_sent_once_for_all_nodes_and_epochs(
     large_served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ async def cache_over(server: RangeServer) -> AsyncIterator[ByteCache]:
         yield cache
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 async def test_512_ranges_reach_and_never_exceed_each_hosts_limit(
     servers: list[RangeServer], authorities: Path
 ) -> None:

@@ -220,7 +220,7 @@ def main(place: str, url: str, ca_file: str) -> None:
     globals()[place](Source(url, config))
 
 
-@pytest.mark.timeout(2 * LIMIT_SECONDS)
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [place.__name__ for place in PLACES])
 def test_every_use_works(place: str, served: Served) -> None:
     lacks = "sys.modules['sniffio'] = None; " if place == "without_sniffio" else ""

@@ -95,7 +95,7 @@ def test_set_epoch_reaches_persistent_workers(stream: af.Stream) -> None:
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_pass_counts_beside_another_that_is_left_early(stream: af.Stream, context: str) -> None:
     dataset = af.torch.StreamDataset(stream, batch_size=4)
     loaders = [
@@ -128,7 +128,7 @@ def test_a_copy_of_a_dataset_counts_its_own_workers_epochs(stream: af.Stream, co
     assert [int(index) for batch in loader for index in batch["index"]] == orders[0]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_datasets_of_a_stream_count_epochs_in_one_place(stream: af.Stream) -> None:
     """Though a spawned worker knows none but its own."""
     dataset, _ = af.torch.StreamDataset(stream), af.torch.StreamDataset(stream)
@@ -137,7 +137,7 @@ def test_datasets_of_a_stream_count_epochs_in_one_place(stream: af.Stream) -> No
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_whenever_a_pass_is_left_the_next_one_is_a_whole_epoch(stream: af.Stream, persistent: bool) -> None:
     """Near the end too, when some workers have finished their share and some have not."""
     dataset = af.torch.StreamDataset(stream)
@@ -251,7 +251,7 @@ def test_the_rank_is_found_in_the_environment(stream: af.Stream, monkeypatch: py
         iter(stream)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.usefixtures("nested_programs_are_warm")
 def test_ranks_of_torch_distributed_reach_all_workers(served: Served) -> None:
     script = f"""

@@ -62,7 +62,7 @@ def test_a_loader_with_forked_workers(served: Served, shuffle: bool, num_workers
         assert (keys == served.keys) is not shuffle
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_a_loader_with_spawned_persistent_workers(served: Served) -> None:
     dataset = af.torch.StreamDataset(served.stream())
     loader = DataLoader(dataset, batch_size=8, num_workers=2, multiprocessing_context="spawn", persistent_workers=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.end_to_end.conftest import Served
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("programs_are_warm")]
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 END_SECONDS = 2.5
 """A second, and what an interpreter with torch in it takes to end on a busy machine."""
@@ -154,7 +154,7 @@ LEAVES = {
 }
 
 
-@pytest.mark.timeout(150)  # ten seconds of a core
+@pytest.mark.slow  # ten seconds of a core
 @pytest.mark.parametrize("end", ["stream.close(); del stream", "del stream"], ids=["closed", "dropped"])
 def test_threads_and_files_are_not_left_open(served: Served, tmp_path: Path, end: str) -> None:
     """In one process, one after the other: each way must leave threads and files as the one before did.
@@ -266,7 +266,7 @@ def waiting(slow_server: Served) -> Iterator[dict[str, subprocess.Popen[str]]]:
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(120)  # the first one starts the processes of all
+@pytest.mark.slow  # the first one starts the processes of all
 @pytest.mark.parametrize("case", INTERRUPTED, ids=lambda case: case.name)
 def test_an_interrupt_ends_it_within_a_second(waiting: dict[str, subprocess.Popen[str]], case: Interrupted) -> None:
     process = waiting[case.name]
@@ -391,7 +391,7 @@ USES = {
 }
 
 
-@pytest.mark.timeout(200)  # eight seconds of a core, where it doesn't hang
+@pytest.mark.slow  # eight seconds of a core, where it doesn't hang
 @pytest.mark.usefixtures("nested_programs_are_warm")
 def test_synchronous_uses_end_beside_sniffio_and_trio(served: Served) -> None:
     body = "import sniffio, trio, torch\nfrom asyncfetch.tensors import TensorClient, TensorServer\n"

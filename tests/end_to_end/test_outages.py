@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
-    pytest.mark.timeout(60),
+    pytest.mark.slow,
     pytest.mark.usefixtures("programs_are_warm"),
 ]
 

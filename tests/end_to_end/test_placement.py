@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.end_to_end.conftest import Served
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.slow,
     pytest.mark.usefixtures("programs_are_warm"),
     pytest.mark.filterwarnings(
         "ignore:.*use of fork:DeprecationWarning",

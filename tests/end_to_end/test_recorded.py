@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [
-    pytest.mark.timeout(60),  # 1,656 pictures
+    pytest.mark.slow,  # 1,656 pictures
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),  # threads are running, as in any trainer
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores
 ]

@@ -57,7 +57,7 @@ def clip_bytes(served: Served, ranks: int) -> int:
     return sum(one.bytes_sent for one in served.server.requests if "/videos/" in one.path and one.start)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_ranks_together_fetch_what_one_would(many: Served) -> None:
     alone = clip_bytes(many, 1)
     for ranks in (2, 3, 8):

@@ -50,7 +50,7 @@ def served(https_server: RangeServer) -> tuple[str, ...]:
     return https_server.url, "--ca-file", https_server.ca_file
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_quickstart_writes_serves_and_streams_a_dataset(tmp_path: Path) -> None:
     printed = run("quickstart.py", "--cache-directory", tmp_path)
     assert "each of 4,800 frames exactly once" in printed
@@ -172,7 +172,7 @@ def test_own_ranges_come_once_and_then_from_the_cache() -> None:
     assert first.split("so far")[0].removeprefix("pass 1") == second.split("so far")[0].removeprefix("pass 2")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_training_on_tars_learns_and_names_what_it_left_out(workers: str) -> None:
     brighter = [np.full((32, 48, 3), 8 * frame, np.uint8) for frame in range(30)]
@@ -200,7 +200,7 @@ def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_policy_that_was_stopped_goes_on_with_the_same_losses(served: tuple[str, ...], tmp_path: Path) -> None:
     def train(*arguments: str | os.PathLike[str]) -> list[str]:
         return run("train_policy.py", *served, *arguments).splitlines()
@@ -216,7 +216,7 @@ def test_a_policy_that_was_stopped_goes_on_with_the_same_losses(served: tuple[st
     assert (tmp_path / "loss.png").stat().st_size > 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_lightning_goes_on_in_the_middle_of_an_epoch(
     served: tuple[str, ...], small_dataset: DatasetTruth, tmp_path: Path, workers: str
@@ -238,7 +238,7 @@ def test_lightning_goes_on_in_the_middle_of_an_epoch(
     assert len(set(frames)) == len(frames) == small_dataset.num_frames // 8 * 8
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @pytest.mark.usefixtures("nested_programs_are_warm")
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_transformers_trainer_has_frames_once_in_two_processes(

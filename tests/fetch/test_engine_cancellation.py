@@ -218,7 +218,7 @@ async def test_cancellation_at_every_wait_of_a_read_from_the_hub() -> None:
 
 
 @pytest.mark.usefixtures("aws_keys")
-@pytest.mark.timeout(60)  # 5 s of CPU, most of it in threads that sign: on a busy machine they wait for each other
+@pytest.mark.slow  # 5 s of CPU, most of it in threads that sign: on a busy machine they wait for each other
 async def test_cancellation_at_every_wait_of_a_read_from_s3() -> None:
     url, buffer = "s3://b/x", bytearray(STOP - START)
     async with S3Server({"b/x": CONTENT}, regions={"b": "eu-west-1"}) as server:
@@ -285,7 +285,7 @@ async def listdir(fetcher: Fetcher, place: Place) -> None:
     assert [info.url for info in await fetcher.listdir(place.directory)] == [place.url(name) for name in "xy"]
 
 
-@pytest.mark.timeout(60)  # as above, for S3
+@pytest.mark.slow  # as above, for S3
 @pytest.mark.parametrize("place", ["https", "s3", "hub", "file", "fsspec"], indirect=True)
 async def test_cancellation_at_every_wait_of_a_question(place: Place) -> None:
     """Credentials, revisions and redirects are waited for, too."""
@@ -312,7 +312,7 @@ async def test_cancellation_at_every_wait_of_a_listing(place: Place) -> None:
     assert waits.count > 1
 
 
-@pytest.mark.timeout(60)  # as above
+@pytest.mark.slow  # as above
 @pytest.mark.parametrize("place", ["s3", "file"], indirect=True)
 async def test_cancellation_at_every_wait_of_a_removal(place: Place) -> None:
     """Whether it was removed then, its fetcher sees it as it is; and it can be removed, or written anew."""

@@ -120,7 +120,7 @@ async def check_growth(fetcher: Fetcher, url: str, count: int, *forget: Callable
     return before
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.parametrize(("any_server", "kind"), ROUNDS, indirect=["any_server"])
 async def test_web_requests_leave_nothing_behind(
     request: pytest.FixtureRequest,
@@ -158,7 +158,7 @@ async def start_threads() -> None:
             group.start_soon(to_thread.run_sync, wait)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.usefixtures("aws_keys")
 async def test_s3_requests_leave_nothing_behind(fetcher_with: Callable[..., Fetcher], time: FakeTime) -> None:
     async with S3Server({"b/x": CONTENT}, tls=False) as server:
@@ -168,7 +168,7 @@ async def test_s3_requests_leave_nothing_behind(fetcher_with: Callable[..., Fetc
             await check_growth(fetcher, "s3://b/x", OTHERS, server.reset)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 async def test_hub_requests_leave_nothing_behind(fetcher_with: Callable[..., Fetcher], time: FakeTime) -> None:
     async with HubServer(tls=False) as hub:
         hub.push("datasets/o/n", {"x": CONTENT})
@@ -177,7 +177,7 @@ async def test_hub_requests_leave_nothing_behind(fetcher_with: Callable[..., Fet
             await check_growth(fetcher, "hf://datasets/o/n/x", OTHERS, hub.hub.reset, hub.cdn.reset)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 async def test_fsspec_reads_leave_nothing_behind(
     fetcher_with: Callable[..., Fetcher], odd: type[OddFileSystem], time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,7 +139,7 @@ def storm(request: pytest.FixtureRequest, odd: type[OddFileSystem]) -> Iterator[
     storm.calm()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 async def test_right_bytes_through_a_storm(
     storm: Storm, time: FakeTime, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

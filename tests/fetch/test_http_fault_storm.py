@@ -108,7 +108,7 @@ def way(request: pytest.FixtureRequest) -> str:
     return value
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "callers"), [(11, CROWD), (12, FEW)], ids=["crowd", "few"])
 async def test_right_bytes_through_a_storm(
     fetcher_with: Callable[..., Fetcher],

@@ -92,7 +92,7 @@ class Storm:
         return Fault()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @pytest.mark.usefixtures("aws_keys")
 @pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "session"])
 @pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])

@@ -191,7 +191,7 @@ def test_plan_has_every_range_once(asked: list[list[tuple[str, int, int]]]) -> N
 # Batches, workers, states, mixtures.
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_batches_are_the_same_with_workers(stream: af.Stream) -> None:
     dataset = af.torch.StreamDataset(stream, batch_size=4)

@@ -28,7 +28,7 @@ async def replanned(kind: str, library: Library, tmp_path: Path) -> Path:
     return await refreshed(truth, tmp_path / "refreshed", "-g 10 -bf 0 -pix_fmt yuv420p -x264-params intra-refresh=1")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["times", "refresh"])
 @pytest.mark.parametrize("room", [1.0, 1.5, 2.2, 3.5])
 async def test_passes_and_samples_beside_them_end_in_data_or_errors(

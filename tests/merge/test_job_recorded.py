@@ -50,7 +50,7 @@ def codes_by_ffmpeg(paths: Sequence[Path]) -> list[Code]:
     return codes
 
 
-@pytest.mark.timeout(60)  # 3,900 pictures, each decoded twice
+@pytest.mark.slow  # 3,900 pictures, each decoded twice
 def test_recorded_datasets(tmp_path: Path) -> None:
     """Every frame through FFmpeg and through our reader."""
     out = tmp_path / "out"

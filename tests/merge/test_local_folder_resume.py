@@ -63,7 +63,7 @@ def merge_and_kill(roots: list[Path], target: Path, behind: int) -> int:
         return number
 
 
-@pytest.mark.timeout(120)  # three processes
+@pytest.mark.slow  # three processes
 @pytest.mark.usefixtures("programs_are_warm")
 async def test_killed_at_any_moment_it_is_gone_on_with(library: Library, tmp_path: Path) -> None:
     truths = [library(episodes=(9, 4, 5), gop=6), library(episodes=(5, 7, 6), gop=6)]

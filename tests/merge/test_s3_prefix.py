@@ -130,7 +130,7 @@ def put_files(server: S3Server, behind: int = 0) -> set[str]:
     return {path for path in puts if path.startswith(("data/", "videos/"))}
 
 
-@pytest.mark.timeout(60)  # hundreds of requests
+@pytest.mark.slow  # hundreds of requests
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "replaced"])
 async def test_interrupted_merge_is_gone_on_with(library: Library, tmp_path: Path, overwrite: bool) -> None:
     """Behind what is whole still; without leave to overwrite, too, but not when it has become a dataset."""
@@ -196,7 +196,7 @@ class Child:
             return self.process.wait()
 
 
-@pytest.mark.timeout(120)  # two processes
+@pytest.mark.slow  # two processes
 @pytest.mark.usefixtures("programs_are_warm")
 async def test_killed_at_any_moment_it_is_gone_on_with(library: Library, tmp_path: Path) -> None:
     """At any request that writes: what is there is no dataset, or a whole one."""

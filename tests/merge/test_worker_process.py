@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.testing import ServedRequest
     from tests.lerobot.serving import Library
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("programs_are_warm")]
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 
 @pytest.fixture

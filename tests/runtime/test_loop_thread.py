@@ -479,14 +479,12 @@ def loops_made_by(make: Callable[[], Any]) -> Iterator[None]:
         asyncio.set_event_loop_policy(before)
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("make", [_Refused, _RunsNothing])
 def test_loop_that_never_runs_is_a_closed_error(make: Callable[[], Any]) -> None:
     with loops_made_by(make), pytest.raises(ClosedError):
         LoopThread()
 
 
-@pytest.mark.timeout(10)
 def test_thread_that_cannot_be_started_is_a_worker_error() -> None:
     before = threading.stack_size(2**46)  # more than there is of addresses
     try:
@@ -496,7 +494,6 @@ def test_thread_that_cannot_be_started_is_a_worker_error() -> None:
         threading.stack_size(before)
 
 
-@pytest.mark.timeout(10)
 def test_a_call_that_the_loop_refuses_to_start_raises_why() -> None:
     with loops_made_by(_StartsNothing), LoopThread() as loop_thread:
         with pytest.raises(ClosedError, match="no task can be started here"):
@@ -505,7 +502,6 @@ def test_a_call_that_the_loop_refuses_to_start_raises_why() -> None:
             loop_thread.run(double, 1)
 
 
-@pytest.mark.timeout(10)
 def test_waiting_callers_get_the_reason_why_the_loop_died() -> None:
     """Of a call, an iterator, a context manager that is kept open, and from another loop."""
 
@@ -532,7 +528,6 @@ def test_waiting_callers_get_the_reason_why_the_loop_died() -> None:
             way(loop_thread)
 
 
-@pytest.mark.timeout(10)
 def test_a_call_under_way_is_told_why_the_loop_dies_of_another() -> None:
     with loops_made_by(_StartsOne), LoopThread() as loop_thread:
         call = loop_thread.start(anyio.sleep_forever)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int, int]
 WEIGHTS = [0.6, 0.3, 0.1]
-SEVERAL_STREAMS = pytest.mark.timeout(120)
+SEVERAL_STREAMS = pytest.mark.slow
 """An example opens up to eight datasets."""
 any_moment = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12, deadline=None)
 

@@ -64,7 +64,7 @@ async def read(stream: af.Stream, *, bound_bytes: int | None = None) -> list[int
         return indices
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])  # 20 examples each: 40 at once are over a minute on a busy machine
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -251,7 +251,7 @@ def test_pools_that_fit_are_the_largest_parts_of_those_asked_for(
         assert all(needed(each) > room for each in parts[parts.index(found) :] if each != found)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 async def test_two_passes_over_one_dataset_share_room_and_never_hang(
@@ -443,7 +443,7 @@ async def test_passes_over_the_same_segments_need_their_room_once(truth: Dataset
                     assert int((await anext(first))["index"]) == int((await anext(second))["index"])
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 async def test_passes_samples_prefetches_and_cancellations_all_end(

@@ -296,7 +296,7 @@ def test_the_list_stays_in_its_process(broken: str) -> None:
 
 
 @pytest.mark.usefixtures("programs_are_warm")
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
 def test_bad_data_found_by_loader_workers_is_listed(broken: str, truth: DatasetTruth, method: str) -> None:
@@ -336,7 +336,7 @@ def places(batch: Any) -> list[tuple[int, int]]:  # noqa: ANN401
 
 
 @pytest.mark.usefixtures("programs_are_warm")
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_bad_data_found_by_serve_samples_is_listed(broken: str) -> None:
     stream = make(broken, "skip")
     with af.serve_samples(stream, 4) as batches:

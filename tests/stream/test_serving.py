@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing import DatasetTruth
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("programs_are_warm")]
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 CONFIG = af.StreamConfig(pool_segments=2, prefetch_segments=1, decode_threads=1, group_frames=2)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncfetch.order.state import State
     from asyncfetch.testing import DatasetTruth
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("programs_are_warm")]
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
 few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
 
 SIZE = 3

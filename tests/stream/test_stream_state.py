@@ -221,7 +221,7 @@ def test_a_damaged_state_is_refused_at_once(
     stream.load_state_dict(beginning(0))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_junk_in_a_state_is_refused_or_gives_at_most_the_epoch(

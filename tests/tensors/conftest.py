@@ -60,7 +60,7 @@ def server() -> Iterator[TensorServer]:
         yield server
 
 
-@pytest.fixture(params=["http", pytest.param("ray", marks=pytest.mark.timeout(60))])  # Ray takes its time to start
+@pytest.fixture(params=["http", pytest.param("ray", marks=pytest.mark.slow)])  # Ray takes its time to start
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each back end in turn."""
     if request.param == "ray":

@@ -216,7 +216,7 @@ def test_forked_child_leaves_the_block_by_its_own_exception(make: Callable[[], A
         raise
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)"])
 def test_a_process_ends_whether_or_not_they_are_closed(end: str) -> None:
     program = f"""

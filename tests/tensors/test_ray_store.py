@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ray_client, http_client = Backend("ray", RAY).client, Backend("http", "").client
-pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(90)]  # a worker of Ray's imports torch
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow]  # a worker of Ray's imports torch
 
 
 async def in_worker(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401

@@ -190,7 +190,7 @@ async def test_shared_directory_is_not_left_behind() -> None:
     assert directory.path.name not in directories()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.usefixtures("programs_are_warm")
 def test_files_of_a_killed_server_are_read_until_removed() -> None:
     program = """
@@ -223,7 +223,7 @@ with TensorServer(max_bytes=1 << 26) as server, TensorClient(backend="http") as 
             client.localize(remote)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.usefixtures("programs_are_warm")
 def test_a_stopped_server_is_an_error_until_it_goes_on() -> None:
     """Within the time limits of requests; and the failure isn't remembered."""

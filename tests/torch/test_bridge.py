@@ -260,7 +260,7 @@ def test_an_error_in_a_forked_worker_is_raised_in_the_parent() -> None:
         list(loader)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_spawned_workers_make_their_own() -> None:
     dataset = Dataset(partial(shares, 20))
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")

@@ -235,7 +235,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
     return write_dataset(root, episodes=lengths, width=192, height=192, texture=4.4, episodes_per_video_file=2)
 
 
-@pytest.mark.timeout(150)  # spawned workers import torch, all at a time
+@pytest.mark.slow  # spawned workers import torch, all at a time
 @pytest.mark.parametrize(
     ("workers", "start", "batch_size"),
     [(2, "fork", 4), (3, "fork", None), (5, "fork", 4), (2, "spawn", 4), (3, "spawn", None)],

@@ -248,7 +248,7 @@ def test_held_batch_is_never_written_to(truth: DatasetTruth) -> None:
         assert torch.equal(last, like[TOP][-1:])
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_memory_is_reused_and_flat_if_every_tenth_batch_is_kept(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), features=[TOP], config=af.StreamConfig(**CONFIG))
     dataset = af.torch.StreamDataset(stream, 6, drop_last=True)

@@ -174,7 +174,7 @@ def test_a_shuffling_loader_with_forked_workers(
     assert key_of(dataset[3], truth) == keys(truth)[3]  # the parent's own goes on
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_a_shuffling_loader_with_spawned_workers(dataset: af.torch.FrameDataset, truth: DatasetTruth) -> None:
     dataset[3]
     loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context="spawn")

@@ -70,7 +70,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
     return write_dataset(root, episodes=8, length=100, width=480, height=480, distinct_videos=1)
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["0", "2", "served"])
 def test_a_rank_takes_no_more_than_was_said(large: DatasetTruth, tmp_path: Path, way: str) -> None:
     """And no small part of that; of a process with torch in it most is what forked ones share."""

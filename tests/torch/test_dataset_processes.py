@@ -173,7 +173,7 @@ def test_a_state_goes_on_in_the_middle(roots: dict[str, Path], name: str, way: s
         source.close()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["worker", "served"])
 def test_memory_is_flat_on_both_sides_if_batches_are_kept(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch, way: str

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncfetch.testing import DatasetTruth
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.slow,
     pytest.mark.usefixtures("programs_are_warm"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
 ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing import DatasetTruth
 
-pytestmark = pytest.mark.timeout(100)  # workers that each import what decodes
+pytestmark = pytest.mark.slow  # workers that each import what decodes
 
 CONFIG = af.StreamConfig(fetch=af.FetchConfig(trust_env=False))
 

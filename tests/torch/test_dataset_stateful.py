@@ -74,7 +74,7 @@ def fresh(truth: DatasetTruth) -> Any:  # noqa: ANN401
         stream.close()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.parametrize("by_dataset", [False, True], ids=["loader's batches", "dataset's batches"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_from_any_batch_it_goes_on_with_just_the_rest(fresh: Any, workers: int, by_dataset: bool) -> None:  # noqa: ANN401
@@ -88,7 +88,7 @@ def test_from_any_batch_it_goes_on_with_just_the_rest(fresh: Any, workers: int, 
         assert keys_of_batches(resumed) == following
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_persistent_workers_count_epochs_on_and_resume_in_each(fresh: Any) -> None:  # noqa: ANN401
     loader = make_loader(fresh(), 2, by_dataset=False, persistent_workers=True)
     epochs = [states_and_batches(loader) for _ in range(3)]
@@ -103,7 +103,7 @@ def test_persistent_workers_count_epochs_on_and_resume_in_each(fresh: Any) -> No
             assert keys_of_batches(resumed) == orders[epoch + 1]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pass_begun_again_resumes_without_the_last_ones_samples(fresh: Any, workers: int) -> None:  # noqa: ANN401
     loader = make_loader(fresh(), workers, by_dataset=False, persistent_workers=workers > 0)
@@ -116,7 +116,7 @@ def test_pass_begun_again_resumes_without_the_last_ones_samples(fresh: Any, work
         next(again)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.parametrize("by_dataset", [False, True], ids=["loader's batches", "dataset's batches"])
 @pytest.mark.parametrize("finished", [0, 1], ids=["first epoch", "second epoch"])
 def test_other_layouts_share_just_what_was_left_again_and_again(
@@ -179,7 +179,7 @@ def begun(fresh: Any) -> tuple[list[Any], Any]:  # noqa: ANN401
     return batches, json.loads(json.dumps(dataset.state_dict()))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @LOADERS
 @pytest.mark.parametrize("given", [0, 1])
 def test_loaders_own_state_takes_effect_at_the_next_iteration(
@@ -199,7 +199,7 @@ def test_loaders_own_state_takes_effect_at_the_next_iteration(
     assert keys_of_batches(loader) == batches[3:]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.usefixtures("failed_loaders_end_soon")
 @LOADERS
 @pytest.mark.parametrize("plain", [False, True], ids=["stateful", "plain"])
@@ -248,7 +248,7 @@ def accelerated(stateful: bool, dispatched: bool) -> Any:  # noqa: ANN401
     return Accelerator(cpu=True, dataloader_config=config)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.usefixtures("failed_loaders_end_soon")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dispatched", [False, True])
@@ -284,7 +284,7 @@ def test_accelerate_does_not_pass_over_a_state_by_setting_epochs(
     assert keys_of_batches(loader) == batches[3:]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_loader_saved_by_accelerate_resumes_with_whole_epochs(
     fresh: Any,  # noqa: ANN401

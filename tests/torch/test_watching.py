@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asyncfetch.testing import DatasetTruth
 
 pytestmark = [
-    pytest.mark.timeout(60),
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata's own call
 ]
 

@@ -15,7 +15,7 @@ from asyncfetch.testing import RangeServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("programs_are_warm")]
+pytestmark = pytest.mark.usefixtures("programs_are_warm")
 
 MIB = 1024 * 1024
 FILE_BYTES, FILES, CLIPS, FRAMES = 85_000_000, 3, 8, 4

@@ -253,7 +253,7 @@ anyio.run(read)
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_three_killed_ranks_are_resumed_by_two(corpus: Path, tmp_path: Path) -> None:
     table = tmp_path / "videos.jsonl"
     table.write_text("".join(json.dumps({"video": str(corpus / name)}) + "\n" for name in NAMES))

@@ -57,7 +57,7 @@ def kill_at_change(number: int) -> None:
     sys.setprofile(count)
 
 
-@pytest.mark.timeout(60)  # it forks some 150 times
+@pytest.mark.slow  # it forks some 150 times
 @pytest.mark.parametrize("begins", ["nothing", "a full tier with damage"])
 def test_a_kill_at_any_moment_loses_no_room_and_spoils_no_byte(
     memory_tier: Tier, begins: str, monkeypatch: pytest.MonkeyPatch
@@ -182,7 +182,7 @@ def test_opening_while_others_open_is_no_error(tier: Tier) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(90)  # it has bounds of its own, and on a busy machine so many interpreters start slowly
+@pytest.mark.slow  # it has bounds of its own, and on a busy machine so many interpreters start slowly
 def test_a_short_soak(tmp_path: Path) -> None:
     done = soak(tmp_path, seconds=2.5, processes=4, kill_every_seconds=0.25)
     assert done.killed >= 5

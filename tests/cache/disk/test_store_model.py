@@ -111,7 +111,7 @@ class DiskTierMachine(RuleBasedStateMachine):
             self.temporary.cleanup()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_disk_tier_behaves_as_its_model() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 

@@ -308,7 +308,7 @@ class Interleavings(RuleBasedStateMachine):
         assert not self.waits
 
 
-TestInterleavings = pytest.mark.timeout(60)(Interleavings.TestCase)  # 120 examples, on a busy machine
+TestInterleavings = pytest.mark.slow(Interleavings.TestCase)  # 120 examples, on a busy machine
 TestInterleavings.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 
 
