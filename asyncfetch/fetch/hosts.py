@@ -8,7 +8,8 @@ from collections import OrderedDict, deque
 from dataclasses import replace
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
@@ -20,12 +21,11 @@ from asyncfetch.fetch.outage import Outage
 from asyncfetch.fetch.retry import AWAY_STATUSES, AttemptFailed, Clock, FailureWatch, RetryBudget, RetryToken
 from asyncfetch.fetch.statistics import Counters, FetchStatistics, HostStatistics
 from asyncfetch.fetch.urls import Route
-from asyncfetch.observe.requests import RequestWatch
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, running_meter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.connection import Connection
@@ -389,13 +389,17 @@ class Permit:
     """Requests in flight at its end, itself included."""
     others_waited: bool
     """True if other requests waited for a place then."""
+    details: Mapping[str, Any] = MappingProxyType({})
+    """Facts of the request for the trace, beside those that are known here."""
+    _lane: int | None = None  # in the trace
+    _since = 0.0  # when the stretch of its time that is under way began
     _probe: bool | None = None  # what the host's ``_probes`` is left with; None where it isn't the probe of an outage
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        meter, tracer = running_meter(), running()
-        self.watch = None if meter is None and tracer is None else RequestWatch(host.name, meter, tracer)
-        """Follows it where its time is accounted for."""
+        self._meter = running_meter()
+        self.tracer = running()
+        """The trace that it is written to; None where there is none. Another one may run when it ends."""
 
     async def __aenter__(self) -> Self:
         if not self.enter_nowait():
@@ -413,27 +417,27 @@ class Permit:
         if urgent is None:
             return False
         self._urgent, self._entered_at = urgent, self.host.now()
-        if self.watch is not None:
-            self.watch.enter(self._entered_at)
+        if self._meter is not None:
+            self._turn(None, self._entered_at, Cause.FIRST_BYTE)
+        if self.tracer is not None:
+            self._lane = self.tracer.enter(self.host.name)
         return True
 
     async def enter(self) -> None:
         """Wait for a place; then ``leave`` must follow."""
-        host, watch = self.host, self.watch
+        host = self.host
         since, asked_at = host.now(), host._clock.monotonic()
-        if watch is not None:
-            watch.turn(None, since, host._cause_of_wait(asked_at))
+        self._turn(None, since, host._cause_of_wait(asked_at))
         self._urgent, self._probe = await host._enter(asked_at)
         self._entered_at = host.now()
         self.waited_seconds = self._entered_at - since
-        if watch is not None:
-            watch.turn(host._cause_of_wait(asked_at), self._entered_at)
-            watch.enter(self._entered_at)
+        self._turn(host._cause_of_wait(asked_at), self._entered_at, Cause.FIRST_BYTE)
+        if self.tracer is not None:
+            self._lane = self.tracer.enter(host.name)
 
     def held_back(self) -> None:
         """Note that what came since it was entered was a wait for bandwidth that the user has bounded."""
-        if self.watch is not None:
-            self.watch.turn(Cause.LIMIT, self.host.now(), Cause.FIRST_BYTE)
+        self._turn(Cause.LIMIT, self.host.now(), Cause.FIRST_BYTE)
 
     def answered(self, status: int | None, sent_at: float, first_byte_at: float) -> None:
         """Note that the answer's head is there: when the request went out, and when that was, by the host's ``now``."""
@@ -444,8 +448,8 @@ class Permit:
             if host._outage.is_suspected:
                 host._is_there()
                 self._end_probe()
-        if self.watch is not None and (status or 0) < 400:  # ``failed`` counts a refusal
-            self.watch.turn(Cause.FIRST_BYTE, first_byte_at, host.body_cause)
+        if self._meter is not None and (status or 0) < 400:  # ``failed`` counts a refusal
+            self._turn(Cause.FIRST_BYTE, first_byte_at, host.body_cause)
 
     def landed(self, count: int) -> None:
         """Note that so many bytes of the body came."""
@@ -457,8 +461,7 @@ class Permit:
         self.status, failure.host = failure.status, self.host.name
         failure.is_probe, failure.waited_seconds = self._probe is not None, self.waited_seconds
         self.host._failed(failure, seconds=self.host.now() - self._entered_at)
-        if self.watch is not None:
-            self.watch.turn(failure.cause, self.host.now())
+        self._turn(failure.cause, self.host.now())
 
     def leave(self, *, succeeded: bool) -> None:
         """Give the place to the next one. ``succeeded`` says whether the answer was taken whole."""
@@ -467,14 +470,16 @@ class Permit:
         self.in_flight, self.others_waited = limiter.in_use - host._pausing, limiter.waiting > 0
         if succeeded and host.budget.is_drawn and self.first_byte_seconds is not None:
             host.budget.give_back()
-        if self.watch is not None:
-            if self.body_seconds is not None:
-                self.watch.turn(host.body_cause, self.ended_at)
+        if self._meter is not None and self.body_seconds is not None:
+            self._turn(host.body_cause, self.ended_at)
+        if self.tracer is not None and self._lane is not None:
             seconds = self.first_byte_seconds
             first_byte = None if seconds is None else (self.sent_at, self.sent_at + seconds)
-            facts = {"succeeded": succeeded, "bytes": self.size_bytes, "status": self.status}
-            self.watch.leave(self._entered_at, first_byte, facts | {"waited_ms": 1e3 * self.waited_seconds})
-            self.watch = None
+            facts: dict[str, Any] = {"succeeded": succeeded, "bytes": self.size_bytes, "status": self.status}
+            facts = {**self.details, **facts, "waited_ms": 1e3 * self.waited_seconds}
+            self.tracer.request(host.name, self._lane, self._entered_at, first_byte, facts)
+            self.tracer.leave(host.name, self._lane)
+        self._meter = self.tracer = None
         host._ended.append(self)
         if len(host._ended) >= ENDS_TOGETHER:
             host.settle()
@@ -482,6 +487,15 @@ class Permit:
             self._end_probe()
         host._left += 1
         limiter.leave(urgent=self._urgent)
+
+    def _turn(self, cause: Cause | None, now: float, then: Cause | None = None) -> None:
+        """End a stretch of its time, which was due to ``cause``, and begin the next one, for its caller's meter."""
+        if self._meter is not None:
+            if cause is not None:
+                self._meter.add(cause, now - self._since)
+            if then is not None:
+                self._meter.begin(then, now)
+            self._since = now
 
     def _end_probe(self) -> None:
         """Let the next one see whether the host is there."""

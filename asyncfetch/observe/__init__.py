@@ -1,7 +1,6 @@
 """Statistics of the engine, which cost next to nothing to keep.
 
 figures     statistics, their sums and tables; Histogram: durations in bounded memory, with quantiles within 2 %. Pure
-requests    the time of one request, for the meter and the trace
 waits       the wait of a pass's consumer, by cause. Pure
 report      the bottleneck, the setting to change, what is the trainer's own time; words: a format's nouns in it. Pure
 trace       a timeline, as a file that Perfetto opens

@@ -210,9 +210,9 @@ class HttpTransport:
         permit = Permit(host)
         if not permit.enter_nowait():
             await permit.enter()
-        if permit.watch is not None:
+        if permit.tracer is not None:
             asked = request.download.asked
-            permit.watch.details = {"start": asked.start, "stop": asked.stop, "attempt": request.download.attempts}
+            permit.details = {"start": asked.start, "stop": asked.stop, "attempt": request.download.attempts}
         succeeded = False
         allowance = None if self._bandwidth is None else Allowance(self._bandwidth)
         try:
