@@ -12,7 +12,7 @@ loop_thread     an event loop in a thread, for callers that aren't coroutines, a
 channel         items from a loop to a blocking consumer; an async iterator as a plain one
 fork            guards of one loop and one process
 liveness        signs of life of a process that works for this one
-cancellation    ending a block, telling cancellations apart; many limits on time, with one timer
+cancellation    telling cancellations apart, outlasting one; many limits on time, with one timer
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blocks that are ended from outside, telling cancellations apart; one timer for many deadlines.
+"""Telling cancellations apart, ending tasks, calls that outlast a cancellation; one timer for many deadlines.
 
 Each asyncio timer costs a place in the loop's heap, and most never go off. So waits are noted, and one timer stands at
 the earliest of their deadlines. When it goes off, it looks at the waits that are left.
@@ -10,57 +10,14 @@ import asyncio
 import contextvars
 import math
 import time
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
 
     from anyio.abc import TaskGroup
-
-
-class Interrupt:
-    """A block of one task that can be ended from outside: ``with Interrupt() as block: ...``, and ``block.cancel()``.
-
-    It is to anyio's CancelScope what asyncio.timeout() is to fail_after(): the cancellation comes once, through
-    shields, to this task and by it to the task groups in it. It counts as anyio's and asyncio's own ones do, so each of
-    several at a time ends just its own block. Entering and leaving costs 1 us instead of 6; a request does it twice.
-
-    Not thread-safe: ``cancel`` is for the block's loop.
-    """
-
-    __slots__ = ("_called", "_cancelling_before", "_task", "cancelled_caught")
-
-    def __init__(self) -> None:
-        self.cancelled_caught = False
-        """True if the block has ended by ``cancel``."""
-        self._called = False
-        self._task: asyncio.Task[object] | None = None
-
-    def __enter__(self) -> Self:
-        task = self._task = asyncio.current_task()
-        assert task is not None
-        self._cancelling_before = task.cancelling()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        task, self._task = self._task, None
-        if self._called:
-            assert task is not None
-            only_ours = task.uncancel() <= self._cancelling_before
-            self.cancelled_caught = only_ours and kind is not None and issubclass(kind, asyncio.CancelledError)
-        return self.cancelled_caught
-
-    def cancel(self) -> None:
-        """Ends the block; does nothing outside of it, or a second time."""
-        if self._task is not None and not self._called:
-            self._called = True
-            # If another cancellation hasn't arrived yet, both come as one, and by this message anyio knows its own.
-            self._task.cancel(getattr(self._task, "_cancel_message", None))
 
 
 def was_cancelled() -> bool:

@@ -21,9 +21,11 @@ from concurrent.futures import CancelledError
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import anyio
+
 from asyncfetch.errors import FetchError, FetchTimeout
 from asyncfetch.fetch.retry import AttemptFailed
-from asyncfetch.runtime.cancellation import Deadlines, Interrupt
+from asyncfetch.runtime.cancellation import Deadlines
 from asyncfetch.runtime.fork import leave_openssl
 from asyncfetch.runtime.threads import call_on, no_thread
 
@@ -48,7 +50,7 @@ class FsspecThreads:
         """Time limit of a call."""
         self._count = places
         self._places = asyncio.Semaphore(places)
-        self._waiting: set[Interrupt] = set()
+        self._waiting: set[anyio.CancelScope] = set()
         self._deadlines = Deadlines(self.loop)
         self._overdue: set[ThreadJob] = set()
         self._jobs: SimpleQueue[ThreadJob | None] = SimpleQueue()
@@ -79,7 +81,7 @@ class FsspecThreads:
 
     async def _take_place(self) -> None:
         if not self._is_stuck:
-            with Interrupt() as block:
+            with anyio.CancelScope() as block:
                 self._waiting.add(block)
                 try:
                     await self._places.acquire()

@@ -27,7 +27,7 @@ from asyncfetch.fetch import connection
 from asyncfetch.fetch.refusals import MAX_FIELDS, MAX_VALUE_BYTES, SESSION_ERRORS, session_failure, too_slow
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of
 from asyncfetch.fetch.urls import host_name
-from asyncfetch.runtime.cancellation import Deadline, Interrupt
+from asyncfetch.runtime.cancellation import Deadline
 from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Exchange(Deadline):
         self._stepped_bytes = 0
         self._had_new_connection = False
         self._response: aiohttp.ClientResponse | None = None
-        self.scope = Interrupt()
+        self.scope = anyio.CancelScope()
         """Ended where a phase takes too long."""
         self.peer: Peer | None = None
         self.status = 0
