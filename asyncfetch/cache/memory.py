@@ -26,10 +26,10 @@ import anyio
 from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import CacheError, ClosedError, ConfigError, ObjectChanged
-from asyncfetch.fetch.batch import each_on_its_own
+from asyncfetch.fetch.batch import RangeByRange
 from asyncfetch.fetch.limiter import SharedCalls
 from asyncfetch.fetch.objects import difference, strong_etag
-from asyncfetch.fetch.reader import VersionedReader, byte_count, byte_ranges, closed_range
+from asyncfetch.fetch.reader import VersionedReader, byte_count, byte_ranges
 from asyncfetch.fetch.urls import object_name
 from asyncfetch.observe import Figures
 from asyncfetch.ranges import ByteRange
@@ -40,13 +40,13 @@ from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.memory_pool import allocate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
     from contextlib import AbstractAsyncContextManager
     from typing import Self
 
     from asyncfetch.cache.disk.layout import DiskTier
     from asyncfetch.cache.disk.store import DiskStatistics
-    from asyncfetch.fetch.reader import RangeReader, WritableBuffer
+    from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.leased_lru import EntryLease, RoomReservation
 
@@ -308,7 +308,7 @@ class _RangeLoad:
     """Keeps the entry until its callers have their leases."""
 
 
-class ByteCache(AsyncOnly):
+class ByteCache(RangeByRange, AsyncOnly):
     """A RangeReader over another one that keeps ranges in memory. Use it as an async context manager.
 
     An entry is one range of one version of an object, with its header. Overlapping ranges are different entries; if the
@@ -322,7 +322,9 @@ class ByteCache(AsyncOnly):
     for ever. Several iterations that hold leases while they request more, such as training and validation at once,
     would wait for each other: let each first reserve the room of all that it is going to hold, as passes over a
     LeRobotDataset do. A range larger than ``max_bytes`` bypasses the cache: it is fetched once for all concurrent
-    callers, and not kept. When an object changed (ObjectChanged), all its entries are dropped.
+    callers, and not kept. The length of an open range (``stop=None``) isn't known before it came, so its room is
+    reserved after that, and if there is none at once, it isn't kept: open ranges are meant for footers, not for large
+    objects. When an object changed (ObjectChanged), all its entries are dropped.
 
     Bound to the loop that entered it, and to the process; only ``statistics`` may be called from any thread. A hit
     never waits, not even for one turn of the loop.
@@ -396,21 +398,6 @@ class ByteCache(AsyncOnly):
         """Size, version and last bytes of the object, as the fetcher reads them now; they are not kept."""
         return await self._pass_on(self._fetcher.fetch_tail, url, byte_count(max_bytes))
 
-    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        """Bytes [start, stop) of the object, read-only.
-
-        The length of an open range (``stop=None``) isn't known before it came, so its room is reserved after that; if
-        there is none at once, it isn't kept. Open ranges are meant for footers, not for large objects.
-        """
-        return await self._fetch_range(ByteRange(url, start, stop))
-
-    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
-        """Bytes [start, stop), copied into the caller's buffer of exactly that length; the cache keeps its own."""
-        wanted, target = closed_range(url, start, stop, buffer)
-        view = await self._fetch_range(wanted)
-        if view:
-            target[:] = view
-
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
         """All ranges, in input order; equal ones are fetched once. The first error cancels the rest.
 
@@ -419,16 +406,7 @@ class ByteCache(AsyncOnly):
         """
         ranges = byte_ranges(ranges)
         require_room(ranges, self._max_bytes)
-        async with self.fetch_stream(ranges) as stream:
-            views = {index: view async for index, view in stream}
-        return [views[index] for index in range(len(ranges))]
-
-    def fetch_stream(
-        self, ranges: Iterable[ByteRange]
-    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
-        """(index in ``ranges``, whole range) pairs as they arrive. Leaving the context cancels what is under way."""
-        self._check()
-        return each_on_its_own(ranges, self._fetch_range)
+        return await super().fetch_many(ranges)
 
     def lease(self, url: str, start: int, stop: int, *, header: bytes = b"") -> AbstractAsyncContextManager[Lease]:
         """Bytes [start, stop) of the object behind a header, kept from eviction in the context."""

@@ -34,16 +34,16 @@ from asyncfetch.cache.memory import ByteCache, CacheKey, Lease
 from asyncfetch.cache.regions import MappedRegions, RegionPlace, Regions
 from asyncfetch.config.secrets import among_own_processes
 from asyncfetch.errors import ClosedError, ObjectChanged, WorkerError
-from asyncfetch.fetch.batch import each_on_its_own
+from asyncfetch.fetch.batch import RangeByRange
 from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.fetch.objects import difference
-from asyncfetch.fetch.reader import RangeReader, VersionedReader, byte_ranges, closed_range
+from asyncfetch.fetch.reader import RangeReader, VersionedReader, byte_ranges
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.single_flight import SharedLRU
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
     from typing import Self
 
@@ -339,7 +339,7 @@ class _ServerConnection:
             _write(self._writer, message)
 
 
-class RankReader:
+class RankReader(RangeByRange):
     """A RangeReader that reads as one with others of its name, which only the rank's loader workers know.
 
     Use it as an async context manager. ``open_reader`` opens the server's source, within the rank's limits. The bounds
@@ -393,9 +393,12 @@ class RankReader:
                 finally:
                     regions.close()
 
-    async def _connected(self) -> _ServerConnection:
+    def _check(self) -> None:
         if self._closed:
             raise ClosedError("this reader is closed")
+
+    async def _connected(self) -> _ServerConnection:
+        self._check()
         async with self._connecting:
             while self._connection is None or self._connection.is_lost:
                 self._connection = await self._connect()
@@ -479,9 +482,8 @@ class RankReader:
         """Size and version of the object."""
         return await self._read(url, RangeReader.stat, url)
 
-    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        """Bytes [start, stop) of the object."""
-        return await self._read(url, RangeReader.fetch, url, start, stop)
+    async def _fetch_range(self, wanted: ByteRange) -> memoryview:
+        return await self._read(wanted.url, RangeReader.fetch, wanted.url, wanted.start, wanted.stop)
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its first ``min(max_bytes, size)`` bytes."""
@@ -490,13 +492,6 @@ class RankReader:
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its last ``min(max_bytes, size)`` bytes."""
         return await self._read(url, RangeReader.fetch_tail, url, max_bytes)
-
-    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
-        """Bytes [start, stop) into the caller's buffer of exactly that length."""
-        wanted, target = closed_range(url, start, stop, buffer)
-        view = await self.fetch(wanted.url, wanted.start, wanted.stop)
-        if view:
-            target[:] = view
 
     async def read_into(
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
@@ -510,12 +505,6 @@ class RankReader:
         """All ranges, in input order."""
         wanted = tuple(byte_ranges(ranges))
         return await self._read(wanted[0].url, RangeReader.fetch_many, wanted) if wanted else []
-
-    def fetch_stream(
-        self, ranges: Iterable[ByteRange]
-    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
-        """(index in ``ranges``, whole range) pairs as they arrive."""
-        return each_on_its_own(ranges, lambda one: self.fetch(one.url, one.start, one.stop))
 
 
 def _check_peer(connection: socket.socket) -> int:

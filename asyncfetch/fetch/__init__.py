@@ -2,7 +2,7 @@
 
 engine        Fetcher: the verbs, what they share, and which transport the scheme of a url names
 range_reader  one range by a request that it shares with others, in parts, or by its own
-batch         many ranges: bounded workers, ranges as they arrive, also those of caches
+batch         many ranges: bounded workers, ranges as they arrive; the verbs of readers that read each on its own
 buffers       one answer into the memory of several ranges
 download      one range over its attempts: what has landed, in which version
 retry         the one retry loop: which failure is tried again, or looks like a host that is away; when; how many of a

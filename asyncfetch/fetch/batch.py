@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.fetch.limiter import one_caller
-from asyncfetch.fetch.reader import byte_ranges
+from asyncfetch.fetch.reader import byte_ranges, closed_range
 from asyncfetch.ranges import ByteRange, Request, lie_apart, own_request, plan_requests
 from asyncfetch.runtime.threads import run_sync
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.reader import WritableBuffer
 
 WORKERS_PER_REQUEST = 2
 """Workers of a batch per request in flight: so that a limiter that opens always finds one waiting."""
@@ -201,3 +203,38 @@ def each_on_its_own(ranges: Iterable[ByteRange], fetch: Callable[[ByteRange], Aw
         return {request.range: await fetch(request.range)}
 
     return RangeStream(byte_ranges(ranges), plan, answer, key=lambda _: "", workers=MAX_CONCURRENT)
+
+
+class RangeByRange(ABC):
+    """The verbs of a reader that reads each range on its own."""
+
+    @abstractmethod
+    def _check(self) -> object:
+        """Raise ClosedError unless it is open."""
+
+    @abstractmethod
+    async def _fetch_range(self, wanted: ByteRange) -> memoryview:
+        """The bytes of a range, read-only."""
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """Bytes [start, stop) of the object, read-only."""
+        return await self._fetch_range(ByteRange(url, start, stop))
+
+    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
+        """Bytes [start, stop), copied into the caller's buffer of exactly that length."""
+        wanted, target = closed_range(url, start, stop, buffer)
+        view = await self._fetch_range(wanted)
+        if view:
+            target[:] = view
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        """All ranges, in input order; equal ones are fetched once. The first error cancels the rest."""
+        wanted = byte_ranges(ranges)
+        async with self.fetch_stream(wanted) as stream:
+            views = {index: view async for index, view in stream}
+        return [views[index] for index in range(len(wanted))]
+
+    def fetch_stream(self, ranges: Iterable[ByteRange]) -> RangeStream:
+        """(index in ``ranges``, whole range) pairs as they arrive. Leaving the context cancels what is under way."""
+        self._check()
+        return each_on_its_own(ranges, self._fetch_range)

@@ -16,11 +16,10 @@ import anyio
 from asyncfetch.cache.disk.layout import VersionFile, join, object_id
 from asyncfetch.cache.disk.store import DiskStore
 from asyncfetch.errors import ClosedError, ConfigError
-from asyncfetch.fetch.batch import RangeStream, each_on_its_own
+from asyncfetch.fetch.batch import RangeByRange
 from asyncfetch.fetch.objects import strong_etag
-from asyncfetch.fetch.reader import EndpointReader, VersionedReader, byte_count, byte_ranges, closed_range
+from asyncfetch.fetch.reader import EndpointReader, VersionedReader, byte_count, closed_range
 from asyncfetch.observe.waits import Cause, running_meter
-from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import LoopGuard
@@ -29,12 +28,13 @@ from asyncfetch.runtime.single_flight import SingleFlight
 from asyncfetch.runtime.threads import run_to_its_end
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
     from typing import Self
 
     from asyncfetch.cache.disk.layout import DiskTier
     from asyncfetch.cache.disk.store import DiskStatistics
     from asyncfetch.fetch.reader import RangeReader, WritableBuffer
+    from asyncfetch.ranges import ByteRange, ObjectInfo
 
 T = TypeVar("T")
 End: TypeAlias = "tuple[ObjectInfo, memoryview]"
@@ -51,7 +51,7 @@ STEP_BYTES: Final = 16 * 1024 * 1024
 """Bytes read or written by one call in a thread, a few ms: a cancelled caller waits for no more than that."""
 
 
-class DiskReader:
+class DiskReader(RangeByRange):
     """A VersionedReader that finds ranges on disk which it, or another process, read before. An async context manager.
 
     It keeps objects on web servers with a strong ETag and, if the fetcher is an EndpointReader, those in S3 and on the
@@ -125,10 +125,6 @@ class DiskReader:
         self._check()
         return await self._fetcher.stat(url)
 
-    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        """Bytes [start, stop) of the object, read-only."""
-        return await self._fetch_range(ByteRange(url, start, stop))
-
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its first ``min(max_bytes, size)`` bytes."""
         return await self._fetch_end(self._fetcher.fetch_head, url, max_bytes, is_tail=False)
@@ -175,18 +171,6 @@ class DiskReader:
         info = await self._fetcher.read_into(url, start, stop, view, version=version)
         await self._keep(store, info, start, view)
         return info
-
-    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
-        """All ranges, in input order; equal ranges are read once. The first error cancels the rest."""
-        ranges = byte_ranges(ranges)
-        async with self.fetch_stream(ranges) as stream:
-            views = {index: view async for index, view in stream}
-        return [views[index] for index in range(len(ranges))]
-
-    def fetch_stream(self, ranges: Iterable[ByteRange]) -> RangeStream:
-        """(index in ``ranges``, whole range) pairs as they arrive. Leaving the context cancels what is under way."""
-        self._check()
-        return each_on_its_own(ranges, self._fetch_range)
 
     def _check(self) -> DiskStore:
         if self._store is None or self._closed:
