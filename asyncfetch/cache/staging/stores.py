@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import stat
 from abc import abstractmethod
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
-from asyncfetch.errors import AccessDenied, CacheError, ConfigError, FetchError, NotFound
+from asyncfetch.errors import CacheError, ConfigError
+from asyncfetch.fetch.transports.file import read_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
 Method = Literal["raw", "pickle"]
 
@@ -198,20 +198,15 @@ class DirectoryStore(BytesStore):
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         """The file's content."""
         file = self._file(name)
-        try:
-            data = file.read_bytes()
-        except (OSError, ValueError) as error:
-            raise _mapped(error, str(file)) from error
-        return data, SourceInfo(self.path, name, None, (name,))
+        with _errors_of_ours(file):
+            return file.read_bytes(), SourceInfo(self.path, name, None, (name,))
 
     def size(self, name: str) -> int | None:
         """The file's length; None if it isn't a regular file."""
         file = self._file(name)
-        try:
+        with _errors_of_ours(file):
             status = file.stat()
-        except (OSError, ValueError) as error:
-            raise _mapped(error, str(file)) from error
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def _file(self, name: str) -> Path:
         if self._root is None:
@@ -364,14 +359,12 @@ def check_name(name: str, root: str) -> None:
         raise ConfigError(f"{name!r} doesn't name a file below {root!r}: it must be a relative path without '..'")
 
 
-def _mapped(error: OSError | ValueError, path: str) -> FetchError | ConfigError:
-    if isinstance(error, ValueError):
-        return ConfigError(f"{path!r} is no path: it holds a zero byte, or what no file's name can hold")
-    reason = error.strerror or str(error)
-    match error:
-        case FileNotFoundError() | NotADirectoryError():
-            return NotFound(f"{reason}: check the path", url=path)
-        case PermissionError():
-            return AccessDenied(f"{reason}: this user may not read it", url=path)
-        case _:
-            return FetchError(f"reading failed: {reason}", url=os.fspath(path))
+@contextmanager
+def _errors_of_ours(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise read_failure(error).error(url=str(file), start=None, stop=None, attempts=0) from error
+    except ValueError as error:
+        message = f"{str(file)!r} is no path: it holds a zero byte, or what no file's name can hold"
+        raise ConfigError(message) from error

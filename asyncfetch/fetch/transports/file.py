@@ -214,7 +214,7 @@ def _read(download: Download, known: ObjectInfo | None, next_step: NextStep) -> 
                 download.landed_bytes += count
             check_version(info, _info(url, os.fstat(descriptor)), what=_CHANGED)
     except OSError as error:
-        raise _as_failure(error) from error
+        raise read_failure(error) from error
 
 
 def _list(url: str, max_entries: int, next_step: NextStep) -> list[ObjectInfo]:
@@ -241,7 +241,7 @@ def _list(url: str, max_entries: int, next_step: NextStep) -> list[ObjectInfo]:
                 if not is_gone and not (error.errno in _LEADS_NOWHERE and entry.is_symlink()):
                     raise
     except OSError as error:
-        raise _as_failure(error) from error
+        raise read_failure(error) from error
     return infos
 
 
@@ -256,14 +256,15 @@ def _delete(path: Path) -> None:
     try:
         path.unlink()
     except FileNotFoundError as error:
-        raise _as_failure(error) from error
+        raise read_failure(error) from error
     except OSError as error:
         reason = error.strerror or str(error)
         kind = AccessDenied if isinstance(error, PermissionError) else FetchError
         raise AttemptFailed(kind, f"it can't be removed: {reason}", RetryVerdict.FATAL) from error
 
 
-def _as_failure(error: OSError) -> AttemptFailed:
+def read_failure(error: OSError) -> AttemptFailed:
+    """Return the failed attempt that an error of the system at reading a local file stands for."""
     reason = error.strerror or str(error)
     match error:
         case FileNotFoundError() | NotADirectoryError():
