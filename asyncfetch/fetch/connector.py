@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import ipaddress
 import os
 import socket
 import ssl
@@ -22,6 +21,7 @@ from asyncfetch.fetch.connection import SCRATCH_BYTES, Connection
 from asyncfetch.fetch.refusals import connect_failure, too_slow
 from asyncfetch.fetch.resolver import Resolver
 from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
+from asyncfetch.fetch.urls import address_in
 from asyncfetch.runtime.cancellation import Deadlines
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.sockets import Sockets, is_among_last
@@ -167,7 +167,7 @@ class Connector:
         name = url.raw_host
         assert name is not None
         assert url.port is not None
-        if _is_address(name):
+        if address_in(name.partition("%")[0]) is not None:
             addresses = [(name, url.port)]
         else:
             try:
@@ -211,14 +211,6 @@ class Connector:
             self.resolver.set_aside(tried)
             raise AttemptFailed(ConnectionFailed, message, RetryVerdict.ONCE) from error
         return connection
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def _address_info(address: str, port: int) -> tuple[int, int, int, str, tuple[Any, ...]]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import netrc
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.fetch.urls import read_url, userinfo
+from asyncfetch.fetch.urls import address_in, read_url, userinfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from yarl import URL
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +73,13 @@ def is_exempt(host: str, port: int | None, no_proxy: str) -> bool:
     is itself; ``10.0.0.0/8`` is every address of that network; a port behind a name or an address holds for that port
     alone; ``*`` is every host.
     """
-    address = _read(ip_address, host)
+    address = address_in(host)
     below = f".{host.lower().rstrip('.')}"
     for entry in no_proxy.lower().replace(",", " ").split():
         if "/" in entry:
-            network = _read(partial(ip_network, strict=False), entry)
-            if address is not None and network is not None and address in network:
-                return True
+            with suppress(ValueError):
+                if address is not None and address in ip_network(entry, strict=False):
+                    return True
             continue
         name, entry_port = entry, ""
         if entry.startswith("["):
@@ -91,18 +89,11 @@ def is_exempt(host: str, port: int | None, no_proxy: str) -> bool:
         if entry_port.strip(":") not in {"", str(port)}:
             continue
         name = name.strip(".")
-        if name == "*" or (address is not None and _read(ip_address, name) == address):
+        if name == "*" or (address is not None and address_in(name) == address):
             return True
         if name and address is None and below.endswith(f".{name}"):
             return True
     return False
-
-
-def _read(kind: Callable[[str], T], text: str) -> T | None:
-    try:
-        return kind(text)
-    except ValueError:
-        return None
 
 
 def _proxy(text: str) -> Proxy:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -258,7 +259,7 @@ def static_headers(
     if "Authorization" in own:
         return dict(own)
     token = next((tokens[name] for name in reversed(names) if name in tokens), None)
-    if token is not None and (url.scheme == "https" or _is_loopback(_bare_host(url))):
+    if token is not None and (url.scheme == "https" or is_loopback(_bare_host(url))):
         own["Authorization"] = f"Bearer {token}"
     elif login is not None and means_bare_host:
         own["Authorization"] = basic_auth(*login)
@@ -277,11 +278,17 @@ def _bare_host(url: URL) -> str:
     return (url.host or "").lower()
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def address_in(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that the host of a url is; None where it is a name."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host)
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the host."""
+    address = address_in(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
 
 
 _AMAZON: Final = "algorithm credential date expires security-token signature signedheaders"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import socket
 import sys
 from contextlib import ExitStack, suppress
@@ -21,7 +20,7 @@ from aiohttp import web
 
 from asyncfetch.config.checks import is_whole_number, require_token, whole_number
 from asyncfetch.errors import ClosedError, ConfigError, TensorError, redact_url
-from asyncfetch.fetch.urls import check_characters, read_url, userinfo
+from asyncfetch.fetch.urls import address_in, check_characters, is_loopback, read_url, userinfo
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks, outlast
 from asyncfetch.runtime.fork import running_loop
@@ -62,18 +61,6 @@ def normal_server(url: str) -> str:
 def shards_url(server: str, shard_ids: Iterable[str]) -> str:
     """The url of these shards as one object."""
     return f"{server}/shards/{','.join(shard_ids)}"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the host."""
-    address = _address(host)
-    return host.lower() == "localhost" if address is None else address.is_loopback
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host)
-    return None
 
 
 REASON = "X-Error-Code"
@@ -377,7 +364,7 @@ class TensorServer:
             raise ConfigError(f"TensorServer can't listen on {self._host} port {self._port}: {error}") from error
         family, port = self._listener.sockets[0].family, self._listener.sockets[0].getsockname()[1]
         public = self._public_host or self._host
-        if (address := _address(public)) is not None and address.is_unspecified:  # all of this machine's
+        if (address := address_in(public)) is not None and address.is_unspecified:  # all of this machine's
             public = await run_sync(_outgoing_address, family)
         self._url = server_url(public, port, tls=self._tls is not None)
 
