@@ -423,7 +423,7 @@ class ByteCache(RangeByRange, AsyncOnly):
         return self.try_lease_of(CacheKey.of(ByteRange(url, start, stop), header), url)
 
     def try_lease_of(self, key: CacheKey, url: str) -> Lease | None:
-        """As ``try_lease``, by the key of the bytes, which are asked for at ``url``."""
+        """A lease like that of ``try_lease``, by the key of the bytes, which are asked for at ``url``."""
         self._check()
         return self._hit(url, key)
 

@@ -92,7 +92,7 @@ class StagedEntry:
     """One generation of one file. At rest while it isn't queued and no thread works on it."""
 
     binding: Binding
-    """How it is read: the first handle's."""
+    """The way that it is read: the first handle's."""
     references: int = 0
     """Handles that haven't asked for their value yet."""
     waiters: int = 0
@@ -104,7 +104,7 @@ class StagedEntry:
     queue: dict[StagedEntry, None] | None = None
     """The queue that it is in, if any."""
     is_taken: bool = False
-    """Whether a thread works on it."""
+    """True while a thread works on it."""
     has_failed: bool = False
     size_bytes: int | None = None
     """Its size, if known."""
@@ -120,11 +120,11 @@ class StagingClaim:
 
     entry: StagedEntry
     is_held: bool = True
-    """Whether it is one of the entry's references."""
+    """True if it is one of the entry's references."""
     future: SharedFuture[StoredFile] | None = None
     """The read that serves it."""
     has_failed: bool = False
-    """Whether its handle got the error of that read; then the next ``join`` requests the file again."""
+    """True if its handle got the error of that read; then the next ``join`` requests the file again."""
 
     @property
     def is_counted(self) -> bool:
