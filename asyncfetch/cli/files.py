@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
@@ -14,7 +13,7 @@ from asyncfetch.cli.terminal import CaFile, Recursive, format_bytes, progress
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, FetchError, NotFound, redact_url
 from asyncfetch.fetch import Fetcher
-from asyncfetch.runtime.concurrently import gather
+from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ class _Copying:
             async with Fetcher(config) as self._fetcher:
                 files, places = await self._pairs(source, recursive=recursive)
                 all_bytes, done_bytes = max(1, sum(file.size for file in files)), 0
-                limiter = anyio.CapacityLimiter(COPIED_AT_ONCE)
 
                 def count(nbytes: int) -> None:
                     nonlocal done_bytes
@@ -82,11 +80,10 @@ class _Copying:
                     share = min(done_bytes / all_bytes, 0.99)  # 100 % is when the last file is in its place
                     show("copied", share, f"{self._copied + self._kept}/{len(files)} files")
 
-                async def copy(file: ObjectInfo, place: str) -> None:
-                    async with limiter:
-                        await self._bring(file, place, count)
+                async def copy(pair: tuple[ObjectInfo, str]) -> None:
+                    await self._bring(*pair, count)
 
-                await gather(*(partial(copy, *pair) for pair in zip(files, places, strict=True)))
+                await for_each(zip(files, places, strict=True), copy, workers=COPIED_AT_ONCE)
 
     async def _pairs(self, source: str, *, recursive: bool) -> tuple[list[ObjectInfo], list[str]]:
         if recursive:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from typing_extensions import override
@@ -212,16 +212,14 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
 
     async def _rows_with_pictures(self, stretch: Stretch) -> EpisodeRows:
         episode = self._episodes[stretch.episode]
-        parts: dict[str, PicturePart] = {}
+        keys = self.rows.picture_keys
 
-        async def add(key: str) -> None:
-            parts[key] = await self._watch(self.rows.pictures(episode, key, *stretch.span(key, episode.length)))
+        async def read(key: str) -> PicturePart:
+            return await self._watch(self.rows.pictures(episode, key, *stretch.span(key, episode.length)))
 
-        numbers, *_ = await gather(
-            partial(self._rows, stretch.episode), *(partial(add, key) for key in self.rows.picture_keys)
-        )
-        assert numbers is not None
-        return numbers.with_pictures(parts)
+        found: list[Any] = await gather(partial(self._rows, stretch.episode), *(partial(read, key) for key in keys))
+        numbers: EpisodeRows = found[0]
+        return numbers.with_pictures(dict(zip(keys, found[1:], strict=True)))
 
     def _over(self, stretch: Stretch, name: str, planned: EpisodeClip, buffer: memoryview) -> Clip:
         return planned.over(buffer, name=planned.name, depth=self._depth[name])

@@ -152,16 +152,14 @@ async def load_sources(
     setup: WorkerSetup, selections: Sequence[Selection]
 ) -> list[MergeSource | DatasetError | FetchError]:
     """Each source, or the error of reading it."""
-    loaded: dict[Selection, MergeSource | DatasetError | FetchError] = {}
 
-    async def load(selection: Selection) -> None:
+    async def load(selection: Selection) -> MergeSource | DatasetError | FetchError:
         try:
-            loaded[selection] = await load_source(setup.fetcher, selection)
+            return await load_source(setup.fetcher, selection)
         except (DatasetError, FetchError) as error:
-            loaded[selection] = error
+            return error
 
-    await for_each(selections, load, workers=_SOURCES_AT_ONCE)
-    return [loaded[selection] for selection in selections]
+    return await for_each(selections, load, workers=_SOURCES_AT_ONCE)
 
 
 async def carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: ProgressCounter) -> list[tuple[int, int]]:
@@ -212,14 +210,13 @@ async def _write(
 
     Finished files stay, whatever happens.
     """
-    files: list[WrittenFile] = []
 
-    async def write_file(unit: FileUnit) -> None:
-        file = await pool.run(write, job.destination, unit)
-        files.append(file)
+    async def write_file(unit: FileUnit) -> WrittenFile:
+        file: WrittenFile = await pool.run(write, job.destination, unit)
         progress.finished(job.destination.url(file.path), file.nbytes)
+        return file
 
-    await for_each(job.units, write_file, workers=pool.workers)
+    files = await for_each(job.units, write_file, workers=pool.workers)
     metadata = await run_sync(write_metadata, job.plan, *await _summary_of(job, pool), room)
     nbytes = await run_sync(lambda: sum((room / path).stat().st_size for path in metadata))
     return files, metadata, sum(file.nbytes for file in files) + nbytes

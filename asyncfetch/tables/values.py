@@ -92,15 +92,10 @@ async def find_values(
     """
     stretches = await _find_stretches(reader, file, groups, leaf, run)
     levels = file.metadata.schema.column(leaf).max_definition_level
-    walked: dict[int, tuple[list[int], list[int]]] = {}
-
-    async def walk(number: int) -> None:
-        walked[number] = await _ValueWalk(reader, file, stretches[number], levels).places()
-
-    await for_each(range(len(stretches)), walk, workers=CHAINS_AT_ONCE)
-    in_order = [walked[number] for number in range(len(stretches))]
-    starts = np.fromiter(itertools.chain.from_iterable(starts for starts, _ in in_order), np.int64)
-    sizes = np.fromiter(itertools.chain.from_iterable(sizes for _, sizes in in_order), np.int64)
+    walks = [_ValueWalk(reader, file, stretch, levels) for stretch in stretches]
+    walked = await for_each(walks, _ValueWalk.places, workers=CHAINS_AT_ONCE)
+    starts = np.fromiter(itertools.chain.from_iterable(starts for starts, _ in walked), np.int64)
+    sizes = np.fromiter(itertools.chain.from_iterable(sizes for _, sizes in walked), np.int64)
     return ValuePlaces(starts, sizes)
 
 

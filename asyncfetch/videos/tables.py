@@ -98,13 +98,9 @@ async def each_file(
     if is_directory and url.startswith(("http://", "https://")):
         raise ConfigError(f"{redact_url(url)!r} must be a table's: its name must end in {', '.join(SUFFIXES)}")
     urls = (await find_files(f"{url.rstrip('/')}/**/*.parquet" if is_directory else url, fetcher)).urls
-    tables: dict[str, pa.Table] = {}
-
-    async def read_one(url: str) -> None:
-        tables[url] = await read(url)
-
-    await for_each(dict.fromkeys(urls), read_one, workers=FILES_AT_ONCE)
-    return await run_sync(_join, urls, tables)
+    different = list(dict.fromkeys(urls))
+    tables = await for_each(different, read, workers=FILES_AT_ONCE)
+    return await run_sync(_join, urls, dict(zip(different, tables, strict=True)))
 
 
 def _join(urls: list[str], tables: dict[str, pa.Table]) -> pa.Table:

@@ -290,14 +290,13 @@ async def _read_by_index(
     count = len(found) - 1
     if found[-1] - found[0] < count * (LOOK_BYTES + MAX_GAP_BYTES):
         return None  # a walk brings several samples at a time
-    parts: dict[int, list[TarredFile]] = {}
 
-    async def read_one(place: int) -> None:
+    async def read_one(place: int) -> list[TarredFile]:
         stop = found[place + 1] if place + 1 < count else None
-        parts[place] = await _read_headers(url, size, reader, start=found[place], stop=stop)
+        return await _read_headers(url, size, reader, start=found[place], stop=stop)
 
-    await for_each(range(count), read_one, workers=SAMPLES_AT_ONCE)
-    files = [file for place in range(count) for file in parts[place]]
+    parts = await for_each(range(count), read_one, workers=SAMPLES_AT_ONCE)
+    files = [file for part in parts for file in part]
     if len(group_samples(files, url=url)) != count:
         raise contradiction
     return files
