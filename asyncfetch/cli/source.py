@@ -20,8 +20,7 @@ from asyncfetch.formats import RangeFormat
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos import Videos
 from asyncfetch.videos.folders import METADATA_NAMES
-from asyncfetch.videos.listing import list_files
-from asyncfetch.videos.patterns import absolute_url, find_files
+from asyncfetch.videos.listing import absolute_url, find_files, list_files
 from asyncfetch.videos.tables import SUFFIXES
 from asyncfetch.videos.tars import TAR_SUFFIXES, VIDEO_EXTENSIONS
 

@@ -14,8 +14,8 @@ video_index         where an episode's frames lie in its video files
 episode_cache       stretches of episodes in memory, each byte fetched once; one of them while it is read
 samples             which frames a sample is made of; making it
 summary             a dataset in one value, with the sizes of its files
-dataset             LeRobotDataset, open for reading; its episodes for streams: fetched ahead, held while they are read
-format              a dataset as a stream reads it
+dataset             LeRobotDataset, open for reading; its episodes for streams: fetched ahead, held while they are read;
+                    a dataset as a stream reads it
 """
 
 from __future__ import annotations

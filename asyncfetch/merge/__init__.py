@@ -10,7 +10,6 @@
     summaries     statistics, and the pieces that read rows back for them
     quantiles     quantiles without all rows in memory
     executor      where the pieces run: on this machine in threads, or in processes when they pay; the protocol
-    worker_process   one of these processes
     destination   which destination a path or url means
     local_folder  a local destination: built beside it, where there is space, and resumed after an interruption
     s3_prefix     a destination on S3: put file by file, and resumed likewise

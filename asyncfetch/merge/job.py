@@ -36,13 +36,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.merge.destination import Destination
-    from asyncfetch.merge.executor import WorkerPool
+    from asyncfetch.merge.executor import WorkerPool, WorkerSetup
     from asyncfetch.merge.local_folder import WrittenFile
     from asyncfetch.merge.plan import Limits, MergePlan
     from asyncfetch.merge.sources import Selection
     from asyncfetch.merge.summaries import Statistics, SummaryTask
     from asyncfetch.merge.tasks import FileUnit
-    from asyncfetch.merge.worker_process import WorkerSetup
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.destination import Destination
+    from asyncfetch.merge.executor import WorkerSetup
     from asyncfetch.merge.quantiles import KnownValues, PrefixCounters
-    from asyncfetch.merge.worker_process import WorkerSetup
 
 Statistics = dict[str, "NDArray[Any]"]
 

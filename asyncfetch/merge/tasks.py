@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.destination import Destination
+    from asyncfetch.merge.executor import WorkerSetup
     from asyncfetch.merge.local_folder import WrittenFile
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
     from asyncfetch.merge.sources import MergeSource
     from asyncfetch.merge.summaries import Statistics, Summary
     from asyncfetch.merge.videos import Segment
-    from asyncfetch.merge.worker_process import WorkerSetup
     from asyncfetch.ranges import ObjectInfo
 
 _PIECE_BYTES = 8 * 1024 * 1024

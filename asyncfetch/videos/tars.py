@@ -27,7 +27,7 @@ from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.packed import Packed
 from asyncfetch.tables.parquet import require_pyarrow
 from asyncfetch.videos.entries import ENTRY_COLUMNS, RESERVED, entry_table
-from asyncfetch.videos.patterns import find_files
+from asyncfetch.videos.listing import find_files
 from asyncfetch.videos.tar_index import WRITE_INDEX_ANEW, index_names, parse_index, parse_wids
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ async def tar_entries(
     Args:
         reader: Reads ranges, also of packed parts (``UnpackedReader``).
         fetcher: Lists directories.
-        urls: Shards, with braces and wildcards (``patterns.find_files``); a url with a slash behind means all ``.tar``
+        urls: Shards, with braces and wildcards (``listing.find_files``); a url with a slash behind means all ``.tar``
             files below it, and one of a ``.json`` the shards of a wids index. A shard that is named twice is read once,
             and is there twice.
         video: Extension of the videos, such as "left.mp4". None for the one file of a sample whose extension ends in

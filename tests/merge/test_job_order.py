@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.merge.executor import Executor, WorkerPool
-    from asyncfetch.merge.worker_process import Piece
+    from asyncfetch.merge.executor import Executor, Piece, WorkerPool
     from tests.lerobot.serving import Library
 
     Run = Callable[..., Awaitable[Any]]
