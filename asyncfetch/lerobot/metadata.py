@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import numpy as np
 
-from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AccessDenied, AsyncFetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AsyncFetchError, FormatError, NotFound, redact_url
+from asyncfetch.fetch.reader import fetch_if_there
 from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes, wrong_totals
-from asyncfetch.lerobot.info import choose_features, is_v2, parse_info, parse_json
+from asyncfetch.lerobot.info import INFO_PATH, STATS_PATH, TASKS_PATH, choose_features, is_v2, parse_info, parse_json
 from asyncfetch.runtime.concurrently import ungrouped
 from asyncfetch.runtime.single_flight import SharedCall
 from asyncfetch.runtime.threads import run_sync
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.concurrently import RunSync
     from asyncfetch.tables.parquet import TableEnd
 
-_INFO, _TASKS, _STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
 _TASK_COLUMNS = ("task", "__index_level_0__")
 """Columns that may have the task's string; the second one in sets that LeRobot 0.4 converted."""
 
@@ -177,7 +177,7 @@ async def load_metadata(
         DatasetError: It is another version's, or lacks a default feature.
     """
     if read_files is not None and is_local(url):
-        urls = [*(join_url(url, name) for name in (_INFO, _TASKS, _STATS)), episodes_url(url, 0, 1)]
+        urls = [*(join_url(url, name) for name in (INFO_PATH, TASKS_PATH, STATS_PATH)), episodes_url(url, 0, 1)]
         files = await read_files(partial(read_small_files, urls, WHOLE_BYTES))
         small = None if files is None else await run(partial(_parse_all, url, features, files))
         if small is not None:
@@ -185,13 +185,13 @@ async def load_metadata(
     metadata: Metadata | None = None
     with ungrouped():
         async with anyio.create_task_group() as tasks:
-            info_file = SharedCall(partial(reader.fetch, join_url(url, _INFO))).begun_in(tasks)
-            first_tasks = SharedCall(partial(fetch_end, reader, join_url(url, _TASKS))).begun_in(tasks)
-            stats = SharedCall(partial(fetch_if_there, reader, join_url(url, _STATS))).begun_in(tasks)
+            info_file = SharedCall(partial(reader.fetch, join_url(url, INFO_PATH))).begun_in(tasks)
+            first_tasks = SharedCall(partial(fetch_end, reader, join_url(url, TASKS_PATH))).begun_in(tasks)
+            stats = SharedCall(partial(fetch_if_there, reader, join_url(url, STATS_PATH))).begun_in(tasks)
             first = SharedCall(partial(fetch_end, reader, episodes_url(url, 0, 1))).begun_in(tasks)
             # info.json first, since it explains what else is wrong: a v2 dataset, say, has no tasks.parquet.
             data = await _root_file(info_file, url)
-            info = await run(partial(_parse_unless_v2, data, join_url(url, _INFO), refuses=version2 is None))
+            info = await run(partial(_parse_unless_v2, data, join_url(url, INFO_PATH), refuses=version2 is None))
             if info is None:
                 tasks.cancel_scope.cancel()
             else:
@@ -207,7 +207,7 @@ async def load_metadata(
                     )
                     metadata = await run(partial(put_together, url, info, chosen, await names.get(), episodes))
                 if (stored := await stats.get()) is not None:
-                    metadata = replace(metadata, statistics=StoredStatistics(stored, join_url(url, _STATS)))
+                    metadata = replace(metadata, statistics=StoredStatistics(stored, join_url(url, STATS_PATH)))
     if metadata is None:
         assert version2 is not None
         return await version2()
@@ -282,7 +282,9 @@ async def _root_file(info_file: SharedCall[memoryview], url: str) -> memoryview:
     try:
         return await info_file.get()
     except NotFound as error:
-        message = f"{redact_url(url)} has no {_INFO}: is it the root of a LeRobot dataset? {_hint(url, error)}".rstrip()
+        message = (
+            f"{redact_url(url)} has no {INFO_PATH}: is it the root of a LeRobot dataset? {_hint(url, error)}".rstrip()
+        )
         raise NotFound(
             message, url=error.url, host=error.host, status=error.status, attempts=error.attempts
         ) from None  # which says all that the other did
@@ -292,8 +294,8 @@ def _hint(url: str, error: NotFound) -> str:
     """Return what was most likely meant; empty where that isn't clear."""
     if url.startswith("hf://"):
         return str(error).partition(" [")[0]
-    if url.endswith(f"/{_INFO}"):
-        return f"Its root would be {redact_url(url.removesuffix(_INFO))}"
+    if url.endswith(f"/{INFO_PATH}"):
+        return f"Its root would be {redact_url(url.removesuffix(INFO_PATH))}"
     if "://" in url or url.startswith(("/", ".")):
         return ""
     return f"That is a path; a dataset of the Hub is hf://datasets/{url}, one of a web server https://{url}"
@@ -325,11 +327,3 @@ def _parse_tasks(table: pa.Table, url: str) -> dict[int, str]:
         message = f"{redact_url(url)} has {count} tasks of task_index {number}; each needs a number of its own"
         raise FormatError(message, remedy=WRITE_ANEW)
     return dict(sorted(tasks.items()))
-
-
-async def fetch_if_there(reader: RangeReader, url: str) -> memoryview | None:
-    """The file; None where there is none."""
-    try:
-        return await reader.fetch(url)
-    except (AccessDenied, NotFound):
-        return None  # S3 denies access to a missing object where listing isn't allowed.

@@ -23,7 +23,7 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.formats.clips import fetch_moov
 from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.frame_times import own_seconds
-from asyncfetch.lerobot.info import is_v2, parse_json
+from asyncfetch.lerobot.info import INFO_PATH, is_v2, parse_json
 from asyncfetch.lerobot.listing import list_tables
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.rows import RowCache, RowReader, first_indices, index_table
@@ -69,7 +69,6 @@ def unpack_schema(packed: bytes) -> pa.Schema:
     return schema
 
 
-_INFO = "meta/info.json"
 _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
 _FOOTERS_BYTES = 64 * 1024 * 1024
@@ -380,7 +379,7 @@ async def read_version(reader: RangeReader, url: str) -> str:
 
 
 async def _raw_info(reader: RangeReader, url: str) -> dict[str, Any]:
-    info_url = join_url(url, _INFO)
+    info_url = join_url(url, INFO_PATH)
     return await run_sync(parse_json, await reader.fetch(info_url), info_url)
 
 

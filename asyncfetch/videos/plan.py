@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncfetch.formats.clips import PlannedClip, PlannedRange
+from asyncfetch.ranges import join_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -107,7 +108,8 @@ def plan_audio(
     sounds = [audio.clip(start, stop, max_gap_bytes=0) for start, stop in spans]
     pieces = [tuple(piece) for sound in sounds for piece in (sound.ranges + place.offset).tolist()]
     outside = [piece for piece in pieces if _holder(clips, piece) is None]
-    ranges = {f"audio {n}": PlannedRange(place.url, *joined) for n, joined in enumerate(_joined(outside))}
+    joined = join_spans(outside, MAX_GAP_BYTES)
+    ranges = {f"audio {n}": PlannedRange(place.url, *span) for n, span in enumerate(joined)}
     plans = []
     for sound, (start, stop) in zip(sounds, spans, strict=True):
         parts = []
@@ -123,17 +125,6 @@ def plan_audio(
 def _holder(planned: Mapping[str, PlannedRange | WindowClip], piece: tuple[int, int]) -> str | None:
     """The name of what holds these bytes [start, stop)."""
     return next((name for name, each in planned.items() if each.start <= piece[0] and piece[1] <= each.stop), None)
-
-
-def _joined(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges that hold these, ascending."""
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted(pieces):
-        if found and start - found[-1][1] <= MAX_GAP_BYTES:
-            found[-1] = found[-1][0], max(found[-1][1], stop)
-        else:
-            found.append((start, stop))
-    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FormatError, NotFound, redact_url
+from asyncfetch.errors import ConfigError, DatasetError, FormatError, redact_url
 from asyncfetch.fetch.batch import for_each
+from asyncfetch.fetch.reader import fetch_if_there
 from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_GAP_BYTES, MAX_NAME_BYTES, compression_of, walk_tar
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
@@ -210,19 +211,12 @@ async def _find_indexes(shards: Sequence[str], listed: frozenset[str], reader: R
     unlisted = [url for url in shards if url not in listed and "?" not in url]
     if unlisted:
         names = index_names(unlisted[0])
-        contents = await gather(*(partial(_read_if_there, reader, name) for name in names))
+        contents = await gather(*(partial(fetch_if_there, reader, name) for name in names))
         kind = next((kind for kind, data in enumerate(contents) if data is not None), None)
         if kind is not None:
             found |= {url: _FoundIndex(name) for url in unlisted for name in index_names(url)[kind : kind + 1]}
             found[unlisted[0]] = _FoundIndex(names[kind], contents[kind])
     return found
-
-
-async def _read_if_there(reader: RangeReader, url: str) -> memoryview | None:
-    try:
-        return await reader.fetch(url)
-    except (NotFound, AccessDenied):  # S3 says the latter where one may not list
-        return None
 
 
 class _Shard(NamedTuple):
@@ -244,7 +238,7 @@ async def _read_shard(url: str, reader: RangeReader, index: _FoundIndex | None, 
         url = str(Packed(url, codec, 0, info.size))
         info, head = await reader.fetch_head(url, LOOK_BYTES)
     elif index is not None:
-        data = index.data if index.data is not None else await _read_if_there(reader, index.url)
+        data = index.data if index.data is not None else await fetch_if_there(reader, index.url)
         try:
             if data is not None:
                 files = await _read_by_index(url, info.size, reader, index.url, data)
