@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from asyncfetch.config import PrivateUrl, StreamConfig, rank_config
+from asyncfetch.config import PrivateUrl, StreamConfig
 from asyncfetch.config.checks import is_whole_number, require
 from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import AsyncFetchError, ConfigError, EpisodeNotFound, FormatError, UsageError, redact_url
-from asyncfetch.fetch import Fetcher
 from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.protocol import Format, SampleMaker
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from asyncfetch.fetch import RangeReader
+    from asyncfetch.fetch import Fetcher, RangeReader
     from asyncfetch.formats.held import StretchEntry
     from asyncfetch.formats.samples import Asked, Row, Sample
     from asyncfetch.formats.stretch import Reach, Stretch
@@ -452,11 +451,8 @@ class OwnFormat(Format):
     async def opened(self, engine: Engine | None, config: StreamConfig) -> AsyncIterator[OpenRanges]:
         assert engine is not None
         reading = copy.copy(self.format)
-        if engine.rank is None:
-            entries = await reading.open(engine.reader, engine.fetcher)
-        else:
-            async with Fetcher(rank_config(engine.config).fetch) as fetcher:  # a loader worker's fetches nothing
-                entries = await reading.open(engine.reader, fetcher)
+        async with engine.lister() as fetcher:
+            entries = await reading.open(engine.reader, fetcher)
         counts, fingerprint = await run_sync(partial(_read_entries, reading, entries))
         opened = OpenRanges(reading, engine, config, names=[*entries], counts=counts, fingerprint=fingerprint)
         yield opened
