@@ -17,9 +17,9 @@ from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.merge.destination import system_errors
 from asyncfetch.merge.plan import disagreements, plan_merge, refuse
-from asyncfetch.merge.quantiles import QuantileSearch
 from asyncfetch.merge.sources import MergeSource, load_source
 from asyncfetch.merge.summaries import (
+    QuantileSearch,
     Summary,
     combine_columns,
     quantile_ranks,
@@ -224,7 +224,7 @@ async def _write(
 async def _summary_of(job: MergeJob, pool: WorkerPool) -> tuple[Summary, dict[str, Statistics]]:
     """A summary of all rows, and the statistics of numeric features.
 
-    Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``quantiles``.
+    Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``QuantileSearch``.
     """
     parts = [part for unit in job.units if isinstance(unit, RowsTask) for part in unit.parts()]
     if not parts:
