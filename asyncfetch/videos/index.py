@@ -174,8 +174,6 @@ MEASURED_AT_ONCE = 64
 """Videos that are measured side by side, each by a request or two: the default limit of requests to a host."""
 WHOLE_AT_ONCE = 2
 """Videos that are read whole at a time, since they can't be cut: each is in memory meanwhile."""
-_CODECS = {"avc1": "h264", "avc3": "h264", "hvc1": "hevc", "hev1": "hevc", "vp09": "vp9", "av01": "av1"}
-"""FFmpeg's names of codecs by the names of sample entries."""
 
 Span = tuple[float | None, float | None]
 """Seconds [start, stop) of a video; None for its begin, or its end."""
@@ -254,7 +252,7 @@ def _of_index(file: IndexedVideo, url: str, spans: Sequence[Span]) -> Measured:
         spans,
         width=index.width,
         height=index.height,
-        codec=_CODECS.get(index.codec, index.codec),
+        codec=index.codec_name,
         groups=index.num_samples if sync is None else len(sync),
         has_audio=file.has_audio,
         moov_start=start,

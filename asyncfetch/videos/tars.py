@@ -27,7 +27,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.packed import Packed
 from asyncfetch.tables.parquet import require_pyarrow
-from asyncfetch.videos.entries import ENTRY_COLUMNS, RESERVED, entry_table
+from asyncfetch.videos.entries import ENTRY_COLUMNS, MEMBER, RESERVED, entry_table
 from asyncfetch.videos.listing import find_files
 from asyncfetch.videos.tar_index import WRITE_INDEX_ANEW, index_names, parse_index, parse_wids
 
@@ -374,7 +374,7 @@ def member_field(name: str, more: Sequence[tuple[str, pa.DataType]] = ()) -> pa.
     import pyarrow as pa
 
     place = pa.struct([("offset", pa.int64()), ("size", pa.int64()), *more])
-    return pa.field(name, place, metadata={b"asyncfetch": b"member"})
+    return pa.field(name, place, metadata={b"asyncfetch": MEMBER})
 
 
 def _member_column(rows: Sequence[int], files: Sequence[TarredFile], length: int) -> pa.Array[Any]:
