@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from asyncfetch.media import AudioIndex, Mp4Index
     from asyncfetch.media.samples import SampleTable
     from asyncfetch.videos.entry_table import Place
-    from asyncfetch.videos.whole import WholeVideo
 
 MAX_GAP_BYTES = 64 * 1024
 """Bytes between two clips that are fetched along rather than asking twice: FetchConfig's ``max_gap_bytes``."""
@@ -135,11 +134,3 @@ class WindowTimes:
     """Shape (W, T): when each frame is shown."""
     audio: tuple[AudioPlan, ...] | None
     """Plans of the audio of each window; None where none is asked for, or the video has none."""
-
-
-class WindowPlan(dict[str, "PlannedRange | WindowClip"]):
-    """The bytes of a stretch, by name: clips of the video, audio beside them, files beside the video."""
-
-    def __init__(self, windows: WindowTimes | WholeVideo) -> None:
-        super().__init__()
-        self.windows = windows
