@@ -30,10 +30,9 @@ from asyncfetch.merge.apply import (
     selections_of,
 )
 from asyncfetch.merge.destination import destination_of
-from asyncfetch.merge.executor import InProcess
+from asyncfetch.merge.executor import InProcess, WorkerSetup
 from asyncfetch.merge.job import ProgressCounter, carry_out, carry_out_share, check_free, plan_job
 from asyncfetch.merge.plan import Limits
-from asyncfetch.merge.worker_process import WorkerSetup
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tensors.ray_store import import_ray
 
@@ -41,10 +40,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from asyncfetch.merge.executor import WorkerPool
+    from asyncfetch.merge.executor import Piece, WorkerPool
     from asyncfetch.merge.job import MergeJob
     from asyncfetch.merge.sources import Selection
-    from asyncfetch.merge.worker_process import Piece
 
 __all__ = ["RayExecutor", "merge_steps"]
 

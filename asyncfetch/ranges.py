@@ -26,6 +26,7 @@ __all__ = [
     "ObjectInfo",
     "Request",
     "choose_part_bytes",
+    "join_spans",
     "lie_apart",
     "own_request",
     "plan_requests",
@@ -222,6 +223,17 @@ def split_range(one: ByteRange, part_bytes: int) -> list[tuple[int, int]]:
     count = -(-size // part_bytes)
     cuts = [one.start + size * number // count for number in range(count + 1)]
     return list(pairwise(cuts))
+
+
+def join_spans(spans: Iterable[tuple[int, int]], max_gap_bytes: int) -> list[tuple[int, int]]:
+    """The [start, stop) that hold these of one object, ascending; those with at most that gap between them are one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if joined and start - joined[-1][1] <= max_gap_bytes:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        else:
+            joined.append((start, stop))
+    return joined
 
 
 def own_request(one: ByteRange) -> Request:

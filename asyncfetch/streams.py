@@ -16,7 +16,7 @@ from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, UsageError
 from asyncfetch.formats import Format, OwnFormat, RangeFormat, chosen_features
 from asyncfetch.lerobot import LeRobotDataset, check_windows, summarise
-from asyncfetch.lerobot.format import LeRobotFormat, OpenLeRobot
+from asyncfetch.lerobot.dataset import LeRobotFormat, OpenLeRobot
 from asyncfetch.runtime import iterate
 from asyncfetch.stream.datasets import Member
 from asyncfetch.stream.epoch_stream import EpochStream

@@ -74,7 +74,7 @@ FAILINGS = {
         (
             "media/test_index.py::test_the_index_describes_the_track",
             "media/test_clip.py::test_pyav_shows_the_asked_frames_at_the_planned_times",
-            "lerobot/test_video_index.py::test_an_index_at_the_tail_costs_one_request_more",
+            "lerobot/test_episode_cache_clips.py::test_an_index_at_the_tail_costs_one_request_more",
             "media/test_index.py::test_reads_to_find_the_index_are_bounded",
         ),
     ),
@@ -164,7 +164,7 @@ FAILINGS = {
         (
             "lerobot/test_metadata.py::test_a_footer_goes_with_its_table",
             "lerobot/test_rows.py::test_every_byte_of_a_file_is_fetched_once",
-            "lerobot/test_video_index.py::test_concurrent_plans_share_one_fetch",
+            "lerobot/test_episode_cache_clips.py::test_concurrent_plans_share_one_fetch",
             "end_to_end/test_lifecycle.py::test_threads_and_files_are_not_left_open",
         ),
     ),

@@ -18,8 +18,7 @@ try:
     from asyncfetch.cli.bench import bench
     from asyncfetch.cli.cache import commands as cache_commands
     from asyncfetch.cli.dataset import check, frames, info
-    from asyncfetch.cli.files import cp
-    from asyncfetch.cli.listing import ls
+    from asyncfetch.cli.files import cp, ls
     from asyncfetch.cli.merge import convert, merge, select, split
     from asyncfetch.cli.videos import index
 except ModuleNotFoundError as missing:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 import warnings
-import zlib
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -24,6 +22,7 @@ from asyncfetch.cli.source import KindOption, Source, StartOption, StopOption, V
 from asyncfetch.cli.terminal import CaFile, format_bytes, progress
 from asyncfetch.cli.videos import entry_pictures, show_defects, show_info
 from asyncfetch.config import FetchConfig, StreamConfig
+from asyncfetch.decode.image import encode_png
 from asyncfetch.errors import AccessDenied, DatasetError, NotFound, RangeNotSatisfiable
 from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
@@ -366,7 +365,7 @@ def frames(
         sheet = np.concatenate([_thumbnail(each) for each in entry_pictures(found, config, episode, count)], axis=1)
     else:
         sheet = anyio.run(_sheet, found, config, episode, count)
-    out.write_bytes(_png(sheet))
+    out.write_bytes(encode_png(sheet))
     typer.echo(f"{out}: {sheet.shape[1]}x{sheet.shape[0]}")
 
 
@@ -389,16 +388,3 @@ def _thumbnail(picture: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - a tensor, (
     step = -(-picture.shape[2] // THUMBNAIL_PX)
     small: NDArray[np.uint8] = picture[:, ::step, ::step].numpy().transpose(1, 2, 0)
     return small
-
-
-def _png(pixels: NDArray[np.uint8]) -> bytes:
-    """An 8-bit RGB picture (height, width, 3) as a PNG file."""
-    height, width, _ = pixels.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = zlib.compress(rows.tobytes())
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")

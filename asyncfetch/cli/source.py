@@ -17,11 +17,11 @@ from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FetchErro
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.formats import RangeFormat
+from asyncfetch.lerobot.info import INFO_PATH
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos import Videos
 from asyncfetch.videos.folders import METADATA_NAMES
-from asyncfetch.videos.listing import list_files
-from asyncfetch.videos.patterns import absolute_url, find_files
+from asyncfetch.videos.listing import absolute_url, find_files, list_files
 from asyncfetch.videos.tables import SUFFIXES
 from asyncfetch.videos.tars import TAR_SUFFIXES, VIDEO_EXTENSIONS
 
@@ -152,12 +152,12 @@ async def _kind_of_parquet(url: str, fetcher: Fetcher) -> Kind:
 
 async def _kind_of_directory(url: str, fetcher: Fetcher) -> Kind:
     try:
-        await fetcher.stat(join_url(url, "meta/info.json"))
+        await fetcher.stat(join_url(url, INFO_PATH))
     except (NotFound, AccessDenied):  # S3 refuses what isn't there to those who may not list
         pass
     else:
         return Kind.LEROBOT
-    directory, looked = await run_sync(absolute_url, url), "it has no meta/info.json"
+    directory, looked = await run_sync(absolute_url, url), f"it has no {INFO_PATH}"
     for is_recursive in (False, True):
         try:
             files = [file.url for file in await list_files(fetcher, directory, recursive=is_recursive)]
@@ -171,7 +171,7 @@ async def _kind_of_directory(url: str, fetcher: Fetcher) -> Kind:
         kind = await _kind_of_files(files, fetcher)
         if kind is not None:
             return kind
-        looked = "it has no meta/info.json, and no tar, video or Parquet file below it"
+        looked = f"it has no {INFO_PATH}, and no tar, video or Parquet file below it"
     remedy = f"check the URL, or say what it is with --kind ({', '.join(Kind)})"
     raise DatasetError(f"{_neither(url)}: {looked}", remedy=remedy)
 

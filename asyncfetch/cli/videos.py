@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 import typer
 
-from asyncfetch.cli.listing import shown_span
+from asyncfetch.cli.files import shown_span
 from asyncfetch.cli.source import KindOption, Source, StartOption, StopOption, VideoOption, find_source
 from asyncfetch.cli.terminal import CaFile, format_bytes, progress
 from asyncfetch.config import FetchConfig
@@ -24,8 +24,8 @@ from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.packed import MARK
 from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.videos import ClipSampler, Videos
+from asyncfetch.videos.index import BROKEN, MEASURED_AT_ONCE, Measuring, videos_of
 from asyncfetch.videos.index_file import HEADERS_SUFFIX, JOURNAL_SUFFIX, write_index
-from asyncfetch.videos.measure import BROKEN, MEASURED_AT_ONCE, Measuring, videos_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,7 +1,9 @@
-"""Images that a table holds as encoded bytes."""
+"""Images as encoded bytes, as a table holds them."""
 
 from __future__ import annotations
 
+import struct
+import zlib
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
+    from numpy.typing import NDArray
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_DEPTH_AND_COLOUR = slice(24, 26)
@@ -34,6 +37,17 @@ NOT_COMPRESSED, FLOATS = 1, 3
 STORED_AS = {"gray": "gray", "rgba": "rgba", "gray16le": "gray16le", "gray16be": "gray16le"}
 STORED_AS |= {"monob": "gray", "monow": "gray"}  # of one bit, 1 or 0 for white
 """The array format of FFmpeg's pixel formats that keep their channels; all others become rgb24."""
+
+
+def encode_png(picture: NDArray[np.uint8]) -> bytes:
+    """An RGB picture (height, width, 3) as a PNG file."""
+    height, width, _ = picture.shape
+    rows = np.pad(picture.reshape(height, width * 3), ((0, 0), (1, 0)))  # each begins with its filter: 0, none
+    header = struct.pack(">II", width, height) + TRUECOLOUR_8_BITS + bytes(3)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
+    return PNG_START + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
 
 
 def decode_image(data: bytes | memoryview, *, name: str = "image") -> torch.Tensor:

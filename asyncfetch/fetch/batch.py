@@ -30,6 +30,7 @@ RANGES_ON_THE_LOOP = 1000
 """Most ranges gone through on the loop, more in a thread. One takes about 2 us to plan, going to a thread 100."""
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 def server_of(url: str) -> str:
@@ -73,23 +74,24 @@ def plan_batch(ranges: Iterable[ByteRange], config: FetchConfig) -> list[Request
 
 
 async def for_each(
-    items: Iterable[T], work: Callable[[T], Awaitable[None]], *, workers: int, key: Callable[[T], str] = lambda _: ""
-) -> None:
-    """Awaits ``work(item)`` for every item, at most ``workers`` at a time of one key, in the items' order.
+    items: Iterable[T], work: Callable[[T], Awaitable[R]], *, workers: int, key: Callable[[T], str] = lambda _: ""
+) -> list[R]:
+    """The results of ``work(item)`` for every item, in their order; at most ``workers`` run at a time of one key.
 
-    Items of different keys don't wait for each other. At limiters all are one caller's. The first exception cancels the
-    rest and is raised by itself, not in a group.
+    They begin in the items' order; those of different keys don't wait for each other. At limiters all are one caller's.
+    The first exception cancels the rest and is raised by itself, not in a group.
     """
-    queues: dict[str, list[T]] = {}
-    for item in items:
-        queues.setdefault(key(item), []).append(item)
+    queues: dict[str, list[tuple[int, T]]] = {}
+    for number, item in enumerate(items):
+        queues.setdefault(key(item), []).append((number, item))
+    results: dict[int, R] = {}
     failure: Exception | None = None
 
-    async def worker(queue: Iterator[T]) -> None:
+    async def worker(queue: Iterator[tuple[int, T]]) -> None:
         nonlocal failure
         try:
-            for item in queue:
-                await work(item)
+            for number, item in queue:
+                results[number] = await work(item)
         except Exception as error:  # noqa: BLE001 - raised below, after the others have ended
             failure = failure or error
             group.cancel_scope.cancel()
@@ -103,6 +105,7 @@ async def for_each(
     try:
         if failure is not None:
             raise failure
+        return [results[number] for number in range(len(results))]
     finally:
         failure = None  # else error -> traceback -> a worker's frame -> error is a cycle, and what it holds stays
 

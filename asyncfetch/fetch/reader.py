@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from asyncfetch.config.checks import is_whole_number
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import AccessDenied, ConfigError, NotFound
 from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
@@ -152,3 +152,11 @@ def byte_count(max_bytes: int) -> int:
     if not is_whole_number(max_bytes) or max_bytes < 0:
         raise ConfigError(f"max_bytes must be a whole number and not negative, not {max_bytes!r}")
     return int(max_bytes)
+
+
+async def fetch_if_there(reader: RangeReader, url: str) -> memoryview | None:
+    """The whole object; None where there is none, or where S3 denies access to one that isn't, as it may."""
+    try:
+        return await reader.fetch(url)
+    except (AccessDenied, NotFound):
+        return None

@@ -19,30 +19,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from asyncfetch.config import PrivateUrl, StreamConfig, rank_config
+from asyncfetch.config import PrivateUrl, StreamConfig
 from asyncfetch.config.checks import is_whole_number, require
 from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import AsyncFetchError, ConfigError, EpisodeNotFound, FormatError, UsageError, redact_url
-from asyncfetch.fetch import Fetcher
 from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.protocol import Format, SampleMaker
 from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.samples import Field, by_reader
-from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPlan, StretchCache, kept_plan
+from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPlan, PlanWith, StretchCache, kept_plan
 from asyncfetch.observe.words import Words
-from asyncfetch.ranges import HEADERS_BYTES, ByteRange
+from asyncfetch.ranges import HEADERS_BYTES, ByteRange, join_spans
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import LoopGuard, forks_wait
 from asyncfetch.runtime.threads import run_sync
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from numpy.typing import NDArray
 
-    from asyncfetch.fetch import RangeReader
-    from asyncfetch.formats.held import StretchEntry
+    from asyncfetch.fetch import Fetcher, RangeReader
     from asyncfetch.formats.samples import Asked, Row, Sample
     from asyncfetch.formats.stretch import Reach, Stretch
     from asyncfetch.resources import Engine
@@ -156,30 +154,19 @@ Parts: TypeAlias = tuple[Mapping[str, Part], ...]
 HeldRanges: TypeAlias = HeldStretch[Parts]
 
 
-class RangePlan(dict[str, PlannedRange]):
-    """The bytes of a stretch, by number, in order of url and place."""
-
-    def __init__(self, parts: Parts, spans: Iterable[PlannedRange]) -> None:
-        super().__init__((str(number), span) for number, span in enumerate(spans))
-        self.parts = parts
-
-
-def plan_ranges(asked: Sequence[Mapping[str, ByteRange]]) -> RangePlan:
+def plan_ranges(asked: Sequence[Mapping[str, ByteRange]]) -> PlanWith[PlannedRange, Parts]:
     """Return the bytes that samples need: ranges that overlap, or lie next to each other, become one. Pure.
+
+    They are by number, in order of url and place.
 
     Args:
         asked: The ranges of each sample, which have an end.
     """
-    wanted = sorted({(one.url, one.start, _stop(one)) for each in asked for one in each.values()})
-    spans: list[PlannedRange] = []
-    for url, start, stop in wanted:
-        if start == stop:
-            continue
-        last = spans[-1] if spans else None
-        if last is not None and last.url == url and start - last.stop <= HEADERS_BYTES:
-            spans[-1] = PlannedRange(url, last.start, max(last.stop, stop))
-        else:
-            spans.append(PlannedRange(url, start, stop))
+    wanted: dict[str, set[tuple[int, int]]] = {}
+    for one in (one for each in asked for one in each.values() if one.start != one.stop):
+        wanted.setdefault(one.url, set()).add((one.start, _stop(one)))
+    joined = ((url, span) for url in sorted(wanted) for span in join_spans(wanted[url], HEADERS_BYTES))
+    spans = [PlannedRange(url, *span) for url, span in joined]
     places = [(span.url, span.start) for span in spans]
 
     def part(one: ByteRange) -> Part:
@@ -189,7 +176,8 @@ def plan_ranges(asked: Sequence[Mapping[str, ByteRange]]) -> RangePlan:
         begin = spans[number].start
         return Part(str(number), one.start - begin, _stop(one) - begin)
 
-    return RangePlan(tuple({key: part(one) for key, one in each.items()} for each in asked), spans)
+    parts = tuple({key: part(one) for key, one in each.items()} for each in asked)
+    return PlanWith(parts, {str(number): span for number, span in enumerate(spans)})
 
 
 def _stop(one: ByteRange) -> int:
@@ -247,19 +235,6 @@ class RangeCache(StretchCache[PlannedRange, Parts, HeldRanges]):
             asked = [{key: _closed(one, sizes.get(one.url, 0)) for key, one in each.items()} for each in asked]
         plan = plan_ranges(asked)
         return kept_plan(plan, PART_BYTES * (len(plan) + sum(map(len, asked))))
-
-    async def _fetch_beside(
-        self, stretch: Stretch, planned: Mapping[str, PlannedRange]
-    ) -> tuple[Parts, Mapping[str, PlannedRange]]:
-        assert isinstance(planned, RangePlan)
-        return planned.parts, planned
-
-    def _kept_beside(self, stretch: Stretch, planned: Mapping[str, PlannedRange]) -> Parts:
-        assert isinstance(planned, RangePlan)
-        return planned.parts
-
-    def _held_by(self, entry: StretchEntry[Parts], *, by_pass: bool = False) -> HeldRanges:
-        return HeldStretch(entry, self._clip_decoders, self._release, by_pass=by_pass)
 
 
 def _closed(one: ByteRange, size: int) -> ByteRange:
@@ -452,11 +427,8 @@ class OwnFormat(Format):
     async def opened(self, engine: Engine | None, config: StreamConfig) -> AsyncIterator[OpenRanges]:
         assert engine is not None
         reading = copy.copy(self.format)
-        if engine.rank is None:
-            entries = await reading.open(engine.reader, engine.fetcher)
-        else:
-            async with Fetcher(rank_config(engine.config).fetch) as fetcher:  # a loader worker's fetches nothing
-                entries = await reading.open(engine.reader, fetcher)
+        async with engine.lister() as fetcher:
+            entries = await reading.open(engine.reader, fetcher)
         counts, fingerprint = await run_sync(partial(_read_entries, reading, entries))
         opened = OpenRanges(reading, engine, config, names=[*entries], counts=counts, fingerprint=fingerprint)
         yield opened

@@ -27,7 +27,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from typing_extensions import override
@@ -80,6 +80,14 @@ class KeptPlan(KeptPart["Mapping[str, P]"], Generic[P]):
     """The bytes that a stretch needs, by name, and the keys that the byte cache has for them."""
 
     keys: Mapping[str, CacheKey]
+
+
+class PlanWith(dict[str, P], Generic[P, X]):
+    """A plan that tells what comes beside its bytes."""
+
+    def __init__(self, beside: X, planned: Mapping[str, P] | None = None) -> None:
+        super().__init__(planned or {})
+        self.beside = beside
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -163,17 +171,23 @@ class StretchCache(ABC, Generic[P, X, H]):
     async def _make_plan(self, stretch: Stretch) -> KeptPlan[P]:
         """Plan a stretch: which bytes it needs, by name. Fetches indexes where needed."""
 
-    @abstractmethod
     async def _fetch_beside(self, stretch: Stretch, planned: Mapping[str, P]) -> tuple[X, Mapping[str, P]]:
-        """Return what comes beside the bytes, and the plan by it; PlanChange where that is of other bytes."""
+        """Return what comes beside the bytes, and the plan by it; PlanChange where that is of other bytes.
 
-    @abstractmethod
+        A PlanWith has it.
+        """
+        assert isinstance(planned, PlanWith)
+        return planned.beside, planned
+
     def _kept_beside(self, stretch: Stretch, planned: Mapping[str, P]) -> X | None:
-        """Return what comes beside the bytes, if it is in memory and the plan is by it."""
+        """Return what comes beside the bytes, if it is in memory and the plan is by it. A PlanWith has it."""
+        assert isinstance(planned, PlanWith)
+        beside: X = planned.beside
+        return beside
 
-    @abstractmethod
     def _held_by(self, entry: StretchEntry[X], *, by_pass: bool = False) -> H:
         """Hold an entry once more."""
+        return cast("H", HeldStretch(entry, self._clip_decoders, self._release, by_pass=by_pass))
 
     def _over(self, stretch: Stretch, name: str, planned: P, buffer: memoryview) -> Any:  # noqa: ANN401
         """Return the clip that some bytes of a stretch are; None where they are no video."""

@@ -10,12 +10,12 @@ version2            metadata of v2.0 and v2.1, in the terms of v3
 rows                the rows of an episode, and where in a file they lie
 frame_times         which frame of a video is each row's, by their times
 scan                columns of many episodes, as record batches
-video_index         where an episode's frames lie in its video files
-episode_cache       stretches of episodes in memory, each byte fetched once; one of them while it is read
+episode_cache       stretches of episodes in memory, each byte fetched once; one of them while it is read; where an
+                    episode's frames lie in its video files
 samples             which frames a sample is made of; making it
 summary             a dataset in one value, with the sizes of its files
-dataset             LeRobotDataset, open for reading; its episodes for streams: fetched ahead, held while they are read
-format              a dataset as a stream reads it
+dataset             LeRobotDataset, open for reading; its episodes for streams: fetched ahead, held while they are read;
+                    a dataset as a stream reads it
 """
 
 from __future__ import annotations

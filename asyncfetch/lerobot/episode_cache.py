@@ -12,20 +12,22 @@ that come after it are planned by theirs at once, a request later.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from typing_extensions import override
 
-from asyncfetch.errors import DatasetError
+from asyncfetch.errors import DatasetError, FormatError, redact_url
 from asyncfetch.fetch.limiter import calling
+from asyncfetch.formats.clips import PlannedClip, fetch_moov, parsed_moov
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import OBJECTS_BYTES, KeptPart, KeptPlan, PlanChange, StretchCache, kept_plan
+from asyncfetch.lerobot.frame_times import find_frames
 from asyncfetch.lerobot.info import DepthUnit, depth_scale
 from asyncfetch.lerobot.listing import list_tables_of
 from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
-from asyncfetch.lerobot.video_index import EpisodeClip, VideoFile, cut_clip, fetch_index
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -33,12 +35,87 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import Clip, FrameDecoder, PictureSize
+    from asyncfetch.fetch import RangeReader
     from asyncfetch.formats.held import StretchEntry
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import PicturePart
+    from asyncfetch.media import Mp4Index
     from asyncfetch.resources import Engine
+    from asyncfetch.runtime.concurrently import RunSync
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeClip(PlannedClip):
+    """The clip of an episode's frames."""
+
+    name: str = ""
+    """Its name in messages."""
+    is_by_rows: bool = False
+    """True where the rows' own times said which frames are the episode's, False where the rate of frames did."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFile:
+    """A video's index."""
+
+    index: Mp4Index
+    size_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.index.nbytes
+
+
+async def fetch_index(reader: RangeReader, url: str, episodes: int, frames: int, *, run: RunSync) -> VideoFile:
+    """The index of a file that has frames of so many episodes, and so many frames; 0 where that isn't known.
+
+    It is asked for in one go where its length is known. FormatError where the file isn't an MP4 that can be read.
+    """
+    info, _, moov = await fetch_moov(reader, url, episodes, frames)
+    return VideoFile(await parsed_moov(moov, url, run), info.size)
+
+
+def cut_clip(
+    file: VideoFile,
+    episode: Episode,
+    stretch: Stretch,
+    camera: str,
+    rows: EpisodeRows | None,
+    *,
+    fps: float,
+    tolerance_seconds: float,
+    earlier: int | None = None,
+) -> EpisodeClip:
+    """One camera's clip of a stretch: by its rows, or, as long as they haven't come, as if they were at that rate.
+
+    ``earlier``: see Mp4Index.clip.
+
+    Raises:
+        FormatError: The file is cut off.
+        DatasetError: The metadata gives a place that no file has, or that another episode has, too.
+    """
+    span = episode.videos[camera]
+    start, stop = stretch.span(camera, span.num_frames)
+    frames = find_frames(
+        file.index,
+        span,
+        None if rows is None else rows.own_seconds,
+        episode=episode.index,
+        fps=fps,
+        tolerance_seconds=tolerance_seconds,
+        start=start,
+        stop=stop,
+    )
+    plan = file.index.clip(frames.samples, earlier=earlier)
+    if plan.stop > file.size_bytes:
+        message = f"{redact_url(span.url)}: truncated: it has {file.size_bytes} bytes, but by its index the frames of "
+        message += f"{stretch.name(episode.length)} lie in bytes [{plan.start}, {plan.stop})"
+        raise FormatError(f"{message}; copy or record it again")
+    name = f"{camera} of {stretch.name(episode.length)} in {redact_url(span.url)}"
+    return EpisodeClip(span.url, plan, start, frames.misplaced, earlier, name=name, is_by_rows=rows is not None)
 
 
 class HeldEpisode(HeldStretch[EpisodeRows]):
@@ -212,16 +289,14 @@ class EpisodeCache(StretchCache[EpisodeClip, EpisodeRows, HeldEpisode]):
 
     async def _rows_with_pictures(self, stretch: Stretch) -> EpisodeRows:
         episode = self._episodes[stretch.episode]
-        parts: dict[str, PicturePart] = {}
+        keys = self.rows.picture_keys
 
-        async def add(key: str) -> None:
-            parts[key] = await self._watch(self.rows.pictures(episode, key, *stretch.span(key, episode.length)))
+        async def read(key: str) -> PicturePart:
+            return await self._watch(self.rows.pictures(episode, key, *stretch.span(key, episode.length)))
 
-        numbers, *_ = await gather(
-            partial(self._rows, stretch.episode), *(partial(add, key) for key in self.rows.picture_keys)
-        )
-        assert numbers is not None
-        return numbers.with_pictures(parts)
+        found: list[Any] = await gather(partial(self._rows, stretch.episode), *(partial(read, key) for key in keys))
+        numbers: EpisodeRows = found[0]
+        return numbers.with_pictures(dict(zip(keys, found[1:], strict=True)))
 
     def _over(self, stretch: Stretch, name: str, planned: EpisodeClip, buffer: memoryview) -> Clip:
         return planned.over(buffer, name=planned.name, depth=self._depth[name])

@@ -49,7 +49,7 @@ from asyncfetch.tables.parquet import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -93,16 +93,16 @@ async def load_episodes(
     info: DatasetInfo,
     cameras: Sequence[str],
     *,
-    first_end: Callable[[], Awaitable[TableEnd]],
+    first: TableEnd | None,
     list_tables: ListTables | None,
     run: RunSync,
 ) -> EpisodeTable:
     """Read and check the episode table, with the places of these cameras.
 
-    ``first_end`` fetches the end of file 0, which may be there already. FormatError where there is no table, or it is
-    damaged, or contradicts itself.
+    ``first`` is the end of file 0, if that could be had. FormatError where there is no table, or it is damaged, or
+    contradicts itself.
     """
-    files = _Files(reader, root, info, cameras, first_end, run)
+    files = _Files(reader, root, info, cameras, first, run)
     await files.read_by_names()
     if not _has_totals(files.tables, info):
         listed = None if list_tables is None else await list_tables(join_url(root, _DIRECTORY))
@@ -119,7 +119,7 @@ class _Files:
     _root: str
     _info: DatasetInfo
     _cameras: Sequence[str]
-    _first_end: Callable[[], Awaitable[TableEnd]]
+    _first: TableEnd | None
     _run: RunSync
     _footer_bytes: int = 0
     _large_files: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_LARGE_AT_ONCE))
@@ -130,7 +130,7 @@ class _Files:
         """Read them as they are counted on over the chunks, as long as episodes are missing."""
         total = self._info.total_episodes
         try:
-            first = await self._first_end()
+            first = self._first or await fetch_end(self._reader, episodes_url(self._root, 0, 1))
         except (DatasetError, FetchError) as error:
             if total and not isinstance(error, AccessDenied | NotFound):
                 raise

@@ -56,6 +56,10 @@ class PathTemplate:
         return path
 
 
+INFO_PATH, STATS_PATH, TASKS_PATH = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+"""Paths of LeRobot's own writers."""
 EPISODES_PATH = PathTemplate("meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet")
 """The episode table's files. info.json has no template for them."""
 
@@ -76,8 +80,6 @@ _CHANNELS = frozenset({1, 3, 4})
 _NUMERIC = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 _KINDS: tuple[FeatureKind, ...] = ("string", "image", "language", "audio", "video")
 """Kinds that are called as their dtype."""
-_DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-_VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 _CHUNKS_SIZE = 1000
 _CONVERT = "asyncfetch convert SOURCE DESTINATION"
 _OLD_PATHS = {
@@ -218,7 +220,7 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
     raw = parse_json(data, url)
     version = _version(raw, url)
     features = _features(raw, url)
-    given_path = raw.get("video_path", _VIDEO_PATH)
+    given_path = raw.get("video_path", VIDEO_PATH)
     video_path = _template(given_path, "video_path", url) if given_path is not None else None
     videos = [key for key, feature in features.items() if feature.is_camera]
     if len(videos) > 1 and video_path is not None and not video_path.has("video_key"):
@@ -234,7 +236,7 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
         chunks_size=_integer({"chunks_size": _CHUNKS_SIZE, **raw}, "chunks_size", url, minimum=1),
         data_file_bytes=_file_bytes(raw, "data_files_size_in_mb", 100, url),
         video_file_bytes=_file_bytes(raw, "video_files_size_in_mb", 200, url),
-        data_path=_template(raw.get("data_path", _DATA_PATH), "data_path", url),
+        data_path=_template(raw.get("data_path", DATA_PATH), "data_path", url),
         video_path=video_path,
         robot_type=raw.get("robot_type"),
         splits=raw.get("splits") or {},

@@ -6,13 +6,12 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from asyncfetch.config import rank_config
 from asyncfetch.errors import AccessDenied, ConfigError, NotFound
-from asyncfetch.fetch import Fetcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncfetch.fetch import Fetcher
     from asyncfetch.resources import Engine
 
 ListTables = Callable[[str], Awaitable["list[str] | None"]]
@@ -35,12 +34,10 @@ async def list_tables(fetcher: Fetcher, directory: str) -> list[str] | None:
 
 
 def list_tables_of(engine: Engine) -> ListTables:
-    """Return a ListTables over an engine. Rare, so that a worker that doesn't fetch itself connects for it."""
+    """Return a ListTables over an engine."""
 
     async def list_them(directory: str) -> list[str] | None:
-        if engine.rank is None:
-            return await list_tables(engine.fetcher, directory)
-        async with Fetcher(rank_config(engine.config).fetch) as fetcher:
+        async with engine.lister() as fetcher:
             return await list_tables(fetcher, directory)
 
     return list_them

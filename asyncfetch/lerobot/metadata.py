@@ -10,16 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-import anyio
 import numpy as np
 
-from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AccessDenied, AsyncFetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AccessDenied, DatasetError, FormatError, NotFound, redact_url
+from asyncfetch.fetch.reader import fetch_if_there
 from asyncfetch.fetch.transports.file import is_local, read_small_files
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes, read_episodes, wrong_totals
-from asyncfetch.lerobot.info import choose_features, is_v2, parse_info, parse_json
-from asyncfetch.runtime.concurrently import ungrouped
-from asyncfetch.runtime.single_flight import SharedCall
+from asyncfetch.lerobot.info import INFO_PATH, STATS_PATH, TASKS_PATH, choose_features, is_v2, parse_info, parse_json
+from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.columns import to_integers, to_objects
 from asyncfetch.tables.parquet import WHOLE_BYTES, fetch_end, open_end, read_columns, read_whole, whole_end
@@ -33,11 +32,9 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import EpisodeTable
     from asyncfetch.lerobot.info import DatasetInfo, Feature
     from asyncfetch.lerobot.listing import ListTables
-    from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
     from asyncfetch.tables.parquet import TableEnd
 
-_INFO, _TASKS, _STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
 _TASK_COLUMNS = ("task", "__index_level_0__")
 """Columns that may have the task's string; the second one in sets that LeRobot 0.4 converted."""
 
@@ -176,41 +173,34 @@ async def load_metadata(
         FormatError: A file is missing or damaged, or two numbers contradict each other.
         DatasetError: It is another version's, or lacks a default feature.
     """
-    if read_files is not None and is_local(url):
-        urls = [*(join_url(url, name) for name in (_INFO, _TASKS, _STATS)), episodes_url(url, 0, 1)]
-        files = await read_files(partial(read_small_files, urls, WHOLE_BYTES))
-        small = None if files is None else await run(partial(_parse_all, url, features, files))
-        if small is not None:
-            return small.checked()
-    metadata: Metadata | None = None
-    with ungrouped():
-        async with anyio.create_task_group() as tasks:
-            info_file = SharedCall(partial(reader.fetch, join_url(url, _INFO))).begun_in(tasks)
-            first_tasks = SharedCall(partial(fetch_end, reader, join_url(url, _TASKS))).begun_in(tasks)
-            stats = SharedCall(partial(fetch_if_there, reader, join_url(url, _STATS))).begun_in(tasks)
-            first = SharedCall(partial(fetch_end, reader, episodes_url(url, 0, 1))).begun_in(tasks)
-            # info.json first, since it explains what else is wrong: a v2 dataset, say, has no tasks.parquet.
-            data = await _root_file(info_file, url)
-            info = await run(partial(_parse_unless_v2, data, join_url(url, _INFO), refuses=version2 is None))
-            if info is None:
-                tasks.cancel_scope.cancel()
-            else:
-                chosen = choose_features(info, features, url)
-                end = await _arrived(first)
-                tasks_end = await _arrived(first_tasks) if end is not None and end.is_whole else None
-                if end is not None and tasks_end is not None and tasks_end.is_whole:
-                    metadata = await run(partial(_parse_small, url, info, chosen, end, tasks_end))
-                if metadata is None:
-                    names = SharedCall(partial(_load_tasks, reader, first_tasks.get, run)).begun_in(tasks)
-                    episodes = await load_episodes(
-                        reader, url, info, cameras_of(chosen), first_end=first.get, list_tables=list_tables, run=run
-                    )
-                    metadata = await run(partial(put_together, url, info, chosen, await names.get(), episodes))
-                if (stored := await stats.get()) is not None:
-                    metadata = replace(metadata, statistics=StoredStatistics(stored, join_url(url, _STATS)))
+    urls = [*(join_url(url, name) for name in (INFO_PATH, TASKS_PATH, STATS_PATH)), episodes_url(url, 0, 1)]
+    files = await read_files(partial(read_small_files, urls, WHOLE_BYTES)) if read_files and is_local(url) else None
+    found: list[Any]
+    if files is not None:
+        (_, data), tasks, (_, stats), first = files
+        found = [data, whole_end(*tasks), stats, whole_end(*first)]
+    else:
+        found = await gather(
+            partial(_fetch_info, reader, url),
+            partial(_end_if_there, reader, urls[1]),
+            partial(fetch_if_there, reader, urls[2]),
+            partial(_end_if_there, reader, urls[3]),
+        )
+    data, tasks, stats, first = found
+    metadata = await run(partial(_parse, url, features, data, tasks, first, refuses=version2 is None))
     if metadata is None:
         assert version2 is not None
         return await version2()
+    if not isinstance(metadata, Metadata):
+        info, chosen = metadata
+        cameras = cameras_of(chosen)
+        parts: list[Any] = await gather(
+            partial(_load_tasks, reader, tasks, urls[1], run),
+            partial(load_episodes, reader, url, info, cameras, first=first, list_tables=list_tables, run=run),
+        )
+        metadata = await run(partial(put_together, url, info, chosen, *parts))
+    if stats is not None:
+        metadata = replace(metadata, statistics=StoredStatistics(stats, urls[2]))
     return metadata.checked()
 
 
@@ -240,49 +230,47 @@ def put_together(
     return Metadata(url, info, features, cameras, tasks, statistics, episodes, fingerprint, has_files_of_episodes)
 
 
-def _parse_small(
-    url: str, info: DatasetInfo, features: dict[str, Feature], first: TableEnd, tasks: TableEnd
-) -> Metadata | None:
-    """The metadata by files that are whole, in one call in a thread; None if there are more files.
+def _parse(
+    url: str,
+    features: Collection[str] | None,
+    data: memoryview,
+    tasks: TableEnd | None,
+    first: TableEnd | None,
+    *,
+    refuses: bool,
+) -> Metadata | tuple[DatasetInfo, dict[str, Feature]] | None:
+    """The metadata by files that are whole; where there are more, info.json and its chosen features; None of v2.
 
-    Going to a thread takes longer than parsing the files of a dataset of a few episodes.
+    info.json counts first, since it explains what else is wrong: a v2 dataset, say, has no tasks.parquet. It is one
+    call in a thread: going there takes longer than parsing the files of a dataset of a few episodes.
     """
-    episodes = read_episodes(url, info, cameras_of(features), first)
+    info_url = join_url(url, INFO_PATH)
+    if not refuses and is_v2(parse_json(data, info_url)):
+        return None
+    info = parse_info(data, info_url)
+    chosen = choose_features(info, features, url)
+    if first is None or tasks is None or not (first.is_whole and tasks.is_whole):
+        return info, chosen
+    episodes = read_episodes(url, info, cameras_of(chosen), first)
     if episodes is None:
-        return None
-    return put_together(url, info, features, _parse_tasks(read_whole(tasks, _task_columns), tasks.url), episodes)
+        return info, chosen
+    return put_together(url, info, chosen, _parse_tasks(read_whole(tasks, _task_columns), tasks.url), episodes)
 
 
-def _parse_all(
-    url: str, features: Collection[str] | None, files: Sequence[tuple[ObjectInfo, memoryview]]
-) -> Metadata | None:
-    """Return the metadata in these files; None if there are more, or something is wrong, which the long way finds."""
-    (info_file, data), tasks, (stats_file, stats), first = files
+async def _end_if_there(reader: RangeReader, url: str) -> TableEnd | None:
+    """The file's end; None where it can't be had, which is an error once it is needed."""
     try:
-        info = _parse_unless_v2(data, info_file.url, refuses=False)
-        if info is None:
-            return None
-        metadata = _parse_small(url, info, choose_features(info, features, url), whole_end(*first), whole_end(*tasks))
-    except AsyncFetchError:
+        return await fetch_end(reader, url)
+    except (DatasetError, AccessDenied, NotFound):
         return None
-    return None if metadata is None else replace(metadata, statistics=StoredStatistics(stats, stats_file.url))
 
 
-def _parse_unless_v2(data: memoryview, url: str, *, refuses: bool) -> DatasetInfo | None:
-    return parse_info(data, url) if refuses or not is_v2(parse_json(data, url)) else None
-
-
-async def _arrived(file: SharedCall[TableEnd]) -> TableEnd | None:
-    """The file's end, as soon as it is there; None where it can't be had."""
-    outcome = await file.outcome()
-    return None if isinstance(outcome, Exception) else outcome
-
-
-async def _root_file(info_file: SharedCall[memoryview], url: str) -> memoryview:
+async def _fetch_info(reader: RangeReader, url: str) -> memoryview:
     try:
-        return await info_file.get()
+        return await reader.fetch(join_url(url, INFO_PATH))
     except NotFound as error:
-        message = f"{redact_url(url)} has no {_INFO}: is it the root of a LeRobot dataset? {_hint(url, error)}".rstrip()
+        message = f"{redact_url(url)} has no {INFO_PATH}: is it the root of a LeRobot dataset?"
+        message = f"{message} {_hint(url, error)}".rstrip()
         raise NotFound(
             message, url=error.url, host=error.host, status=error.status, attempts=error.attempts
         ) from None  # which says all that the other did
@@ -292,8 +280,8 @@ def _hint(url: str, error: NotFound) -> str:
     """Return what was most likely meant; empty where that isn't clear."""
     if url.startswith("hf://"):
         return str(error).partition(" [")[0]
-    if url.endswith(f"/{_INFO}"):
-        return f"Its root would be {redact_url(url.removesuffix(_INFO))}"
+    if url.endswith(f"/{INFO_PATH}"):
+        return f"Its root would be {redact_url(url.removesuffix(INFO_PATH))}"
     if "://" in url or url.startswith(("/", ".")):
         return ""
     return f"That is a path; a dataset of the Hub is hf://datasets/{url}, one of a web server https://{url}"
@@ -303,8 +291,8 @@ def _task_columns(there: Collection[str]) -> tuple[str, str]:
     return "task_index", next((name for name in _TASK_COLUMNS if name in there), _TASK_COLUMNS[0])
 
 
-async def _load_tasks(reader: RangeReader, end: Callable[[], Awaitable[TableEnd]], run: RunSync) -> dict[int, str]:
-    file = await open_end(reader, await end(), run=run)
+async def _load_tasks(reader: RangeReader, end: TableEnd | None, url: str, run: RunSync) -> dict[int, str]:
+    file = await open_end(reader, end or await fetch_end(reader, url), run=run)
     columns = _task_columns(file.columns)
     table = await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
     return await run(partial(_parse_tasks, table, file.url))
@@ -325,11 +313,3 @@ def _parse_tasks(table: pa.Table, url: str) -> dict[int, str]:
         message = f"{redact_url(url)} has {count} tasks of task_index {number}; each needs a number of its own"
         raise FormatError(message, remedy=WRITE_ANEW)
     return dict(sorted(tasks.items()))
-
-
-async def fetch_if_there(reader: RangeReader, url: str) -> memoryview | None:
-    """The file; None where there is none."""
-    try:
-        return await reader.fetch(url)
-    except (AccessDenied, NotFound):
-        return None  # S3 denies access to a missing object where listing isn't allowed.

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
 import numpy as np
 
 from asyncfetch.config import StreamConfig
+from asyncfetch.fetch.batch import for_each
 from asyncfetch.lerobot.dataset import open_dataset, reader_of
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.concurrently import gather
@@ -143,13 +143,8 @@ async def _weigh(dataset: LeRobotDataset, files: Mapping[str, int]) -> FileSizes
     """Return the sizes of files, of each of which the number of its frames is given."""
     urls, frames = list(files), np.array(list(files.values()), np.int64)
     chosen = np.unique(np.linspace(0, len(urls) - 1, min(len(urls), WEIGHED_FILES)).astype(np.int64)).tolist()
-    limiter = anyio.CapacityLimiter(ASKED_AT_ONCE)
-
-    async def ask(url: str) -> int | None:
-        async with limiter:
-            return await reader_of(dataset).file_bytes(url)
-
-    found = await gather(*(partial(ask, urls[place]) for place in chosen))
+    asked = (urls[place] for place in chosen)
+    found = await for_each(asked, reader_of(dataset).file_bytes, workers=ASKED_AT_ONCE)
     there = [size for size in found if size is not None]
     total_bytes = sum(there)
     if len(chosen) < len(urls):

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.errors import WRITE_ANEW, FormatError, redact_url
+from asyncfetch.fetch.reader import fetch_if_there
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.episode_files import MAX_NUMBER, check_episodes
 from asyncfetch.lerobot.episode_table import EpisodeTable, FilePlaces, TaskLists, VideoPlaces
-from asyncfetch.lerobot.info import as_v3, choose_features, parse_info, parse_json
-from asyncfetch.lerobot.metadata import cameras_of, fetch_if_there, put_together
+from asyncfetch.lerobot.info import INFO_PATH, STATS_PATH, as_v3, choose_features, parse_info, parse_json
+from asyncfetch.lerobot.metadata import cameras_of, put_together
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.runtime.concurrently import RunSync
 
-_INFO, _TASKS, _EPISODES = "meta/info.json", "meta/tasks.jsonl", "meta/episodes.jsonl"
-_STATS, _EPISODE_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
+_TASKS, _EPISODES, _EPISODE_STATS = "meta/tasks.jsonl", "meta/episodes.jsonl", "meta/episodes_stats.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ async def load_version2(
         data = await (reader.fetch(at) if needed else fetch_if_there(reader, at))
         return [] if data is None else await run(partial(_parse_lines, data, at))
 
-    info_url = join_url(url, _INFO)
+    info_url = join_url(url, INFO_PATH)
     stored = await run(partial(parse_json, await reader.fetch(info_url), info_url))
     raw = as_v3(stored)
     info = await run(partial(parse_info, json.dumps(raw).encode(), info_url))
     info = replace(info, version=stored["codebase_version"])
     named = (_TASKS, _EPISODES, *[_EPISODE_STATS] * episode_stats)
     tasks, episodes, *rest = await gather(*(partial(lines, name, needed=name != _EPISODE_STATS) for name in named))
-    stats = await fetch_if_there(reader, join_url(url, _STATS))
+    stats = await fetch_if_there(reader, join_url(url, STATS_PATH))
     chosen = choose_features(info, features, url)
     return await run(partial(_build, url, raw, info, chosen, tasks, episodes, rest[0] if rest else [], stats))
 
@@ -94,7 +94,7 @@ def _build(
     table = _episode_table(
         url, info, cameras_of(features), sorted(episodes, key=lambda one: _whole(one, "episode_index", url))
     )
-    overall = parse_json(stats, join_url(url, _STATS)) if stats else None
+    overall = parse_json(stats, join_url(url, STATS_PATH)) if stats else None
     metadata = put_together(url, info, features, names, table, overall, has_files_of_episodes=True).checked()
     by_episode = {_whole(one, "episode_index", url, _EPISODE_STATS): one.get("stats") or {} for one in episode_stats}
     return Version2(metadata, raw, by_episode)

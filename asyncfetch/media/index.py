@@ -51,6 +51,7 @@ AUDIO_ENTRY_BYTES = 28
 """Length of the fixed part of an audio sample entry."""
 LENGTH_SIZES = {"hvcC": 21, "avcC": 4}
 """Position at which a decoder's configuration says how long the lengths of NAL units are, less 1, in 2 bits."""
+CODEC_NAMES = {"av01": "av1", "avc1": "h264", "avc3": "h264", "hev1": "hevc", "hvc1": "hevc", "vp09": "vp9"}
 MAX_EDITS = 256
 """Most entries of an edit list that are looked at; those of cameras have up to three."""
 MATRIX_SHIFTS = np.array([16, 16, 30]).reshape(1, 3, 1)
@@ -117,6 +118,11 @@ class Mp4Index(TrackIndex):
     def track(self) -> TrackFormat:
         """The first format; mostly the only one."""
         return self.formats[0]
+
+    @property
+    def codec_name(self) -> str:
+        """FFmpeg's name of the codec, as "h264"; the sample entry's of others than these."""
+        return CODEC_NAMES.get(self.codec, self.codec)
 
     @property
     def width(self) -> int:

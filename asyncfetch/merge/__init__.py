@@ -7,10 +7,8 @@
                   fingerprint, by which an interrupted merge is known again
     job           a planned merge, and carrying it out: the order of the pieces, and their sums
     tasks         the pieces that write: each file, and the metadata at the end, with the statistics of pictures
-    summaries     statistics, and the pieces that read rows back for them
-    quantiles     quantiles without all rows in memory
+    summaries     statistics, and the pieces that read rows back for them; quantiles without all rows in memory
     executor      where the pieces run: on this machine in threads, or in processes when they pay; the protocol
-    worker_process   one of these processes
     destination   which destination a path or url means
     local_folder  a local destination: built beside it, where there is space, and resumed after an interruption
     s3_prefix     a destination on S3: put file by file, and resumed likewise

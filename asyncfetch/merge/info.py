@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import redact_url
+from asyncfetch.lerobot.info import DATA_PATH, VIDEO_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -13,11 +14,6 @@ if TYPE_CHECKING:
     from asyncfetch.merge.plan import MergePlan
     from asyncfetch.merge.sources import MergeSource
     from asyncfetch.merge.videos import Pictures
-
-INFO_PATH = "meta/info.json"
-DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-"""The paths of LeRobot's own writers, whatever the sources have."""
 
 _ENCODER_KEYS = (
     "video.g",

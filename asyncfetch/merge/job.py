@@ -17,9 +17,9 @@ from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.merge.destination import system_errors
 from asyncfetch.merge.plan import disagreements, plan_merge, refuse
-from asyncfetch.merge.quantiles import QuantileSearch
 from asyncfetch.merge.sources import MergeSource, load_source
 from asyncfetch.merge.summaries import (
+    QuantileSearch,
     Summary,
     combine_columns,
     quantile_ranks,
@@ -36,13 +36,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.merge.destination import Destination
-    from asyncfetch.merge.executor import WorkerPool
+    from asyncfetch.merge.executor import WorkerPool, WorkerSetup
     from asyncfetch.merge.local_folder import WrittenFile
     from asyncfetch.merge.plan import Limits, MergePlan
     from asyncfetch.merge.sources import Selection
     from asyncfetch.merge.summaries import Statistics, SummaryTask
     from asyncfetch.merge.tasks import FileUnit
-    from asyncfetch.merge.worker_process import WorkerSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +151,14 @@ async def load_sources(
     setup: WorkerSetup, selections: Sequence[Selection]
 ) -> list[MergeSource | DatasetError | FetchError]:
     """Each source, or the error of reading it."""
-    loaded: dict[Selection, MergeSource | DatasetError | FetchError] = {}
 
-    async def load(selection: Selection) -> None:
+    async def load(selection: Selection) -> MergeSource | DatasetError | FetchError:
         try:
-            loaded[selection] = await load_source(setup.fetcher, selection)
+            return await load_source(setup.fetcher, selection)
         except (DatasetError, FetchError) as error:
-            loaded[selection] = error
+            return error
 
-    await for_each(selections, load, workers=_SOURCES_AT_ONCE)
-    return [loaded[selection] for selection in selections]
+    return await for_each(selections, load, workers=_SOURCES_AT_ONCE)
 
 
 async def carry_out(jobs: Sequence[MergeJob], pool: WorkerPool, progress: ProgressCounter) -> list[tuple[int, int]]:
@@ -212,14 +209,13 @@ async def _write(
 
     Finished files stay, whatever happens.
     """
-    files: list[WrittenFile] = []
 
-    async def write_file(unit: FileUnit) -> None:
-        file = await pool.run(write, job.destination, unit)
-        files.append(file)
+    async def write_file(unit: FileUnit) -> WrittenFile:
+        file: WrittenFile = await pool.run(write, job.destination, unit)
         progress.finished(job.destination.url(file.path), file.nbytes)
+        return file
 
-    await for_each(job.units, write_file, workers=pool.workers)
+    files = await for_each(job.units, write_file, workers=pool.workers)
     metadata = await run_sync(write_metadata, job.plan, *await _summary_of(job, pool), room)
     nbytes = await run_sync(lambda: sum((room / path).stat().st_size for path in metadata))
     return files, metadata, sum(file.nbytes for file in files) + nbytes
@@ -228,7 +224,7 @@ async def _write(
 async def _summary_of(job: MergeJob, pool: WorkerPool) -> tuple[Summary, dict[str, Statistics]]:
     """A summary of all rows, and the statistics of numeric features.
 
-    Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``quantiles``.
+    Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``QuantileSearch``.
     """
     parts = [part for unit in job.units if isinstance(unit, RowsTask) for part in unit.parts()]
     if not parts:

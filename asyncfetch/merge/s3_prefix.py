@@ -27,6 +27,7 @@ import anyio
 from asyncfetch.errors import DatasetError, FetchError, MergeError, NotFound
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.fetch.urls import join_url
+from asyncfetch.lerobot.info import INFO_PATH
 from asyncfetch.merge.local_folder import WrittenFile, check_space, is_taken, sweep_rooms, temporary_room
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 _DELETED_AT_ONCE = 16
 _MARK = ".merging-"
 _FINISHED = "finished"
-_INFO = "meta/info.json"
 _SCHEMES = frozenset({"s3", "s3a"})
 """Schemes of sources on S3; the second one is fsspec's."""
 
@@ -75,7 +75,7 @@ class S3Prefix:
         if not entries:
             return
         left_over = [entry for entry in entries if entry.startswith(join_url(self.name, _MARK))]
-        if left_over and join_url(self.name, _INFO) not in await _list(fetcher, join_url(self.name, "meta")):
+        if left_over and join_url(self.name, INFO_PATH) not in await _list(fetcher, join_url(self.name, "meta")):
             return
         if or_finished:
             for entry in left_over:
@@ -92,7 +92,7 @@ class S3Prefix:
         await run_sync(check_space, Path(tempfile.gettempdir()), bytes_at_once)
         if not overwrite:
             await self._check_free(fetcher)
-        await fetcher.delete(self.url(_INFO))
+        await fetcher.delete(self.url(INFO_PATH))
         await fetcher.put(self._note("begun"), b"")
         try:
             yield

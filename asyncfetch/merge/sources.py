@@ -13,17 +13,17 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import numpy as np
 
 from asyncfetch.config import PrivateUrl
 from asyncfetch.config.checks import index_of
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FormatError, NotFound, redact_url
+from asyncfetch.fetch.batch import for_each
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.formats.clips import fetch_moov
 from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.frame_times import own_seconds
-from asyncfetch.lerobot.info import is_v2, parse_json
+from asyncfetch.lerobot.info import INFO_PATH, is_v2, parse_json
 from asyncfetch.lerobot.listing import list_tables
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.rows import RowCache, RowReader, first_indices, index_table
@@ -69,9 +69,8 @@ def unpack_schema(packed: bytes) -> pa.Schema:
     return schema
 
 
-_INFO = "meta/info.json"
 _FILES_AT_ONCE = 32
-"""Footers and video indexes of one source that are read side by side."""
+"""Footers of one source that are read side by side, and indexes of videos."""
 _FOOTERS_BYTES = 64 * 1024 * 1024
 """Memory for footers and row indexes while rows, or their times, are looked up."""
 _ENTRY_BYTES = 4096
@@ -216,7 +215,6 @@ class _SourceFiles:
         self.statistics: _PictureStatistics = {}
         self.dropped: tuple[str, ...] = ()
         self._reader, self._metadata, self._old = reader, metadata, old
-        self._limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
         find_tables, kept = partial(list_tables, reader), RowCache(_FOOTERS_BYTES)
         self._rows = RowReader(reader, metadata, columns=(), kept=kept, list_tables=find_tables, run=run_sync)
         self._spans: dict[str, dict[str, list[tuple[int, VideoSpan]]]] = {
@@ -238,8 +236,8 @@ class _SourceFiles:
             self._read_statistics,
             self._list_dropped,
             partial(self._read_seconds, filled),
-            *(partial(self._read_table, *item) for item in by_table.items()),
-            *(partial(self._read_video, url) for url in videos),
+            partial(for_each, by_table.items(), self._read_table, workers=_FILES_AT_ONCE),
+            partial(for_each, videos, self._read_video, workers=_FILES_AT_ONCE),
         )
 
     async def cut(self, camera: str) -> list[Segment]:
@@ -284,19 +282,18 @@ class _SourceFiles:
             self._seconds = await run_sync(_own_seconds, columns, self._metadata, episodes)
 
     async def _read_video(self, url: str) -> None:
-        async with self._limiter:
-            self.objects[url], _, moov = await fetch_moov(self._reader, url)
-            self._indexes[url] = await run_sync(partial(parse_moov, moov, url=url))
+        self.objects[url], _, moov = await fetch_moov(self._reader, url)
+        self._indexes[url] = await run_sync(partial(parse_moov, moov, url=url))
 
-    async def _read_table(self, url: str, episodes: Sequence[Episode]) -> None:
+    async def _read_table(self, of_file: tuple[str, Sequence[Episode]]) -> None:
         """Read the schema of a file of rows, and look elsewhere for episodes that it lacks."""
-        async with self._limiter:
-            if self._old is not None:
-                indexed = await self._open_table(url)
-                if indexed is not None:
-                    self.placed.update((episode.index, indexed.beginning(episode)) for episode in episodes)
-            elif not await self._has(url, episodes):
-                await self._look_for(episodes)
+        url, episodes = of_file
+        if self._old is not None:
+            indexed = await self._open_table(url)
+            if indexed is not None:
+                self.placed.update((episode.index, indexed.beginning(episode)) for episode in episodes)
+        elif not await self._has(url, episodes):
+            await self._look_for(episodes)
 
     async def _has(self, url: str, episodes: Sequence[Episode]) -> bool:
         """Return whether the file may have the episodes' rows under the metadata's numbers."""
@@ -380,7 +377,7 @@ async def read_version(reader: RangeReader, url: str) -> str:
 
 
 async def _raw_info(reader: RangeReader, url: str) -> dict[str, Any]:
-    info_url = join_url(url, _INFO)
+    info_url = join_url(url, INFO_PATH)
     return await run_sync(parse_json, await reader.fetch(info_url), info_url)
 
 

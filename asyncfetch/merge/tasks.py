@@ -15,9 +15,9 @@ import anyio
 import numpy as np
 
 from asyncfetch.fetch import insist_on
-from asyncfetch.lerobot.info import EPISODES_PATH, PathTemplate
+from asyncfetch.lerobot.info import DATA_PATH, EPISODES_PATH, INFO_PATH, VIDEO_PATH, PathTemplate
 from asyncfetch.lerobot.rows import index_table
-from asyncfetch.merge.info import DATA_PATH, INFO_PATH, VIDEO_PATH, merged_info
+from asyncfetch.merge.info import merged_info
 from asyncfetch.merge.plan import open_writer, rows_schema, write_episodes, write_rows, write_tasks
 from asyncfetch.merge.sources import has_pictures, pack_schema, unpack_schema
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn, SummaryTask, combine
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.destination import Destination
+    from asyncfetch.merge.executor import WorkerSetup
     from asyncfetch.merge.local_folder import WrittenFile
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
     from asyncfetch.merge.sources import MergeSource
     from asyncfetch.merge.summaries import Statistics, Summary
     from asyncfetch.merge.videos import Segment
-    from asyncfetch.merge.worker_process import WorkerSetup
     from asyncfetch.ranges import ObjectInfo
 
 _PIECE_BYTES = 8 * 1024 * 1024

@@ -24,6 +24,7 @@ from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.lerobot.frame_times import find_frames
 from asyncfetch.media.boxes import Box
 from asyncfetch.media.clip import ClipTables, Timing, build_header
+from asyncfetch.media.index import VISUAL_ENTRY_BYTES
 from asyncfetch.media.samples import ByteRuns
 
 if TYPE_CHECKING:
@@ -156,9 +157,6 @@ def _place(member: EpisodeSpan, origin: int, origin_seconds: float, fps: float) 
     return EpisodePlace(episode, (span.start_seconds - origin_seconds) * fps, float(seconds.max()) * fps + 1)
 
 
-_CODECS = {"av01": "av1", "avc1": "h264", "avc3": "h264", "hev1": "hevc", "hvc1": "hevc"}
-_ENTRY_BYTES = 78
-"""Fixed part of a visual sample entry (ISO/IEC 14496-12)."""
 _STSD_BYTES = 8
 """Version, flags and the number of entries, in front of the entries."""
 _CHROMA = {0: "gray", 1: "yuv420p", 2: "yuv422p", 3: "yuv444p"}
@@ -187,17 +185,16 @@ def describe_pictures(index: Mp4Index) -> Pictures:
             "each"
         )
     (entry,) = _entries(index.track.stsd, index.url)
-    boxes = {box.kind: box for box in entry.children(_ENTRY_BYTES)}
-    codec = _CODECS.get(index.codec, index.codec)
-    return Pictures(codec, index.width, index.height, _pixel_format(boxes), index.timescale)
+    boxes = {box.kind: box for box in entry.children(VISUAL_ENTRY_BYTES)}
+    return Pictures(index.codec_name, index.width, index.height, _pixel_format(boxes), index.timescale)
 
 
 def plain_description(stsd: bytes) -> bytes:
     """A sample description's body without the bit rate (``btrt``), true of one file only, and the default ``pasp``."""
     pieces = [stsd[:_STSD_BYTES]]
     for entry in _entries(stsd, "stsd"):
-        body = [bytes(entry.body[:_ENTRY_BYTES])]
-        body += [_pack(box.kind, bytes(box.body)) for box in entry.children(_ENTRY_BYTES) if not _is_idle(box)]
+        body = [bytes(entry.body[:VISUAL_ENTRY_BYTES])]
+        body += [_pack(box.kind, bytes(box.body)) for box in entry.children(VISUAL_ENTRY_BYTES) if not _is_idle(box)]
         pieces.append(_pack(entry.kind, b"".join(body)))
     return b"".join(pieces)
 

@@ -18,7 +18,7 @@ import anyio
 from asyncfetch.cache import ByteCache, DiskTier
 from asyncfetch.cache.disk import DiskReader
 from asyncfetch.cache.rank_reader import RankReader
-from asyncfetch.config import MemoryShares, WorkerConfig
+from asyncfetch.config import MemoryShares, WorkerConfig, rank_config
 from asyncfetch.decode import DecodePool, DecoderCache, FrameDecoder
 from asyncfetch.decode.cache import SIZE_VARIABLE
 from asyncfetch.fetch import Fetcher
@@ -138,6 +138,15 @@ class Engine:
                     max_bytes=tier.max_bytes,
                     max_page_bytes=config.max_bytes // 8,
                 )
+
+    @asynccontextmanager
+    async def lister(self) -> AsyncIterator[Fetcher]:
+        """A fetcher that lists directories. Rare, so that a loader worker, which fetches nothing, connects for it."""
+        if self.rank is None:
+            yield self.fetcher
+        else:
+            async with Fetcher(rank_config(self.config).fetch) as fetcher:
+                yield fetcher
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None

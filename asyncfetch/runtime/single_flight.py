@@ -26,7 +26,6 @@ from asyncfetch.runtime.concurrently import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
-    from typing import Self
 
     from anyio.abc import TaskGroup
 
@@ -186,11 +185,6 @@ class SharedCall(Generic[T]):
     def is_over(self) -> bool:
         """True if it has an outcome, or all callers were cancelled."""
         return bool(self._values) or self._error is not None or not self._askers
-
-    def begun_in(self, tasks: TaskGroup) -> Self:
-        """This call, made by a task of the group from now on. An error never reaches the task group."""
-        tasks.start_soon(self.outcome)
-        return self
 
     async def get(self) -> T:
         """The call's value, or its error: the original in the task that made the call, a copy in others."""

@@ -105,16 +105,14 @@ async def offset_indexes(
     """Return where the pages of a column's chunks are, by group, as offset indexes say; errors as ``find_pages``."""
     footer = await reader.fetch(file.url, file.data_stop)
     places = dict(zip(groups, await run(partial(_index_places, file.url, footer, groups, leaf)), strict=True))
-    found: dict[int, PageTable] = {}
 
-    async def read(group: int) -> None:
+    async def read(group: int) -> PageTable:
         pages = indexed_pages(file.url, await reader.fetch(file.url, *places[group]))
         start, rows = file.chunk(group, leaf)[0], file.metadata.row_group(group).column(leaf).num_values
         dictionary = (start, pages[0][0]) if pages and start < pages[0][0] else None
-        found[group] = _page_table(file, group, leaf, pages, rows, dictionary)
+        return _page_table(file, group, leaf, pages, rows, dictionary)
 
-    await for_each(groups, read, workers=INDEXES_AT_ONCE)
-    return found
+    return dict(zip(groups, await for_each(groups, read, workers=INDEXES_AT_ONCE), strict=True))
 
 
 def _page_table(

@@ -28,7 +28,7 @@ import numpy as np
 from typing_extensions import override
 
 from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, FormatError, MissingDependency, install_command, redact_url
-from asyncfetch.ranges import HEADERS_BYTES, ByteRange
+from asyncfetch.ranges import HEADERS_BYTES, ByteRange, join_spans
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import forks_wait
 
@@ -143,7 +143,7 @@ class TableFile:
                 raise FormatError(f"{message}; at most {_MAX_GROUP_ROWS} are possible", remedy=COPY_ANEW)
             for column in columns:
                 spans += [self._chunk(group, row_group.column(leaf)) for leaf in self.leaves[column]]
-        return _join_near(spans, gap_bytes)
+        return join_spans(spans, gap_bytes)
 
     def with_leaf(self, leaf: int) -> TableFile:
         """Return the file with one physical column of a struct among its columns, under its path.
@@ -435,16 +435,6 @@ def _count_leaves(arrow_type: pa.DataType) -> int:
         return sum(_count_leaves(arrow_type.field(i).type) for i in range(count))
     storage = getattr(arrow_type, "storage_type", None)  # of an extension, which says that it has no fields
     return 1 if storage is None else _count_leaves(storage)
-
-
-def _join_near(spans: Sequence[tuple[int, int]], gap_bytes: int) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(spans):
-        if joined and start <= joined[-1][1] + gap_bytes:
-            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
-        else:
-            joined.append((start, stop))
-    return joined
 
 
 def _start(piece: tuple[int, memoryview]) -> int:

@@ -47,19 +47,19 @@ def _read(data: memoryview, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind == BYTE:
         return data[at], at + 1
     if kind in INTEGERS:
-        number, at = _read_varint(data, at)
+        number, at = read_varint(data, at)
         return (number >> 1) ^ -(number & 1), at
     if kind == STRUCT:
         return _read_struct(data, at, depth - 1)
     if kind in LISTS:
         size, of = data[at] >> 4, data[at] & 15
-        size, at = _read_varint(data, at + 1) if size == 15 else (size, at + 1)
+        size, at = read_varint(data, at + 1) if size == 15 else (size, at + 1)
         items = []
         for _ in range(size):
             item, at = _read(data, at, of, depth - 1)
             items.append(item)
         return items, at
-    size, at = (8, at) if kind == DOUBLE else _read_varint(data, at)
+    size, at = (8, at) if kind == DOUBLE else read_varint(data, at)
     if kind not in {DOUBLE, BINARY}:
         raise ValueError(f"no type {kind}")
     if at + size > len(data):
@@ -67,7 +67,8 @@ def _read(data: memoryview, at: int, kind: int, depth: int) -> tuple[Any, int]:
     return bytes(data[at : at + size]), at + size
 
 
-def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+def read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number that begins there, seven bits a byte, and where it ends; errors as of ``read_struct``."""
     number = 0
     for place in range(MAX_VARINT_BYTES):
         number |= (data[at + place] & 127) << 7 * place

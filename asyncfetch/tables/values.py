@@ -15,7 +15,7 @@ import numpy as np
 
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.tables.pages import HEADER_BYTES, MAX_HEADER_BYTES, damaged, offset_indexes
-from asyncfetch.tables.thrift import read_struct
+from asyncfetch.tables.thrift import read_struct, read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,15 +92,10 @@ async def find_values(
     """
     stretches = await _find_stretches(reader, file, groups, leaf, run)
     levels = file.metadata.schema.column(leaf).max_definition_level
-    walked: dict[int, tuple[list[int], list[int]]] = {}
-
-    async def walk(number: int) -> None:
-        walked[number] = await _ValueWalk(reader, file, stretches[number], levels).places()
-
-    await for_each(range(len(stretches)), walk, workers=CHAINS_AT_ONCE)
-    in_order = [walked[number] for number in range(len(stretches))]
-    starts = np.fromiter(itertools.chain.from_iterable(starts for starts, _ in in_order), np.int64)
-    sizes = np.fromiter(itertools.chain.from_iterable(sizes for _, sizes in in_order), np.int64)
+    walks = [_ValueWalk(reader, file, stretch, levels) for stretch in stretches]
+    walked = await for_each(walks, _ValueWalk.places, workers=CHAINS_AT_ONCE)
+    starts = np.fromiter(itertools.chain.from_iterable(starts for starts, _ in walked), np.int64)
+    sizes = np.fromiter(itertools.chain.from_iterable(sizes for _, sizes in walked), np.int64)
     return ValuePlaces(starts, sizes)
 
 
@@ -192,7 +187,7 @@ class _ValueWalk:
                 raise damaged(self._file.url, f"no page begins at {at}: {error}") from error
         try:
             return await self._levels_of(header, at + length, stop)
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             raise damaged(self._file.url, f"the page at {at} has an odd header: {error}") from error
 
     async def _levels_of(self, header: dict[int, Any], start: int, stop: int) -> _Page:
@@ -234,17 +229,13 @@ def read_levels(data: memoryview, count: int, largest: int) -> NDArray[np.uint8]
 
     Raises:
         IndexError: The data ends before them.
+        ValueError: They are none.
     """
     width = largest.bit_length()
     parts: list[NDArray[np.uint8]] = []
     held = at = 0
     while held < count:
-        header = shift = 0
-        while True:
-            header |= (data[at] & 127) << shift
-            at, shift = at + 1, shift + 7
-            if data[at - 1] < 128:
-                break
+        header, at = read_varint(data, at)
         if header & 1:
             nbytes = (header >> 1) * width
             bits = np.unpackbits(np.frombuffer(data[at : at + nbytes], np.uint8), bitorder="little")

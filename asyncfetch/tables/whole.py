@@ -36,18 +36,16 @@ async def read_all(reader: RangeReader, file: TableFile, columns: Sequence[str],
     """
     file.require(columns)
     asked = _parts(file, list(columns))
-    read: dict[int, list[pa.RecordBatch]] = {}
     decoding = anyio.Lock()  # one after another: each takes several times its bytes meanwhile
     nulls: dict[pa.DataType, Any] = {}
 
-    async def read_part(number: int) -> None:
-        groups, names = asked[number]
+    async def read_part(part: tuple[list[int], list[str]]) -> tuple[list[str], list[pa.RecordBatch]]:
+        groups, names = part
         fetched = [await fetch_groups(reader, file, groups, names, together=False)]
         async with decoding:
-            read[number] = await run(partial(_decode, fetched, nulls))
+            return names, await run(partial(_decode, fetched, nulls))
 
-    await for_each(range(len(asked)), read_part, workers=PARTS_AT_ONCE)
-    parts = [(names, read.pop(number)) for number, (_, names) in enumerate(asked)]
+    parts = await for_each(asked, read_part, workers=PARTS_AT_ONCE)
     return await run(partial(_join, file, list(columns), parts))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncfetch.decode.image import encode_png
 from asyncfetch.testing.clips import DEPTH_ENCODING, Encoding, encode_clip, join_clips
 from asyncfetch.testing.truth import (
     DEFAULT_FEATURES,
@@ -76,18 +75,6 @@ def write_tasks(path: Path, tasks: Sequence[str], quirks: Quirks) -> None:
     _write_row_groups(path, [table.replace_schema_metadata({"pandas": json.dumps(pandas)})])
 
 
-def png(picture: NDArray[np.uint8]) -> bytes:
-    """An RGB picture (H, W, 3) as a PNG file."""
-    height, width = picture.shape[:2]
-    # Every row starts with the number of its filter: 0, none.
-    rows = np.pad(picture.reshape(height, width * 3), ((0, 0), (1, 0)))
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    )
-
-
 def _write_row_groups(path: Path, tables: Sequence[pa.Table]) -> None:
     import pyarrow.parquet as pq
 
@@ -137,7 +124,7 @@ def _episode_table(truth: DatasetTruth, schema: pa.Schema, episode: int) -> pa.T
     def values(field: pa.Field[Any]) -> list[Any]:
         if pa.types.is_struct(field.type):
             pictures = (truth.picture(episode, frame, field.name) for frame in range(truth.lengths[episode]))
-            return [{"bytes": png(picture), "path": f"frame-{n:06d}.png"} for n, picture in enumerate(pictures)]
+            return [{"bytes": encode_png(picture), "path": f"frame-{n:06d}.png"} for n, picture in enumerate(pictures)]
         rows: list[Any] = truth.column(field.name, episode).tolist()
         return rows
 

@@ -7,10 +7,9 @@ parquet_bytes  videos in a column of Parquet
 folders     folders and prefixes; VideoFolder's metadata
 tars        tar shards as WebDataset writes them
 tar_index   indexes beside tar shards: Energon's, DALI's, wids's. Pure
-patterns    patterns of urls: braces and wildcards
-listing     files below a directory, by a store or by a web server's index pages
+listing     files below a directory, by a store or by a web server's index pages; patterns of urls: braces, wildcards
 windows     ClipSampler: which frames of a video make a clip, and how many clips a video gives
-index       a video's index, wherever it lies; measure: what they say of a video
+index       a video's index, wherever it lies, and what it says of the video
 index_file  the index of a collection, written once: places and measures of all its videos
 plan        the bytes of some windows: clips, audio. Pure
 cache       windows in memory

@@ -13,23 +13,20 @@ from asyncfetch.errors import FrameMissing, redact_url
 from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
-from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPlan, StretchCache, kept_plan
+from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPlan, PlanWith, StretchCache, kept_plan
 from asyncfetch.observe.words import Words
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.tables.packed import packed_part
 from asyncfetch.videos.index import read_video
-from asyncfetch.videos.plan import WindowClip, WindowPlan, WindowTimes, plan_audio, plan_clips
+from asyncfetch.videos.plan import WindowClip, WindowTimes, plan_audio, plan_clips
 from asyncfetch.videos.whole import WholeVideo
 from asyncfetch.videos.windows import draw, frames_within
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from asyncfetch.config import DecoderBackend
     from asyncfetch.decode import Clip, PictureSize
-    from asyncfetch.formats.held import StretchEntry
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.media import Mp4Index
     from asyncfetch.resources import Engine
@@ -52,6 +49,8 @@ WORDS = Words(
 
 Planned = PlannedRange | WindowClip
 HeldWindows = HeldStretch[WindowTimes | WholeVideo]
+WindowPlan = PlanWith[Planned, WindowTimes | WholeVideo]
+"""The bytes of a stretch, by name: clips of the video, audio beside them, files beside the video."""
 
 WHOLE = "whole"
 """The name of the bytes of a video that is read whole."""
@@ -222,23 +221,8 @@ class VideoCache(StretchCache[Planned, "WindowTimes | WholeVideo", HeldWindows])
             if size:
                 plan[name] = PlannedRange(where.url, where.offset, where.offset + size)
 
-    async def _fetch_beside(
-        self,
-        stretch: Stretch,
-        planned: Mapping[str, Planned],
-    ) -> tuple[WindowTimes | WholeVideo, Mapping[str, Planned]]:
-        assert isinstance(planned, WindowPlan)
-        return planned.windows, planned
-
-    def _kept_beside(self, stretch: Stretch, planned: Mapping[str, Planned]) -> WindowTimes | WholeVideo:
-        assert isinstance(planned, WindowPlan)
-        return planned.windows
-
     def _over(self, stretch: Stretch, name: str, planned: Planned, buffer: memoryview) -> Clip | None:
         return planned.over(buffer, name=self.name(stretch))
-
-    def _held_by(self, entry: StretchEntry[WindowTimes | WholeVideo], *, by_pass: bool = False) -> HeldWindows:
-        return HeldStretch(entry, self._clip_decoders, self._release, by_pass=by_pass)
 
     def _start_earlier(self, name: str, planned: Planned) -> None:
         assert isinstance(planned, WindowClip)

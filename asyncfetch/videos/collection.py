@@ -8,7 +8,7 @@ from collections.abc import Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from asyncfetch.config import FetchConfig, PrivateUrl, rank_config
+from asyncfetch.config import FetchConfig, PrivateUrl
 from asyncfetch.errors import ConfigError, FormatError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.runtime.threads import run_sync
@@ -103,11 +103,9 @@ class Videos:
         return cls("parquet", PrivateUrl(url), video)
 
     async def open(self, engine: Engine) -> Entries:
-        """Read the entries over an engine, whose own fetcher lists directories."""
+        """Read the entries over an engine."""
         on_bad_shard = _log_bad_shard if engine.config.on_error != "raise" else None
-        if engine.rank is None:
-            return await self.read(engine.fetcher, reader=engine.reader, on_bad_shard=on_bad_shard)
-        async with Fetcher(rank_config(engine.config).fetch) as fetcher:  # a loader worker's fetches nothing
+        async with engine.lister() as fetcher:
             return await self.read(fetcher, reader=engine.reader, on_bad_shard=on_bad_shard)
 
     async def entries(self, config: FetchConfig = FetchConfig()) -> pa.Table:  # noqa: B008  frozen

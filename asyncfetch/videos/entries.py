@@ -30,6 +30,8 @@ Column = Any
 ENTRY_COLUMNS = ("video", "offset", "size", "start", "stop")
 RESERVED = (*ENTRY_COLUMNS, "index", "clip_index", "seconds", "audio")
 """Names that no column of the user's may have: an entry's, and those of a sample."""
+MEMBER = b"member"
+"""Metadata, under ``asyncfetch``, of a column that says where a file beside a video lies."""
 INDEX_KEY, INDEX_VERSION = b"asyncfetch.index", b"1"
 """The mark of an index, in the metadata of its schema."""
 
@@ -149,7 +151,7 @@ def _with_urls(table: pa.Table, work: Callable[[Array], Array]) -> pa.Table:
         column = table.column(place)
         if field.name == "video":
             made = [_of_each(chunk, work) for chunk in column.chunks]
-        elif pa.types.is_struct(field.type) and (field.metadata or {}).get(b"asyncfetch") == b"member":
+        elif pa.types.is_struct(field.type) and (field.metadata or {}).get(b"asyncfetch") == MEMBER:
             at = field.type.get_field_index("url")
             if at < 0:
                 continue

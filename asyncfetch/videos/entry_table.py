@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import EpisodeNotFound
-from asyncfetch.videos.entries import ENTRY_COLUMNS, parts_of
+from asyncfetch.videos.entries import ENTRY_COLUMNS, MEMBER, parts_of
 from asyncfetch.videos.windows import PRECISION_SECONDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-MEMBER = b"member"
-"""Metadata, under ``asyncfetch``, of a column that says where a file beside a video lies."""
 MEASURE = b"measure "
-"""The same of an index's column that says what a video is like; the measure's name follows. See ``measures``."""
+"""Metadata, as MEMBER, of an index's column that says what a video is like; the measure's name follows."""
 
 
 class Place(NamedTuple):

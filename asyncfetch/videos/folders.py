@@ -17,8 +17,7 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.parquet import require_pyarrow
 from asyncfetch.videos.entries import absolute_urls, check_names, entry_table, plain_column
-from asyncfetch.videos.listing import list_files
-from asyncfetch.videos.patterns import absolute_url
+from asyncfetch.videos.listing import QUOTED_SCHEMES, absolute_url, list_files
 from asyncfetch.videos.tables import read_file
 from asyncfetch.videos.tars import VIDEO_EXTENSIONS, member_field
 
@@ -36,9 +35,6 @@ SIDECAR_EXTENSIONS = ("json", "txt")
 """Extensions of files that come with the video of their name."""
 FILE_NAME = "file_name"
 """VideoFolder's column of paths, and the end of the names of others."""
-
-_QUOTED = ("file://", "http://", "https://")
-"""Schemes of urls whose paths are quoted."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +95,7 @@ def _entries_of_files(base: str, sizes: Mapping[str, int | None]) -> pa.Table:
     if not videos:
         raise _no_videos(base, len(sizes))
     names = [url[len(base) :] for url in videos]
-    names = [unquote(name) for name in names] if base.startswith(_QUOTED) else names
+    names = [unquote(name) for name in names] if base.startswith(QUOTED_SCHEMES) else names
     entries = entry_table(pa.chunked_array([videos], pa.string()), {}, pa.table({FILE_NAME: names}))
     stems = [url.rpartition(".")[0] for url in videos]
     for extension in SIDECAR_EXTENSIONS:

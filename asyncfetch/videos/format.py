@@ -21,7 +21,7 @@ from asyncfetch.formats.stretch import Stretch
 from asyncfetch.runtime.fork import LoopGuard
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.videos.cache import WHOLE, HeldWindows, VideoCache
-from asyncfetch.videos.measure import MEASURED_AT_ONCE
+from asyncfetch.videos.index import MEASURED_AT_ONCE
 from asyncfetch.videos.samples import WindowSamples
 from asyncfetch.videos.whole import WholeVideo
 from asyncfetch.videos.windows import span_lengths

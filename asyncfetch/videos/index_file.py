@@ -35,7 +35,7 @@ from asyncfetch.tables.parquet import require_pyarrow
 from asyncfetch.tables.unpacked import UnpackedReader
 from asyncfetch.videos.entries import ENTRY_COLUMNS, INDEX_KEY, INDEX_VERSION, relative_index
 from asyncfetch.videos.entry_table import MEASURE
-from asyncfetch.videos.measure import BROKEN, MEASURED_AT_ONCE, Measured, Measuring, videos_of
+from asyncfetch.videos.index import BROKEN, MEASURED_AT_ONCE, Measured, Measuring, videos_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

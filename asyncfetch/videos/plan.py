@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncfetch.formats.clips import PlannedClip, PlannedRange
+from asyncfetch.ranges import join_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from asyncfetch.media import AudioIndex, Mp4Index
     from asyncfetch.media.samples import SampleTable
     from asyncfetch.videos.entry_table import Place
-    from asyncfetch.videos.whole import WholeVideo
 
 MAX_GAP_BYTES = 64 * 1024
 """Bytes between two clips that are fetched along rather than asking twice: FetchConfig's ``max_gap_bytes``."""
@@ -107,7 +107,8 @@ def plan_audio(
     sounds = [audio.clip(start, stop, max_gap_bytes=0) for start, stop in spans]
     pieces = [tuple(piece) for sound in sounds for piece in (sound.ranges + place.offset).tolist()]
     outside = [piece for piece in pieces if _holder(clips, piece) is None]
-    ranges = {f"audio {n}": PlannedRange(place.url, *joined) for n, joined in enumerate(_joined(outside))}
+    joined = join_spans(outside, MAX_GAP_BYTES)
+    ranges = {f"audio {n}": PlannedRange(place.url, *span) for n, span in enumerate(joined)}
     plans = []
     for sound, (start, stop) in zip(sounds, spans, strict=True):
         parts = []
@@ -125,17 +126,6 @@ def _holder(planned: Mapping[str, PlannedRange | WindowClip], piece: tuple[int, 
     return next((name for name, each in planned.items() if each.start <= piece[0] and piece[1] <= each.stop), None)
 
 
-def _joined(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges that hold these, ascending."""
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted(pieces):
-        if found and start - found[-1][1] <= MAX_GAP_BYTES:
-            found[-1] = found[-1][0], max(found[-1][1], stop)
-        else:
-            found.append((start, stop))
-    return found
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowTimes:
     """The windows of a stretch, as its video's index says: W windows of T frames."""
@@ -144,11 +134,3 @@ class WindowTimes:
     """Shape (W, T): when each frame is shown."""
     audio: tuple[AudioPlan, ...] | None
     """Plans of the audio of each window; None where none is asked for, or the video has none."""
-
-
-class WindowPlan(dict[str, "PlannedRange | WindowClip"]):
-    """The bytes of a stretch, by name: clips of the video, audio beside them, files beside the video."""
-
-    def __init__(self, windows: WindowTimes | WholeVideo) -> None:
-        super().__init__()
-        self.windows = windows

@@ -20,7 +20,7 @@ from asyncfetch.videos.entries import (
     is_index,
     to_seconds,
 )
-from asyncfetch.videos.patterns import absolute_url, find_files, split_wildcards
+from asyncfetch.videos.listing import WEB_SCHEMES, absolute_url, find_files, split_wildcards
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -95,16 +95,12 @@ async def each_file(
     """
     url = await run_sync(absolute_url, source)
     is_directory = _kind(url) is None and not split_wildcards(url)[1]
-    if is_directory and url.startswith(("http://", "https://")):
+    if is_directory and url.startswith(WEB_SCHEMES):
         raise ConfigError(f"{redact_url(url)!r} must be a table's: its name must end in {', '.join(SUFFIXES)}")
     urls = (await find_files(f"{url.rstrip('/')}/**/*.parquet" if is_directory else url, fetcher)).urls
-    tables: dict[str, pa.Table] = {}
-
-    async def read_one(url: str) -> None:
-        tables[url] = await read(url)
-
-    await for_each(dict.fromkeys(urls), read_one, workers=FILES_AT_ONCE)
-    return await run_sync(_join, urls, tables)
+    different = list(dict.fromkeys(urls))
+    tables = await for_each(different, read, workers=FILES_AT_ONCE)
+    return await run_sync(_join, urls, dict(zip(different, tables, strict=True)))
 
 
 def _join(urls: list[str], tables: dict[str, pa.Table]) -> pa.Table:

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FormatError, NotFound, redact_url
+from asyncfetch.errors import ConfigError, DatasetError, FormatError, redact_url
 from asyncfetch.fetch.batch import for_each
+from asyncfetch.fetch.reader import fetch_if_there
 from asyncfetch.media.tar import BLOCK_BYTES, LOOK_BYTES, MAX_GAP_BYTES, MAX_NAME_BYTES, compression_of, walk_tar
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.threads import run_sync
 from asyncfetch.tables.packed import Packed
 from asyncfetch.tables.parquet import require_pyarrow
-from asyncfetch.videos.entries import ENTRY_COLUMNS, RESERVED, entry_table
-from asyncfetch.videos.patterns import find_files
+from asyncfetch.videos.entries import ENTRY_COLUMNS, MEMBER, RESERVED, entry_table
+from asyncfetch.videos.listing import find_files
 from asyncfetch.videos.tar_index import WRITE_INDEX_ANEW, index_names, parse_index, parse_wids
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ async def tar_entries(
     Args:
         reader: Reads ranges, also of packed parts (``UnpackedReader``).
         fetcher: Lists directories.
-        urls: Shards, with braces and wildcards (``patterns.find_files``); a url with a slash behind means all ``.tar``
+        urls: Shards, with braces and wildcards (``listing.find_files``); a url with a slash behind means all ``.tar``
             files below it, and one of a ``.json`` the shards of a wids index. A shard that is named twice is read once,
             and is there twice.
         video: Extension of the videos, such as "left.mp4". None for the one file of a sample whose extension ends in
@@ -210,19 +211,12 @@ async def _find_indexes(shards: Sequence[str], listed: frozenset[str], reader: R
     unlisted = [url for url in shards if url not in listed and "?" not in url]
     if unlisted:
         names = index_names(unlisted[0])
-        contents = await gather(*(partial(_read_if_there, reader, name) for name in names))
+        contents = await gather(*(partial(fetch_if_there, reader, name) for name in names))
         kind = next((kind for kind, data in enumerate(contents) if data is not None), None)
         if kind is not None:
             found |= {url: _FoundIndex(name) for url in unlisted for name in index_names(url)[kind : kind + 1]}
             found[unlisted[0]] = _FoundIndex(names[kind], contents[kind])
     return found
-
-
-async def _read_if_there(reader: RangeReader, url: str) -> memoryview | None:
-    try:
-        return await reader.fetch(url)
-    except (NotFound, AccessDenied):  # S3 says the latter where one may not list
-        return None
 
 
 class _Shard(NamedTuple):
@@ -244,7 +238,7 @@ async def _read_shard(url: str, reader: RangeReader, index: _FoundIndex | None, 
         url = str(Packed(url, codec, 0, info.size))
         info, head = await reader.fetch_head(url, LOOK_BYTES)
     elif index is not None:
-        data = index.data if index.data is not None else await _read_if_there(reader, index.url)
+        data = index.data if index.data is not None else await fetch_if_there(reader, index.url)
         try:
             if data is not None:
                 files = await _read_by_index(url, info.size, reader, index.url, data)
@@ -290,14 +284,13 @@ async def _read_by_index(
     count = len(found) - 1
     if found[-1] - found[0] < count * (LOOK_BYTES + MAX_GAP_BYTES):
         return None  # a walk brings several samples at a time
-    parts: dict[int, list[TarredFile]] = {}
 
-    async def read_one(place: int) -> None:
+    async def read_one(place: int) -> list[TarredFile]:
         stop = found[place + 1] if place + 1 < count else None
-        parts[place] = await _read_headers(url, size, reader, start=found[place], stop=stop)
+        return await _read_headers(url, size, reader, start=found[place], stop=stop)
 
-    await for_each(range(count), read_one, workers=SAMPLES_AT_ONCE)
-    files = [file for place in range(count) for file in parts[place]]
+    parts = await for_each(range(count), read_one, workers=SAMPLES_AT_ONCE)
+    files = [file for part in parts for file in part]
     if len(group_samples(files, url=url)) != count:
         raise contradiction
     return files
@@ -381,7 +374,7 @@ def member_field(name: str, more: Sequence[tuple[str, pa.DataType]] = ()) -> pa.
     import pyarrow as pa
 
     place = pa.struct([("offset", pa.int64()), ("size", pa.int64()), *more])
-    return pa.field(name, place, metadata={b"asyncfetch": b"member"})
+    return pa.field(name, place, metadata={b"asyncfetch": MEMBER})
 
 
 def _member_column(rows: Sequence[int], files: Sequence[TarredFile], length: int) -> pa.Array[Any]:

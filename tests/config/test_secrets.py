@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.config import Secrets
-from asyncfetch.lerobot.format import LeRobotFormat
+from asyncfetch.lerobot.dataset import LeRobotFormat
 from asyncfetch.stream.epoch_stream import source_of
 from asyncfetch.testing import Fault, HubServer, RangeServer
 

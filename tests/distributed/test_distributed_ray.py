@@ -27,7 +27,7 @@ from tests.merge.test_plan import names
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncfetch.merge.worker_process import WorkerSetup
+    from asyncfetch.merge.executor import WorkerSetup
     from tests.lerobot.serving import Library
 
 pytestmark = pytest.mark.slow  # Ray's workers import

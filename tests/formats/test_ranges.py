@@ -179,7 +179,7 @@ def test_plan_has_every_range_once(asked: list[list[tuple[str, int, int]]]) -> N
     ]
     plan = plan_ranges(ranges)
     held = {name: objects[span.url][span.start : span.stop] for name, span in plan.items()}
-    for each, parts in zip(ranges, plan.parts, strict=True):
+    for each, parts in zip(ranges, plan.beside, strict=True):
         assert each.keys() == parts.keys()
         for key, one in each.items():
             part = parts[key]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from asyncfetch.lerobot import LeRobotDataset
-    from asyncfetch.lerobot.video_index import EpisodeClip
+    from asyncfetch.lerobot.episode_cache import EpisodeClip
     from asyncfetch.testing import DatasetTruth, ServedRequest
     from tests.lerobot.serving import Library, Served
 

@@ -127,13 +127,12 @@ async def test_no_stats(reader: LocalReader, tables: Tables, tmp_path: Path) -> 
     assert (await load_metadata(reader, tables.write(tmp_path))).stats is None
 
 
-async def test_small_files_are_parsed_in_two_calls_in_a_thread(
+async def test_small_files_are_parsed_in_one_call_in_a_thread(
     reader: LocalReader, tables: Tables, tmp_path: Path
 ) -> None:
-    """info.json, which says whether the others are needed, and then all of them."""
     calls: list[Callable[[], Any]] = []
     metadata = await load_metadata(reader, tables.write(tmp_path), run=partial(_counted, calls))
-    assert len(calls) == 2
+    assert len(calls) == 1
     assert len(metadata.episodes) == len(tables.episodes["episode_index"])
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.media import parse_moov
-from asyncfetch.merge import convert_dataset, merge_datasets, quantiles, tasks
+from asyncfetch.merge import convert_dataset, merge_datasets, summaries, tasks
 from asyncfetch.testing import Quirks, read_identity
 from tests.lerobot.serving import TOP, WRIST, retimed, shown_after, variable, with_times, write_files
 from tests.merge.version2 import CHUNKS_SIZE, EPISODE_FILE, as_version2
@@ -331,7 +331,7 @@ async def test_statistics_of_many_rows_are_found_in_rounds(
     monkeypatch.setattr(tasks, "_PART_ROWS", 7)
     roots = [library(episodes=(9, 4, 5)).root, library(episodes=(5, 6), tasks=("place", "stack")).root]
     await merge_datasets(roots, tmp_path / "at-once", workers=2)
-    monkeypatch.setattr(quantiles, "_FEW_ROWS", 0)
+    monkeypatch.setattr(summaries, "_FEW_ROWS", 0)
     await merge_datasets(roots, tmp_path / "in-rounds", workers=2)
     assert all_files(tmp_path / "in-rounds") == all_files(tmp_path / "at-once")
 

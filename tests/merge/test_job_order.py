@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from asyncfetch.errors import MergeError
-from asyncfetch.merge import merge_datasets, quantiles, tasks
+from asyncfetch.merge import merge_datasets, summaries, tasks
 from asyncfetch.merge.executor import InProcess
 from asyncfetch.merge.summaries import Summary, summarise
 from asyncfetch.merge.tasks import write
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.merge.executor import Executor, WorkerPool
-    from asyncfetch.merge.worker_process import Piece
+    from asyncfetch.merge.executor import Executor, Piece, WorkerPool
     from tests.lerobot.serving import Library
 
     Run = Callable[..., Awaitable[Any]]
@@ -70,7 +69,7 @@ async def test_parts_that_end_in_any_order_give_the_same(
 ) -> None:
     """And each is added to another before more are made than there are workers, and one."""
     monkeypatch.setattr(tasks, "_PART_ROWS", 3)
-    monkeypatch.setattr(quantiles, "_FEW_ROWS", 0)
+    monkeypatch.setattr(summaries, "_FEW_ROWS", 0)
     roots = [library(episodes=(3, 4) * 6, cameras=()).root, library(episodes=(5,) * 8, cameras=()).root]
     draws, alive, most = random.Random(0), 0, 0
 

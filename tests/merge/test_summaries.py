@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from asyncfetch.merge import quantiles
-from asyncfetch.merge.quantiles import QuantileSearch, count_prefixes, keys_of
+from asyncfetch.merge import summaries
 from asyncfetch.merge.summaries import (
     QUANTILES,
+    QuantileSearch,
     Summary,
     combine,
     components_of,
+    count_prefixes,
     describe,
+    keys_of,
     quantile_ranks,
     quantiles_between,
 )
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from asyncfetch.merge.quantiles import PrefixCounters
+    from asyncfetch.merge.summaries import PrefixCounters
 
 CASES = {
     "vectors": np.random.default_rng(0).normal(size=(1000, 7)).astype(np.float32),
@@ -69,7 +71,7 @@ def search(parts: list[NDArray[Any]], count: int) -> tuple[NDArray[np.float64], 
 def test_parts_together_are_the_whole(
     values: NDArray[Any], num_parts: int, few_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantiles, "_FEW_ROWS", few_rows)
+    monkeypatch.setattr(summaries, "_FEW_ROWS", few_rows)
     parts = [components_of(part) for part in np.array_split(values, num_parts) if len(part)]
     taken = combine([describe(part) for part in parts])
     assert taken is not None
@@ -101,7 +103,7 @@ def test_places_in_the_order_are_found_exactly(dtype: str, data: st.DataObject) 
     values = data.draw(arrays(dtype, st.integers(1, 60), elements=NUMBERS[dtype]))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=3)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantiles, "_FEW_ROWS", 0)
+        patch.setattr(summaries, "_FEW_ROWS", 0)
         ordered, rounds = search([part[None] for part in np.split(values, cuts)], len(values))
     np.testing.assert_array_equal(ordered[0], np.sort(values)[quantile_ranks(len(values))].astype(np.float64))
     assert rounds <= (2 if dtype == "float32" else 4)

@@ -20,7 +20,7 @@ from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.concurrently import copied, gather, kept
 from asyncfetch.runtime.loop_thread import BackgroundContext
-from asyncfetch.runtime.single_flight import SharedCall, SharedLRU, SingleFlight
+from asyncfetch.runtime.single_flight import SharedLRU, SingleFlight
 from asyncfetch.testing import RangeServer
 
 if TYPE_CHECKING:
@@ -225,20 +225,6 @@ async def test_callers_of_a_shared_load_keep_only_their_own_frames() -> None:
         assert error.__cause__ is not None
         assert error.__cause__.__traceback__ is None
     assert leader.__cause__ is not None
-
-
-async def test_a_call_begun_in_a_task_group_leaves_no_frames(without_collector: None) -> None:
-    frames = Frames(NotFound("not there"))
-
-    async def ask_twice() -> None:
-        async with anyio.create_task_group() as tasks:
-            call: SharedCall[None] = SharedCall(frames.fail).begun_in(tasks)
-            await frames.ask(call.get)
-            await frames.ask(call.get)
-
-    await ask_twice()
-    await anyio.lowlevel.checkpoint()
-    assert frames.left() == 0
 
 
 @pytest.mark.parametrize("error", [NotFound("not there"), OtherWords(3)])

@@ -18,7 +18,7 @@ import asyncfetch as af
 import asyncfetch.stream.prefetcher
 from asyncfetch.formats import Stretch
 from asyncfetch.lerobot import reader_of
-from asyncfetch.lerobot.format import LeRobotFormat
+from asyncfetch.lerobot.dataset import LeRobotFormat
 from asyncfetch.order.line import Piece
 from asyncfetch.order.placement import Placement
 from asyncfetch.stream.datasets import OpenDatasets

@@ -13,8 +13,7 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, FetchError, NotFound
 from asyncfetch.fetch import Fetcher
 from asyncfetch.testing import RangeServer
-from asyncfetch.videos.listing import list_files
-from asyncfetch.videos.patterns import find_files
+from asyncfetch.videos.listing import find_files, list_files
 from tests.fetch.real_servers import Absent, nginx_with_index_pages
 from tests.videos.test_folders import FILES, NAMES, entries_of, laid
 

@@ -8,7 +8,6 @@ import json
 import re
 import tempfile
 from codecs import BOM_UTF8
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
@@ -18,10 +17,11 @@ from urllib.parse import quote
 import numpy as np
 from anyio.from_thread import start_blocking_portal
 
-from asyncfetch.errors import AccessDenied, ConfigError, MissingDependency, NotFound, redact_url
+from asyncfetch.errors import ConfigError, MissingDependency, redact_url
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.reader import fetch_if_there
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.info import EPISODES_PATH, is_v2, parse_json
+from asyncfetch.lerobot.info import EPISODES_PATH, INFO_PATH, STATS_PATH, TASKS_PATH, is_v2, parse_json
 from asyncfetch.lerobot.listing import list_tables
 from asyncfetch.lerobot.metadata import load_metadata as read_metadata
 from asyncfetch.lerobot.version2 import load_version2
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.lerobot.version2 import Version2
 
-INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 INSTALL_LEROBOT = 'pip install "lerobot[training]==0.6.1"'
 """Needs Python 3.12. Its commands change with each release: see ``commands``."""
 
@@ -140,19 +139,19 @@ def _metadata_of(repo_id: str, **options: Any) -> Any:  # noqa: ANN401
 
 def _needs_copy(root: Path) -> bool:
     """Return whether only we can read its info.json."""
-    file = root / INFO
+    file = root / INFO_PATH
     return file.exists() and (_is_v2(root) or file.read_bytes().startswith(BOM_UTF8))
 
 
 def _is_v2(root: Path) -> bool:
-    file = root / INFO
+    file = root / INFO_PATH
     return file.exists() and is_v2(parse_json(file.read_bytes(), str(file)))
 
 
 async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) -> list[int] | None:
     """Copy the metadata; returns the numbers of all episodes, None if none is missing."""
     async with Fetcher(config) as fetcher:
-        data, info_url = await fetcher.fetch(join_url(url, INFO)), join_url(url, INFO)
+        data, info_url = await fetcher.fetch(join_url(url, INFO_PATH)), join_url(url, INFO_PATH)
         raw = parse_json(data, info_url)
         if is_v2(raw):
             dataset = await load_version2(fetcher, url, run=run_sync)
@@ -161,11 +160,10 @@ async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) 
             return None if numbers == list(range(len(numbers))) else numbers
         metadata = await read_metadata(fetcher, url, list_tables=partial(list_tables, fetcher), run=run_sync)
         totals = {f"total_{what}": found for what, (_, found) in metadata.wrong_totals().items()}
-        await run_sync(_write, directory / INFO, json.dumps({**raw, **totals}).encode())
-        await run_sync(_write, directory / TASKS, await fetcher.fetch(join_url(url, TASKS)))
-        with suppress(AccessDenied, NotFound):  # a dataset may have none
-            stats = await fetcher.fetch(join_url(url, STATS))
-            await run_sync(_write, directory / STATS, bytes(stats).removeprefix(BOM_UTF8))
+        await run_sync(_write, directory / INFO_PATH, json.dumps({**raw, **totals}).encode())
+        await run_sync(_write, directory / TASKS_PATH, await fetcher.fetch(join_url(url, TASKS_PATH)))
+        if (stats := await fetch_if_there(fetcher, join_url(url, STATS_PATH))) is not None:
+            await run_sync(_write, directory / STATS_PATH, bytes(stats).removeprefix(BOM_UTF8))
         for number, table_url in enumerate(metadata.episodes.urls):
             path = directory / EPISODES_PATH.format(chunk_index=0, file_index=number)
             await run_sync(_write, path, await fetcher.fetch(table_url))
@@ -182,9 +180,9 @@ def _write_as_v3(dataset: Version2, directory: Path) -> None:
     numbers = np.asarray(table.indices, np.int64)
     rows = int(numbers[-1]) + 1 if len(numbers) else 0
     info = {key: value for key, value in dataset.raw_info.items() if key not in {"total_chunks", "total_videos"}}
-    _write(directory / INFO, json.dumps({**info, "total_episodes": rows}).encode())
+    _write(directory / INFO_PATH, json.dumps({**info, "total_episodes": rows}).encode())
     tasks = dict(sorted(metadata.tasks.items()))
-    pandas.DataFrame({"task_index": list(tasks)}, index=list(tasks.values())).to_parquet(directory / TASKS)
+    pandas.DataFrame({"task_index": list(tasks)}, index=list(tasks.values())).to_parquet(directory / TASKS_PATH)
     file = directory / EPISODES_PATH.format(chunk_index=0, file_index=0)
     file.parent.mkdir(parents=True)
     lengths = np.zeros(rows, np.int64)
@@ -203,7 +201,7 @@ def _write_as_v3(dataset: Version2, directory: Path) -> None:
         columns[f"{name}/file_index"] = np.arange(rows)
     pandas.DataFrame(columns).to_parquet(file, index=False)
     if metadata.stats is not None:
-        _write(directory / STATS, json.dumps(metadata.stats).encode())
+        _write(directory / STATS_PATH, json.dumps(metadata.stats).encode())
     elif dataset.episode_stats:
         known = [io.cast_stats_to_numpy(dict(own)) for number, own in dataset.episode_stats.items() if number in table]
         io.write_stats(import_lerobots("lerobot.datasets.compute_stats").aggregate_stats(known), directory)

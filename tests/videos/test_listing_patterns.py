@@ -13,7 +13,7 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, NotFound
 from asyncfetch.fetch import Fetcher
 from asyncfetch.testing import HubServer, S3Server
-from asyncfetch.videos.patterns import MAX_URLS, expand_braces, find_files, split_wildcards
+from asyncfetch.videos.listing import MAX_URLS, expand_braces, find_files, split_wildcards
 from tests.merge.on_s3 import config as s3_config
 from tests.merge.on_s3 import set_keys
 

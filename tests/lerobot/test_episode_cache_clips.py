@@ -11,8 +11,8 @@ from asyncfetch.errors import DatasetError, FormatError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.formats.clips import FRAME_INDEX_BYTES, HEAD_BYTES, MAX_INDEX_BYTES, MAX_READS
 from asyncfetch.formats.stretch import Stretch
+from asyncfetch.lerobot.episode_cache import VideoFile, cut_clip, fetch_index
 from asyncfetch.lerobot.episode_table import Episode, VideoSpan
-from asyncfetch.lerobot.video_index import VideoFile, cut_clip, fetch_index
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import SharedLRU
 from asyncfetch.testing import RangeServer
@@ -21,7 +21,7 @@ from tests.lerobot.serving import MIB, TOP, in_memory, video_path
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from asyncfetch.lerobot.video_index import EpisodeClip
+    from asyncfetch.lerobot.episode_cache import EpisodeClip
     from tests.lerobot.serving import Library
 
 

@@ -17,9 +17,8 @@ from anyio import to_thread
 from asyncfetch.config import FetchConfig, TimeoutConfig
 from asyncfetch.errors import FormatError, WorkerError
 from asyncfetch.merge import MergeProgress, Selection, merge_datasets
-from asyncfetch.merge.executor import OnThisMachine, processes_pay
+from asyncfetch.merge.executor import OnThisMachine, PieceProcess, processes_pay
 from asyncfetch.merge.job import load_sources
-from asyncfetch.merge.worker_process import PieceProcess
 from asyncfetch.testing import Fault, RangeServer
 from tests.merge.test_job import all_files
 from tests.merge.test_plan import names
