@@ -67,7 +67,7 @@ def choose_backend(backend: DecoderBackend) -> Literal["torchcodec", "pyav"]:
 
 @functools.cache
 def on_this_thread() -> Mapping[str, Any]:
-    """What PyAV is told so that no other thread converts a picture: from 17 on it starts some for each."""
+    """Arguments for PyAV, which from 17 on would start threads to convert a picture in, and again for the next."""
     import av
 
     return {"threads": 1} if int(av.__version__.partition(".")[0]) >= 17 else {}
