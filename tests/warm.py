@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 PRELOADED: Final = (
     *("attr", "yarl", "rich.progress", "rich.table", "typer"),
     *("numpy", "pyarrow.parquet", "torch.utils.data", "torchcodec.decoders"),
+    *("pandas", "pyarrow.compute"),  # which pyarrow imports at its first array
 )
 SET_HERE: Final = {"PYTHONPATH", "PYTHONWARNINGS"}
 """Variables of Python's that a program may have otherwise than this process: the others say how it starts."""

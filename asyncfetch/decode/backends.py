@@ -17,6 +17,7 @@ from asyncfetch.errors import MissingDependency, install_command
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
     from asyncfetch.config import DecoderBackend
@@ -62,6 +63,14 @@ def choose_backend(backend: DecoderBackend) -> Literal["torchcodec", "pyav"]:
         ) from problem
     _warn_of_fallback(_cause(problem), _remedy(problem))
     return "pyav"
+
+
+@functools.cache
+def on_this_thread() -> Mapping[str, Any]:
+    """Arguments for PyAV, which from 17 on would start threads to convert a picture in, and again for the next."""
+    import av
+
+    return {"threads": 1} if int(av.__version__.partition(".")[0]) >= 17 else {}
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from typing_extensions import override
 
-from asyncfetch.decode.backends import choose_backend, import_torch
+from asyncfetch.decode.backends import choose_backend, import_torch, on_this_thread
 from asyncfetch.errors import ConfigError, DecodeError, FrameMissing, MissingDependency, WrongLoop
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.shared_memory import writable
@@ -340,9 +340,11 @@ class PyAVDecoder(FrameDecoder):
 
     def __init__(self, clip: Clip, *, turns: bool = True, size: PictureSize | None = None) -> None:
         import av
+        from av.video.reformatter import VideoReformatter
 
         super().__init__(clip, size)
         self._turns = turns
+        self._reformatter: Any = VideoReformatter()  # one of a frame's own would be set up anew for each
         self._distances = None if clip.depth is None else clip.depth.distances()
         self._next_pts = 0  # the frames still to come are shown at this time or later
         self._errors = av.FFmpegError
@@ -433,11 +435,11 @@ class PyAVDecoder(FrameDecoder):
     def _array(self, frame: Any) -> NDArray[Any]:  # noqa: ANN401
         """(height, width, channels)."""
         if self._distances is None:
-            rgb: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+            rgb: NDArray[np.uint8] = self._reformatter.reformat(frame, format="rgb24", **on_this_thread()).to_ndarray()
             # By whole quarters. Without an angle the rotation is below any.
             degrees = frame.rotation if self._turns and abs(frame.rotation) <= 180 else 0
             return np.ascontiguousarray(np.rot90(rgb, round(degrees / 90)))
-        codes = frame.to_ndarray(format="gray12le")
+        codes = self._reformatter.reformat(frame, format="gray12le", **on_this_thread()).to_ndarray()
         distances: NDArray[np.float32] = self._distances.take(codes, mode="clip")
         return distances[..., np.newaxis]
 

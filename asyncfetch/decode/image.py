@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from asyncfetch.decode.backends import choose_backend, import_torch
+from asyncfetch.decode.backends import choose_backend, import_torch, on_this_thread
 from asyncfetch.decode.decoder import MemoryFile, open_video
 from asyncfetch.errors import DecodeError
 
@@ -91,7 +91,7 @@ def _with_pyav(data: bytes | memoryview, name: str) -> torch.Tensor:
         with av.open(MemoryFile(data), mode="r") as container:
             container.streams.video[0].codec_context.thread_count = 1
             frame = next(container.decode(video=0))
-            pixels = frame.to_ndarray(format=STORED_AS.get(frame.format.name, "rgb24"))
+            pixels = frame.to_ndarray(format=STORED_AS.get(frame.format.name, "rgb24"), **on_this_thread())
     except (av.FFmpegError, StopIteration, IndexError) as error:
         raise DecodeError(f"{name}: these {len(data)} bytes aren't an image that can be read: {error}") from error
     image: torch.Tensor = import_torch().from_numpy(np.atleast_3d(pixels)).permute(2, 0, 1)

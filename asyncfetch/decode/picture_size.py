@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from asyncfetch.config.checks import check_types, is_whole_number, require_least
-from asyncfetch.decode.backends import choose_backend, import_torch
+from asyncfetch.decode.backends import choose_backend, import_torch, on_this_thread
 from asyncfetch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _scaled(pixels: NDArray[Any], height: int, width: int) -> NDArray[Any]:
 
     name = _FORMATS[pixels.dtype.name, pixels.shape[2]]
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels if name == "rgb24" else pixels[..., 0]), name)
-    scaled = frame.reformat(width=width, height=height, interpolation="BILINEAR").to_ndarray()
+    scaled = frame.reformat(width=width, height=height, interpolation="BILINEAR", **on_this_thread()).to_ndarray()
     return scaled[..., np.newaxis] if scaled.ndim == 2 else scaled
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.decode import Clip, open_decoder, stack_frames
-from asyncfetch.decode.backends import choose_backend, import_torch
+from asyncfetch.decode.backends import choose_backend, import_torch, on_this_thread
 from asyncfetch.decode.decoder import MemoryFile
 from asyncfetch.errors import COPY_ANEW, DecodeError
 
@@ -76,7 +76,8 @@ class WholeFrames:
             with av.open(MemoryFile(data), mode="r") as container:
                 for place, frame in enumerate(_decoded(container, name)):
                     if place in frames:
-                        picture = library.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+                        pixels = frame.to_ndarray(format="rgb24", **on_this_thread())
+                        picture = library.from_numpy(pixels).permute(2, 0, 1)
                         found[place] = picture if size is None else size.resize(picture)
                     if place >= max(frames):
                         break

@@ -67,10 +67,10 @@ if __name__ == "__main__":
 def large(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
     """Batches of which are most of what is taken."""
     root = tmp_path_factory.mktemp("data") / "large"
-    return write_dataset(root, episodes=8, length=100, width=480, height=480, distinct_videos=1)
+    return write_dataset(root, episodes=8, length=60, width=480, height=480, distinct_videos=1)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("programs_are_warm")
 @pytest.mark.parametrize("way", ["0", "2", "served"])
 def test_a_rank_takes_no_more_than_was_said(large: DatasetTruth, tmp_path: Path, way: str) -> None:
     """And no small part of that; of a process with torch in it most is what forked ones share."""

@@ -96,6 +96,7 @@ def test_a_killed_worker_is_an_error_of_ours(truth: DatasetTruth, kind: str) -> 
             list(batches)
 
 
+@pytest.mark.usefixtures("failed_loaders_end_soon")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_stopped_worker_is_an_error_in_time(truth: DatasetTruth, kind: str) -> None:
     batches, pid = begun(LOADERS[kind](str(truth.root), config(1.5)))
@@ -175,6 +176,7 @@ def test_a_worker_is_looked_after_in_any_thread(truth: DatasetTruth) -> None:
     assert all(isinstance(error, af.WorkerError) and f"(pid {pid})" in str(error) for error in caught)
 
 
+@pytest.mark.usefixtures("failed_loaders_end_soon")
 def test_the_report_blames_a_worker_that_is_lost(truth: DatasetTruth) -> None:
     dataset = af.torch.StreamDataset(af.Stream(str(truth.root), config=config(1.5)), batch_size=2)
     batches, pid = begun(DataLoader(dataset, batch_size=None, num_workers=2))
