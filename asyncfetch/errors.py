@@ -83,7 +83,7 @@ _SECRET_NAME = re.compile(
     r"|^(?:sig|key|key-pair-id|policy|(?:aws|oss|google)access(?:keyid|id)|x-xet-signed-range|auth|authorization|jwt"
     r"|hmac|md5|verify|hdn(?:ea|ts|tl))$"
 )
-_NAME = re.compile(r"([^=?&#;/\s]+)=")
+_NAME = re.compile(r"(?<![^=?&#;/\s])([^=?&#;/\s]+)=")  # begun anywhere, it would take the square of a long text's time
 _REDACTED = re.compile(r"://(?:\*\*\*@|.*[?&#;][^=?&#;]+=\*\*\*(?:[&#;]|$))")
 
 

@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import os
+import signal
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 import uvloop
-from blockbuster import blockbuster_ctx
+from blockbuster import BlockBuster
 from hypothesis import settings
 
 from asyncfetch.testing import DatasetTruth, RangeServer, write_dataset
@@ -150,6 +151,17 @@ def _models_of_aws_are_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _handlers_of_signals_are_not_shown() -> Iterator[None]:
+    """Each run of a loop asks whether its handler of Ctrl-C is a number that has a name: no, says a ValueError that
+    shows it, with the task and what that returned. A small async test has five runs.
+    """
+    named: Callable[[Any, Any], Any] = signal._int_to_enum  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "_int_to_enum", lambda value, kind: value if callable(value) else named(value, kind))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail an async test where asyncfetch calls, on the loop, what blocks: files, sleeps, locks, plain sockets.
@@ -160,11 +172,22 @@ def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
     if not inspect.iscoroutinefunction(function) or request.node.get_closest_marker("may_block"):
         yield
         return
-    with blockbuster_ctx("asyncfetch") as detector:
-        for call in detector.functions.values():
-            for file, names in MAY_BLOCK.items():
-                call.can_block_in(file, names)
+    detector = _detector()
+    detector.activate()
+    try:
         yield
+    finally:
+        detector.deactivate()
+
+
+@functools.cache
+def _detector() -> BlockBuster:
+    """One for all tests: to make it takes as long as everything else that each test pays for."""
+    detector = BlockBuster("asyncfetch")
+    for call in detector.functions.values():
+        for file, names in MAY_BLOCK.items():
+            call.can_block_in(file, names)
+    return detector
 
 
 @pytest.hookimpl(wrapper=True)
@@ -189,17 +212,17 @@ def _where(task: asyncio.Task[Any]) -> str:
     return "\n".join(lines)
 
 
-async def all_others_wait() -> None:
-    """Turn the loop until every other task waits, and goes on waiting for QUIET_TURNS.
+async def all_others_wait(quiet_turns: int = QUIET_TURNS) -> None:
+    """Turn the loop until every other task waits, and goes on waiting for so many turns.
 
     As anyio.wait_all_tasks_blocked, which looks again after 0.1 s only, and not at all for what another socket of this
     loop has sent. What threads and other loops do is waited for by neither. One task at a time may wait for this.
     """
-    this, quiet_turns = asyncio.current_task(), 0
-    while quiet_turns < QUIET_TURNS:
+    this, quiet = asyncio.current_task(), 0
+    while quiet < quiet_turns:
         await asyncio.sleep(0)
         others = (task for task in asyncio.all_tasks() if task is not this)
-        quiet_turns = quiet_turns + 1 if all(map(_waits, others)) else 0
+        quiet = quiet + 1 if all(map(_waits, others)) else 0
 
 
 def _waits(task: asyncio.Task[Any]) -> bool:

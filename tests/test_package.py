@@ -274,6 +274,11 @@ def test_text_is_shown_without_the_secrets_of_its_urls(text: str, shown: str) ->
     assert redact_text(text) == shown
 
 
+def test_a_long_text_is_redacted_in_no_time() -> None:
+    text = f"at https://host/a?b={'c' * 1_000_000}"
+    assert redact_text(text) == redact_url(text) == text
+
+
 def test_an_error_shows_no_secrets() -> None:
     error = errors.NotFound("it isn't there", url="https://me:secret@host/a?sig=secret", start=3, stop=None)
     assert str(error) == "it isn't there [https://***@host/a?sig=***, bytes [3, end)]"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("programs_are_warm")
+pytestmark = pytest.mark.usefixtures("nested_programs_are_warm")
 
 
 @pytest.mark.timeout(300)  # it starts a process for each way, which imports torch

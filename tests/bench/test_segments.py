@@ -27,5 +27,5 @@ def test_segments_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert 0 < ratios[0] < 2
     assert fetched > 0.9
     monkeypatch.setattr(segments, "LONG", {"long": (1, 610), "short": (2, 30)})
-    long = segments.measure_long(tmp_path / "made")
+    long = segments.measure_long(tmp_path / "made", width=64, height=64)
     assert {name: min(each) > 0 for name, each in long.items()} == {"long": True, "short": True}

@@ -100,7 +100,8 @@ class Reader:
             self.outcomes[kind]["failed"] += count
         else:
             for (start, stop), piece in zip(spans, got, strict=True):
-                assert any(piece == content[start:stop] for content in self._contents)
+                whole = bytes(piece)  # a view compares itself a byte at a time
+                assert any(whole == content[start:stop] for content in self._contents)
             self.outcomes[kind]["right"] += count
 
     def _spans(self, kind: str, count: int) -> list[tuple[int, int]]:

@@ -67,7 +67,7 @@ async def test_direct_bodies_bypass_the_reader(
     url = any_server.put("/x", CONTENT)
     async with fetcher_with(ca_file=ca_file, direct_bodies=direct_bodies) as fetcher:
         pieces = counting_parser(monkeypatch)
-        assert await fetcher.fetch(url) == CONTENT
+        assert bytes(await fetcher.fetch(url)) == CONTENT
     assert sum(pieces) == (0 if direct_bodies else len(CONTENT))
 
 
@@ -77,7 +77,7 @@ async def test_the_connection_is_used_again(
     url = any_server.put("/x", CONTENT)
     async with fetcher_with(ca_file=ca_file) as fetcher:
         for start in range(5):
-            assert await fetcher.fetch(url, start) == CONTENT[start:]
+            assert bytes(await fetcher.fetch(url, start)) == CONTENT[start:]
     assert any_server.connections == 1
 
 
@@ -89,8 +89,8 @@ async def test_a_surplus_ends_the_connection(
     async with fetcher_with(ca_file=ca_file) as fetcher:
         for _ in range(10):
             any_server.will(step(body=CONTENT + SMUGGLED, headers=headers))
-            assert await fetcher.fetch(url) == CONTENT
-        assert await fetcher.fetch(url, 0, 10) == CONTENT[:10]
+            assert bytes(await fetcher.fetch(url)) == CONTENT
+        assert bytes(await fetcher.fetch(url, 0, 10)) == CONTENT[:10]
         assert fetcher.statistics().retries == 0
     assert any_server.connections == 11
 
@@ -133,7 +133,7 @@ async def test_buffers_are_not_written_after_a_cancellation(
                     await fetcher.fetch_into(url, 0, len(CONTENT), buffer)
                 assert buffer[:cut] == CONTENT[:cut]
                 buffer[:] = bytes(len(buffer))
-                assert await fetcher.fetch(url) == CONTENT
+                assert bytes(await fetcher.fetch(url)) == CONTENT
         assert not any(buffer)
 
 
@@ -150,7 +150,7 @@ async def test_a_cancellation_at_any_moment(
                 buffer[:] = bytes(len(buffer))
                 await all_others_wait()
                 assert not any(buffer)
-        assert await fetcher.fetch(url) == CONTENT
+        assert bytes(await fetcher.fetch(url)) == CONTENT
         assert fetcher.statistics().in_flight == 0
 
 
@@ -161,7 +161,7 @@ async def test_a_body_that_breaks_off_is_resumed(
     url = any_server.put("/x", CONTENT)
     any_server.will(step(cut=1_000_000, end=end))
     async with fetcher_with(ca_file=ca_file) as fetcher:
-        assert await fetcher.fetch(url) == CONTENT
+        assert bytes(await fetcher.fetch(url)) == CONTENT
         assert fetcher.statistics().retries == 1
     first, second = (request.headers["range"] for request in any_server.requests)
     assert first == "bytes=0-"
@@ -196,8 +196,8 @@ async def test_an_honest_body_in_chunks(
     async with fetcher_with(ca_file=ca_file) as fetcher:
         for _ in range(3):
             any_server.will(step(headers=CHUNKED, body=IN_CHUNKS), step(headers=CHUNKED, body=IN_CHUNKS))
-            assert await fetcher.fetch(url) == CONTENT  # asked for again by the session
-            assert await fetcher.fetch(url) == CONTENT  # so is this at once, and then it isn't in chunks any more
+            assert bytes(await fetcher.fetch(url)) == CONTENT  # asked for again by the session
+            assert bytes(await fetcher.fetch(url)) == CONTENT  # so is this at once, then it isn't in chunks any more
         assert fetcher.statistics().retries == 0
 
 
@@ -208,8 +208,8 @@ async def test_a_surplus_behind_what_was_handed_on_ends_the_connection(
     async with fetcher_with(ca_file=ca_file) as fetcher:
         for _ in range(3):
             any_server.will(step(headers=CHUNKED, body=IN_CHUNKS + SMUGGLED))
-            assert await fetcher.fetch(url) == CONTENT
-            assert await fetcher.fetch(url, 0, 10) == CONTENT[:10]
+            assert bytes(await fetcher.fetch(url)) == CONTENT
+            assert bytes(await fetcher.fetch(url, 0, 10)) == CONTENT[:10]
         assert fetcher.statistics().retries == 0
 
 
@@ -264,7 +264,7 @@ async def test_other_requests_have_connections_of_their_own(
     url = any_server.put("/x", CONTENT)
     async with fetcher_with(ca_file=ca_file) as fetcher:
         for start in range(3):
-            assert await fetcher.fetch(url, start) == CONTENT[start:]
+            assert bytes(await fetcher.fetch(url, start)) == CONTENT[start:]
             assert (await ask_server(fetcher, "GET", url)).body == CONTENT
             assert (await ask_server(fetcher, "GET", url, headers={"Range": "bytes=1-2"})).body == CONTENT[1:3]
     assert any_server.connections == 2
@@ -277,7 +277,7 @@ async def test_connection_ended_behind_the_body_is_not_reused(
     async with fetcher_with(ca_file=ca_file) as fetcher:
         for start in range(3):
             any_server.will(step(headers={"Connection": "close"}))
-            assert await fetcher.fetch(url, start) == CONTENT[start:]
+            assert bytes(await fetcher.fetch(url, start)) == CONTENT[start:]
         assert fetcher.statistics().retries == 0
     assert any_server.connections == 3
 
@@ -370,5 +370,5 @@ async def test_connection_that_ends_before_its_body_is_taken_ends_it(
     url = tls_server.put("/x", CONTENT)
     async with fetcher_with(ca_file=ca_file, timeouts=TimeoutConfig(stall_seconds=30)) as fetcher:
         with anyio.fail_after(5):
-            assert await fetcher.fetch(url, 0, 1_000_000) == CONTENT[:1_000_000]
+            assert bytes(await fetcher.fetch(url, 0, 1_000_000)) == CONTENT[:1_000_000]
         assert fetcher.statistics().retries == 1

@@ -101,7 +101,8 @@ class Reader:
         match self._dice.randrange(20):
             case 0:
                 start, stop = 0, len(CONTENT)
-                assert await self._fetcher.fetch(self._url, start, stop) == CONTENT
+                whole = await self._fetcher.fetch(self._url, start, stop)
+                assert bytes(whole) == CONTENT  # a view compares itself a byte at a time
             case 1 | 2 | 3:
                 spans = [(start, stop), (stop, stop + 1), (stop + 200_000, stop + 300_000), (start, stop)]
                 views = await self._fetcher.fetch_many(ByteRange(self._url, *span) for span in spans)

@@ -100,7 +100,7 @@ async def _read(
             assert requests is None or _count(server, path) in _asked(requests, wire, fetcher)
             assert fetcher.statistics().in_flight == fetcher.statistics().waiting == 0
             faulty.pop(path, None)
-            assert await fetcher.fetch(url, 10, 300_000) == CONTENT[10:300_000]
+            assert bytes(await fetcher.fetch(url, 10, 300_000)) == CONTENT[10:300_000]
     except BaseException as error:
         error.add_note(f"the fault: {wire.name}")
         raise

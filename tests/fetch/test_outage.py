@@ -167,7 +167,7 @@ def test_no_probe_is_later_than_the_bound(events: list[tuple[str, float, float]]
 
 @dataclass
 class VirtualTime:
-    """A clock that goes on to the next sleeper's end when everything waits."""
+    """A clock that goes on to the next sleeper's end when everything waits: nothing is sent that would take turns."""
 
     now: float = 0.0
     dice: random.Random = field(default_factory=lambda: random.Random(0))
@@ -184,11 +184,11 @@ class VirtualTime:
 
     async def until(self, seconds: float) -> None:
         """Let everything happen that happens until then."""
-        await all_others_wait()
+        await all_others_wait(quiet_turns=2)
         while self._sleepers and self._sleepers[0][0] <= seconds:
             self.now, _, event = heapq.heappop(self._sleepers)
             event.set()
-            await all_others_wait()
+            await all_others_wait(quiet_turns=2)
         self.now = seconds
 
 
