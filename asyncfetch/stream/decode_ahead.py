@@ -41,10 +41,10 @@ takes dozens. Of a thousand that are requested at once, the first would be as la
 class _Decoding:
     """A job under way in a thread, and then what came of it."""
 
-    __slots__ = ("number", "path", "pieces", "ready", "ready_at", "results", "rows", "steps", "waits_for")
+    __slots__ = ("path", "pieces", "ready", "ready_at", "results", "rows", "steps", "waits_for")
 
     def __init__(self, job: DecodeJob, rows: list[BatchRow] | None) -> None:
-        self.steps, self.number, self.rows = job.steps, job.numbers[0], rows
+        self.steps, self.rows = job.steps, rows
         self.pieces = dict.fromkeys(step.piece for step in job.steps)
         self.results: list[Any] | None = None
         """One for each step, once it has ended; an empty one once it was delivered."""
@@ -95,9 +95,9 @@ class DecodeAhead:
         self._queue: deque[_PendingMicroBatch] = deque()
         self._undone: dict[_Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
-        self._taken = 0  # samples of the order that were delivered or left out, what is empty counted in
+        self._taken = plan.begun  # the number up to which samples were delivered or left out
         self._queued, self._freed = anyio.Event(), anyio.Event()
-        self._first_turn = self._pool.turn
+        self._first_turn = self._pool.turn - plan.begun  # of the sample with number 0
         self._is_waiting_for_room = self._produced_all = False
         self._left = threading.Event()  # decode threads keep what they are given: they get this, and not the pass
         self._awaited: tuple[_PendingMicroBatch, float] | None = None  # and since when that was known
@@ -155,7 +155,7 @@ class DecodeAhead:
         for step, (_, place), decoding in zip(micro_batch.steps, micro_batch.takes, decodings, strict=True):
             assert decoding.results is not None
             result, decoding.results[place] = decoding.results[place], {}
-            self._taken += 1 + step.empty
+            self._taken = step.stop
             results.append((step, result))
         self._undelivered -= len(results)
         self._freed.set()
@@ -214,7 +214,7 @@ class DecodeAhead:
         """Samples whose memory is taken if the job is started: in batches those between the first and the last one."""
         if self._rows is None or not self._rows.are_used:
             return self._undelivered + len(job.steps)
-        return max(job.numbers) + 1 - self._taken
+        return max(step.number for step in job.steps) + 1 - self._taken
 
     def _start(self, job: DecodeJob) -> _Decoding:
         decoding = _Decoding(job, None if self._rows is None else self._rows.of(job))
@@ -232,8 +232,9 @@ class DecodeAhead:
             if running() is not None:
                 build = partial(_traced, build)
             # One that stood still for long goes before the others by what it decodes ahead, and no further.
-            self._first_turn = max(self._first_turn, self._pool.turn - self._sizes.ahead_samples - decoding.number)
-            turn = self._first_turn + decoding.number
+            first = decoding.steps[0].number
+            self._first_turn = max(self._first_turn, self._pool.turn - self._sizes.ahead_samples - first)
+            turn = self._first_turn + first
             results = await self._pool.run(build, decoding.steps, pieces, is_left, decoding.rows, turn=turn)
             if self._rows is not None and decoding.rows and any(type(result) is dict for result in results):
                 self._rows.stop()

@@ -287,7 +287,6 @@ class SampleDelivery:
         self._on_error, self._origin = opened.config.on_error, opened.origin
         self._substitutes = Substitutes()
         self._first_bad: Exception | None = None
-        self._number = begun.plan.progress.delivered  # of the consumer's part of the epoch
         self.samples = 0
         """Delivered by this pass."""
         self.failure: BaseException | None = None
@@ -297,17 +296,16 @@ class SampleDelivery:
         """Return the samples up to the first error that isn't left out, which becomes the ``failure``."""
         samples: list[DeliveredSample] = []
         for step, result in results:
-            for sample in self._given(step, result):
+            given = self._given(step, result)
+            for number, sample in enumerate(given, step.number + 1 - len(given)):
                 if isinstance(sample, FailedSample):
                     self.failure = copied(sample.error)
                     break
-                samples.append(DeliveredSample(self._number, self._number + 1, sample))
-                self._number += 1
+                samples.append(DeliveredSample(number, number + 1, sample))
             if self.failure is not None:
                 break
-            if step.empty:
-                self._number += step.empty
-                samples[-1:] = [last._replace(delivered=self._number) for last in samples[-1:]]
+            if step.stop > step.number + 1:
+                samples[-1:] = [last._replace(delivered=step.stop) for last in samples[-1:]]
         if self._on_error == "replace":
             self._substitutes.keep()
         self.samples += len(samples)
@@ -333,7 +331,6 @@ class SampleDelivery:
         # Another member's sample would not go into this one's batch.
         if replaces and (not self._plan.parts_batches or self._substitutes.has_of(origin.member)):
             return self._substitutes.bad(origin.member)
-        self._number += 1
         if self._rows is not None:
             self._rows.leave_out()
         return []

@@ -279,7 +279,7 @@ async def test_rows_of_pictures_are_decoded_ahead_in_most_of_the_room(
     rows_of = Rows.of
 
     def of(rows: Rows, job: DecodeJob) -> Any:  # noqa: ANN401
-        started.extend(job.numbers)
+        started.extend(step.number for step in job.steps)
         return rows_of(rows, job)
 
     monkeypatch.setattr(Rows, "of", of)
