@@ -28,17 +28,7 @@ from asyncfetch.stream.epoch_stream import EpochStream, source_of
 from asyncfetch.stream.figures import PAGE_BYTES, FiguresPage, report_of
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.samples import PassFigures
-from asyncfetch.stream.serving.messages import (
-    Begin,
-    Channel,
-    Close,
-    FailedBatch,
-    FilledBatch,
-    PassEnd,
-    Ready,
-    Receipt,
-    Stop,
-)
+from asyncfetch.stream.serving.messages import Begin, Channel, FailedBatch, FilledBatch, PassEnd, Signal
 from asyncfetch.stream.serving.worker import Plan, serve
 
 if TYPE_CHECKING:
@@ -113,7 +103,7 @@ class WorkerProcess:
         while True:
             message = self._receive()
             if isinstance(message, FilledBatch):
-                self._channel.send(Receipt())  # those of other passes, too: else they would count as ahead for ever
+                self._channel.send(Signal.RECEIPT)  # of other passes' too: else they would count as ahead for ever
             if message.number == number:
                 return message
 
@@ -128,7 +118,7 @@ class WorkerProcess:
             message = self._channel.receive()
         except (EOFError, WorkerError) as error:
             raise self._lost(self._why_it_ended(error)) from None
-        if isinstance(message, Ready):
+        if message is Signal.READY:
             self._is_ready = True
             return self._receive()
         answer: Answer = message
@@ -136,7 +126,7 @@ class WorkerProcess:
 
     def end(self) -> None:
         """Tell it to end; it does within STOP_SECONDS. Idempotent, and doesn't wait."""
-        self._channel.send(Close())
+        self._channel.send(Signal.CLOSE)
         self._channel.close()
 
     def wait(self) -> None:
@@ -345,7 +335,7 @@ class ServedBatches:
                 yield given.pop()
         except GeneratorExit:
             if number == self._pass and not self._guard.in_child:
-                worker.send(Stop())
+                worker.send(Signal.STOP)
             raise
         if isinstance(message, FailedBatch):
             message.raise_it()

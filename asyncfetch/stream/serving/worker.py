@@ -28,17 +28,7 @@ from asyncfetch.stream.datasets import OpenDatasets
 from asyncfetch.stream.figures import FiguresPage
 from asyncfetch.stream.handing_over import HandedOver, PackedBatch, SlotMemory, stacks
 from asyncfetch.stream.samples import running_pass
-from asyncfetch.stream.serving.messages import (
-    Begin,
-    Channel,
-    Close,
-    FilledBatch,
-    PassEnd,
-    Ready,
-    Receipt,
-    Stop,
-    failure,
-)
+from asyncfetch.stream.serving.messages import Begin, Channel, FilledBatch, PassEnd, Signal, failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +125,7 @@ class _ServingWorker:
         with self._everything:
             async with anyio.create_task_group() as self._tasks, AsyncExitStack() as stack:
                 self._tasks.start_soon(self._heed_all)
-                await self._say(Ready())
+                await self._say(Signal.READY)
                 await self._open(stack, self._plan.begun_at)
                 while True:
                     while self._wanted is None:
@@ -252,11 +242,11 @@ class _ServingWorker:
     def _listen(self) -> None:
         """Receive messages, in a thread of its own."""
         message: object = None
-        while not isinstance(message, Close):
+        while message is not Signal.CLOSE:
             try:
                 message = self._channel.receive()
             except EOFError:  # the parent is gone
-                message = Close()
+                message = Signal.CLOSE
             call_on(self._loop, self._messages.put_nowait, message)
         threading.Event().wait(STOP_SECONDS)
         os._exit(0)  # something doesn't let go: a transform that computes, or a decoder
@@ -264,12 +254,12 @@ class _ServingWorker:
     async def _heed_all(self) -> None:
         while True:
             match message := await self._messages.get():
-                case Begin() | Stop():
+                case Begin() | Signal.STOP:
                     self._wanted = message if isinstance(message, Begin) else None
                     self._pass.cancel()
-                case Receipt():
+                case Signal.RECEIPT:
                     self._ahead.popleft()
-                case Close():
+                case Signal.CLOSE:
                     self._everything.cancel()
             self._changed.set()
             self._changed = anyio.Event()
