@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import PrivateUrl, stream_config
-from asyncfetch.config.checks import explains_keywords, index_of, whole_number
+from asyncfetch.config.checks import chosen_features, explains_keywords, index_of, whole_number
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, UsageError
-from asyncfetch.formats import Format, OwnFormat, RangeFormat, chosen_features
+from asyncfetch.formats import Format, OwnFormat, RangeFormat
 from asyncfetch.lerobot import LeRobotDataset, check_windows, summarise
 from asyncfetch.lerobot.format import LeRobotFormat, OpenLeRobot
 from asyncfetch.runtime import iterate

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import FetchStatistics
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, StretchCache
-    from asyncfetch.observe.report import Report
-    from asyncfetch.observe.words import Words
+    from asyncfetch.observe.report import Report, Words
     from asyncfetch.resources import Engine
     from asyncfetch.runtime.fork import LoopGuard
 

@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
-from asyncfetch.config.checks import explains_keywords
+from asyncfetch.config.checks import check_keys, chosen_features, explains_keywords
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import (
     ClosedError,
@@ -19,7 +19,6 @@ from asyncfetch.errors import (
     NotFound,
     redact_url,
 )
-from asyncfetch.formats.choice import check_keys, chosen_features
 from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.stretch import Stretch
 from asyncfetch.lerobot.episode_cache import EpisodeCache, HeldEpisode

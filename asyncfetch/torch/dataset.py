@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from asyncfetch.config import PrivateUrl, config_share, stream_config
-from asyncfetch.config.checks import explains_keywords, is_whole_number
+from asyncfetch.config.checks import chosen_features, explains_keywords, is_whole_number
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
-from asyncfetch.formats import DatasetStatistics, RangeFormat, chosen_features
+from asyncfetch.formats import DatasetStatistics, RangeFormat
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.order.state import MAX_WORKERS, State, check_state, merge_shares
