@@ -16,6 +16,7 @@ from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, UsageError
 from asyncfetch.formats import Format, OwnFormat, RangeFormat
 from asyncfetch.lerobot import LeRobotDataset, check_windows, summarise
+from asyncfetch.lerobot.dataset import check_values
 from asyncfetch.lerobot.format import LeRobotFormat, OpenLeRobot
 from asyncfetch.runtime import iterate
 from asyncfetch.stream.datasets import Member
@@ -124,6 +125,7 @@ class Stream(EpochStream):
                     )
                 config = source.config
             check_windows(windows)
+            check_values(image_dtype or "uint8", depth_unit or "mm")
             reading = LeRobotFormat(
                 source=source if isinstance(source, LeRobotDataset) else PrivateUrl(source),
                 windows=windows,

@@ -385,6 +385,14 @@ def reader_of(dataset: LeRobotDataset) -> EpisodeReader:
     return dataset._reader
 
 
+def check_values(image_dtype: object, depth_unit: object) -> None:
+    """Raise ConfigError where the values of pictures can't be given so."""
+    if image_dtype not in {"uint8", "float32"}:
+        raise ConfigError(f"image_dtype must be 'uint8' or 'float32', not {image_dtype!r}")
+    if depth_unit not in {"m", "mm"}:
+        raise ConfigError(f"depth_unit must be 'm' or 'mm', not {depth_unit!r}")
+
+
 @explains_keywords
 def open_dataset(
     url: str | os.PathLike[str],
@@ -412,10 +420,7 @@ def open_dataset(
     Entering raises FetchError where the metadata can't be fetched, FormatError and DatasetError where it can't be
     read or contradicts itself, ConfigError for an unknown feature.
     """
-    if image_dtype not in {"uint8", "float32"}:
-        raise ConfigError(f"image_dtype must be 'uint8' or 'float32', not {image_dtype!r}")
-    if depth_unit not in {"m", "mm"}:
-        raise ConfigError(f"depth_unit must be 'm' or 'mm', not {depth_unit!r}")
+    check_values(image_dtype, depth_unit)
     return LeRobotDataset(
         PrivateUrl(url),
         features=chosen_features(features),

@@ -25,6 +25,7 @@ from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
 from asyncfetch.formats import DatasetStatistics, RangeFormat
 from asyncfetch.lerobot import open_dataset
+from asyncfetch.lerobot.dataset import check_values
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.order.state import MAX_WORKERS, State, check_state, merge_shares
 from asyncfetch.runtime.concurrently import gather
@@ -516,7 +517,8 @@ class FrameDataset(Dataset["Sample"]):
                 f"StreamDataset(Stream({read})), which gives samples in an order, not by number"
             )
         self.source = source = PrivateUrl(source)
-        picture_size(size, fit)  # refused here, not at the first read
+        check_values(image_dtype, depth_unit)  # refused here, not at the first read; so are the following
+        picture_size(size, fit)
         self.windows = windows
         self.episodes = None if episodes is None else distinct_episodes(episodes)
         self.config = stream_config(config)
