@@ -9,7 +9,7 @@ from asyncfetch.order.deal import Deal
 from asyncfetch.order.state import spans_left
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from asyncfetch.order.deal import Left, Visit
     from asyncfetch.order.line import Piece
@@ -66,6 +66,8 @@ class PassPlan:
         """True if those samples alone can be stacked that the order means for one batch."""
         self.end: int = max(self.begun, progress.share)
         """The number that has been delivered after the pass's end."""
+        self.is_over = False
+        """True once the pass came to its end."""
         self._batch_size = placement.batch_size if self.parts_batches else None
 
     def __len__(self) -> int:
@@ -143,6 +145,14 @@ class PassPlan:
             latest = number, visit
         if latest is not None:
             yield _step(*latest, self.end, [])
+
+    def deliver(self, number: int, waiting: Iterable[int]) -> None:
+        """Note that all before this number was given, but for those that wait for a batch."""
+        self.progress.deliver(max(self.begun, number), waiting)
+
+    def finish(self) -> None:
+        """Note that the pass came to its end: with what is left out, or empty, behind the last sample."""
+        self.is_over, self.progress.delivered = True, self.end
 
     def batch_of(self, number: int) -> int:
         """Return which batch the consumer's ``number``-th sample is in; 0 for all where any samples make a batch."""

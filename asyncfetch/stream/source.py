@@ -334,7 +334,7 @@ class SampleSource:
 
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """Count a pass that came to its end."""
-        plan.progress.delivered = plan.end  # with what is left out, or empty, behind the last sample
+        plan.finish()
         if turn.is_share:  # where others have something left of theirs, all read the epoch again from where it began
             turn.finish()
         else:

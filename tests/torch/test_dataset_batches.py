@@ -141,10 +141,11 @@ def test_so_it_is_of_a_mixture(
     expected: list[list[Any]] = []
     number = -1
     for sample in samples:
-        if len(expected) == 0 or len(expected[-1]) == SIZE or samples.batches[0] != number:
+        batch = samples.plan.batch_of(samples.latest.number)
+        if len(expected) == 0 or len(expected[-1]) == SIZE or batch != number:
             expected.append([])
         expected[-1].append(sample)
-        number = samples.batches[0]
+        number = batch
     monkeypatch.setattr(torch_dataset, "collate", no_collate)
     given = list(af.torch.StreamDataset(mixed, SIZE))
     assert len(given) == len(expected)

@@ -23,7 +23,7 @@ from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.shared_memory import MemorySlots, can_hand_over
 from asyncfetch.runtime.threads import call_on, run_sync
 from asyncfetch.stream.batch import batch_of, samples_of
-from asyncfetch.stream.buckets import Buckets
+from asyncfetch.stream.buckets import batches_of
 from asyncfetch.stream.datasets import OpenDatasets
 from asyncfetch.stream.figures import FiguresPage
 from asyncfetch.stream.handing_over import HandedOver, PackedBatch, SlotMemory, stacks
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncfetch.formats import Sample
     from asyncfetch.order.placement import Placement
     from asyncfetch.order.state import State
     from asyncfetch.runtime.shared_memory import SharedBytes
-    from asyncfetch.stream.buckets import Bucketing
+    from asyncfetch.stream.buckets import Bucketing, Buckets, InOrder
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.samples import PassFigures, RunningPass
     from asyncfetch.stream.source import SampleSource
@@ -155,11 +154,10 @@ class _ServingWorker:
         try:
             async with self._samples(begin) as given:
                 samples = running_pass(given)
-                rule = self._plan.bucketing
-                take = self._take if rule is None else partial(_take_alike, Buckets(rule))
-                while taken := await take(samples):
+                batches = batches_of(self._plan.placement, self._plan.bucketing)
+                while taken := await _next_batch(batches, samples):
                     await self._hand_over(begin.number, taken, samples)
-                identity = identity_of(samples.state_dict())
+                identity = identity_of(given.state_dict())
             await self._say(PassEnd(begin.number, identity, self._stream.quarantine.take_news()))
         except BaseException as error:
             if was_cancelled():
@@ -181,28 +179,9 @@ class _ServingWorker:
         figures, self._figures = self._figures, None
         return stream.samples_of(self._plan.placement, memory=memory, figures=figures)
 
-    async def _take(self, samples: RunningPass) -> list[Sample]:
-        """The samples of the next batch; none at the end."""
-        size, least = self._plan.placement.batch_size or 1, self._plan.placement.least_samples
-        taken: list[Sample] = []
-        number = 0
-        async for sample in samples:
-            batch, following = samples.batches
-            if taken and batch != number:  # the others of this batch were left out
-                samples.put_back()
-            else:
-                taken.append(sample)
-                number = batch
-                if batch == following and len(taken) < size:
-                    continue
-            if len(taken) >= least:
-                return taken
-            taken = []
-        return taken if len(taken) >= least else []
-
     async def _hand_over(self, number: int, taken: list[Any], samples: RunningPass) -> None:
-        state = samples.state_dict()
-        with samples.handing_over():
+        state = samples.plan.progress.state()
+        with samples.figures.handing_over():
             batch, nbytes = await self._in_thread(partial(self._batch, taken))
         taken.clear()
         plan, ahead = self._plan, self._ahead
@@ -211,7 +190,7 @@ class _ServingWorker:
             await self._changed.wait()
         self._ahead.append(nbytes)
         try:
-            with samples.handing_over():
+            with samples.figures.handing_over():
                 await self._in_thread(partial(self._send, number, batch, state))
         except BaseException:
             self._ahead.pop()  # cancelled before it began, or failed: the consumer will never take it
@@ -265,14 +244,14 @@ class _ServingWorker:
             self._changed = anyio.Event()
 
 
-async def _take_alike(buckets: Buckets, samples: RunningPass) -> list[Any]:
+async def _next_batch(batches: InOrder | Buckets, samples: RunningPass) -> list[Any]:
     """The samples of the next batch; none at the end. Those that wait come again where its state is resumed."""
-    while (bucket := buckets.due()) is None:
+    has_ended = False
+    while (batch := batches.due(at_end=has_ended)) is None and not has_ended:
         try:
-            sample = await anext(samples)
+            await anext(samples)
+            batches.add(samples.plan, samples.latest)
         except StopAsyncIteration:
-            bucket = buckets.due(at_end=True)
-            break
-        buckets.add(samples.latest_numbers, sample)
-    samples.give_but(buckets.numbers)
-    return [] if bucket is None else list(bucket.values())
+            has_ended = True
+    batches.note(samples.plan, samples.latest)
+    return [] if batch is None else list(batch.values())
