@@ -412,7 +412,7 @@ class MicroBatches(AsyncIterator[Any]):
             self._clock.close()
             raise
         self.figures.begin(self._opened.statistics, self.path)
-        self._opened.pass_report = self.figures.report
+        self._opened.reader.pass_report = self.figures.report
         return self
 
     async def __aexit__(

@@ -430,7 +430,7 @@ class SampleSource:
             self.figures.leave_page()
             before = self.figures.handed_on()
         if self.is_open:
-            reader = self._opened or self.members[0].format.reader()
+            reader = self.members[0].format.reader() if self._opened is None else self._opened.reader
             is_open, report = True, None if reader is None else reader.pass_report
             before = Waits() if report is None else report().all_waits, ()  # whichever stream's they were
         figures = PassFigures(self.config, self.page, before=before, is_open=is_open, begun_at=begun_at)
