@@ -34,7 +34,7 @@ from asyncfetch.runtime.shared_memory import MemorySlots, can_hand_over
 from asyncfetch.stream import DatasetSession, Placement
 from asyncfetch.stream.batch import PinnedMemory, PooledMemory, batch_of, samples_of
 from asyncfetch.stream.buckets import Bucketing, batched, batches_of, check_bucket_by
-from asyncfetch.stream.epoch_stream import EpochStream, source_of
+from asyncfetch.stream.epoch_stream import EpochStream, source_for, source_of
 from asyncfetch.stream.epochs import child_number
 from asyncfetch.stream.figures import report_of, sum_known
 from asyncfetch.stream.handing_over import HandedOver, SlotMemory, Stack, stacks
@@ -156,10 +156,7 @@ class StreamDataset(IterableDataset[Any]):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         bucket_by: BucketBy | None = None,
     ) -> None:
-        if not isinstance(stream, EpochStream):
-            raise ConfigError(f"StreamDataset takes a Stream or a Mixture, not {stream!r:.80}")
-        if source_of(stream).is_open:
-            raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
+        source = source_for(stream, "StreamDataset")
         self.batch_size = _batch_size(batch_size)
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn must be a function of a list of samples, or None, not {collate_fn!r}")
@@ -171,7 +168,7 @@ class StreamDataset(IterableDataset[Any]):
         self.stream = stream
         self.drop_last = drop_last
         self.pin_memory = pin_memory
-        self._memory = WorkersMemory.of(source_of(stream))
+        self._memory = WorkersMemory.of(source)
         self._token = os.urandom(16).hex()
         self._workers_stream: SampleSource | None = None
         self._batches_memory: tuple[int, BatchMemory] | None = None

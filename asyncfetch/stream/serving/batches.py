@@ -24,7 +24,7 @@ from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.shared_memory import SharedBytes, give_back_slots, slot_reader
 from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.buckets import Bucketing, check_bucket_by
-from asyncfetch.stream.epoch_stream import EpochStream, source_of
+from asyncfetch.stream.epoch_stream import EpochStream, source_for
 from asyncfetch.stream.figures import PAGE_BYTES, FiguresPage, report_of
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.samples import PassFigures
@@ -228,17 +228,8 @@ def serve_samples(
         batch_size = whole_number("batch_size", batch_size, least=1)
     max_ahead = whole_number("max_ahead", max_ahead, least=1)
     max_ahead_bytes = whole_number("max_ahead_bytes", max_ahead_bytes, least=1)
-    if not isinstance(stream, EpochStream):
-        raise ConfigError(
-            f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
-        )
+    source = source_for(stream, "serve_samples")
     check_bucket_by(bucket_by, batch_size, "serve_samples")
-    source = source_of(stream)
-    if source.is_open:
-        raise ConfigError(
-            "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
-            "the stream of the dataset's URL"
-        )
     rule = None
     if bucket_by is not None:
         assert batch_size is not None
