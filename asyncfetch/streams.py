@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import PrivateUrl, stream_config
-from asyncfetch.config.checks import explains_keywords, index_of, whole_number
+from asyncfetch.config.checks import chosen_features, explains_keywords, index_of, whole_number
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, UsageError
-from asyncfetch.formats import Format, OwnFormat, RangeFormat, chosen_features
+from asyncfetch.formats import Format, OwnFormat, RangeFormat
 from asyncfetch.lerobot import LeRobotDataset, check_windows, summarise
-from asyncfetch.lerobot.dataset import LeRobotFormat, OpenLeRobot
+from asyncfetch.lerobot.dataset import LeRobotFormat, OpenLeRobot, check_values
 from asyncfetch.runtime import iterate
 from asyncfetch.stream.datasets import Member
 from asyncfetch.stream.epoch_stream import EpochStream
@@ -124,6 +124,7 @@ class Stream(EpochStream):
                     )
                 config = source.config
             check_windows(windows)
+            check_values(image_dtype or "uint8", depth_unit or "mm")
             reading = LeRobotFormat(
                 source=source if isinstance(source, LeRobotDataset) else PrivateUrl(source),
                 windows=windows,

@@ -7,7 +7,6 @@ import functools
 import gc
 import inspect
 import os
-import signal
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -148,17 +147,6 @@ def _models_of_aws_are_read_once() -> Iterator[None]:
             "list_available_services",
             lambda self, type_name: list_once(tuple(self.search_paths), type_name),
         )
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _handlers_of_signals_are_not_shown() -> Iterator[None]:
-    """Each run of a loop asks whether its handler of Ctrl-C is a number that has a name: no, says a ValueError that
-    shows it, with the task and what that returned. A small async test has five runs.
-    """
-    named: Callable[[Any, Any], Any] = signal._int_to_enum  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal, "_int_to_enum", lambda value, kind: value if callable(value) else named(value, kind))
         yield
 
 

@@ -4,7 +4,7 @@ fetch       how objects are asked for: FetchConfig and its parts
 stream      how a dataset is streamed: StreamConfig
 memory      what its max_bytes is split into
 secrets     settings and urls that keep their secrets out of every repr and pickle
-checks      which values a field may hold
+checks      which values a field or an argument may hold; the error where a key that a user chose isn't there
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache, wraps
 from inspect import signature
@@ -184,6 +184,38 @@ def whole_number(name: str, value: Any, *, least: int) -> int:  # noqa: ANN401 -
     if not is_whole_number(value) or value < least:
         raise ConfigError(f"{name} must be a whole number, at least {least}, not {value!r}{size_hint(value)}")
     return int(value)
+
+
+def chosen_features(features: Collection[str] | None) -> tuple[str, ...] | None:
+    """Return a user's ``features`` as a tuple, since an iterator gives them only once.
+
+    Raises:
+        ConfigError: They aren't a collection of keys.
+    """
+    if features is None:
+        return None
+    if isinstance(features, str) or not isinstance(features, Iterable):
+        raise ConfigError(f"features must be a collection of keys, or None for all, not {features!r}")
+    return tuple(features)
+
+
+def check_keys(chosen: Iterable[str], known: Collection[str], argument: str, owner: str) -> None:
+    """Check that each chosen key is known.
+
+    Args:
+        chosen: Keys that a user gave.
+        known: Keys that there are.
+        argument: The user's argument, for the message.
+        owner: The dataset, or the member of a mixture, for the message.
+
+    Raises:
+        ConfigError: A key isn't known.
+    """
+    unknown = [key for key in chosen if key not in known]
+    if unknown:
+        raise ConfigError(
+            f"{argument}: {owner} has no feature {', '.join(map(repr, unknown))}; it has {', '.join(known) or 'none'}"
+        )
 
 
 def absolute_directory(directory: str | os.PathLike[str]) -> Path:

@@ -2,7 +2,6 @@
 
 protocol        what a stream needs from a format; a user's own implements it
 samples         samples, their layout, rows of batches
-choice          keys that a user chooses, and the error where one isn't there
 stretch         neighbouring frames of an episode, which are read as one
 clips           the bytes that a stretch needs: ranges, and clips cut out of videos by their indexes
 held            a stretch while it is read: its bytes, clips and decoders
@@ -13,7 +12,6 @@ ranges          formats of a user's own, of which each sample is made of some by
 
 from __future__ import annotations
 
-from asyncfetch.formats.choice import check_keys, chosen_features
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.protocol import Format, OpenFormat, SampleMaker
 from asyncfetch.formats.ranges import OwnFormat, RangeFormat
@@ -41,7 +39,5 @@ __all__ = [
     "SampleMaker",
     "Stretch",
     "StretchReader",
-    "check_keys",
-    "chosen_features",
     "reach_of",
 ]

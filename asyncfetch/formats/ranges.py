@@ -29,7 +29,7 @@ from asyncfetch.formats.protocol import Format, SampleMaker
 from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.samples import Field, by_reader
 from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPlan, PlanWith, StretchCache, kept_plan
-from asyncfetch.observe.words import Words
+from asyncfetch.observe.report import Words
 from asyncfetch.ranges import HEADERS_BYTES, ByteRange, join_spans
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import LoopGuard, forks_wait

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import FetchStatistics
     from asyncfetch.formats.stretch import Stretch
     from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, StretchCache
-    from asyncfetch.observe.report import Report
-    from asyncfetch.observe.words import Words
+    from asyncfetch.observe.report import Report, Words
     from asyncfetch.resources import Engine
     from asyncfetch.runtime.fork import LoopGuard
 
@@ -114,7 +113,7 @@ class StretchReader(Generic[H]):
     async def _prefetch(self, stretch: Stretch) -> None:
         try:
             with calling(Caller(urgent=False, behind=self._ahead)):
-                await self._load(stretch)
+                await self.ready(stretch)
         except AsyncFetchError:
             pass  # a reader of this stretch asks for it anew
         finally:
@@ -122,7 +121,7 @@ class StretchReader(Generic[H]):
 
     async def ready(self, wanted: Stretch | int) -> None:
         """Wait until a stretch is in memory."""
-        await self._load(self._stretch(wanted))
+        (await self.hold(wanted)).release()
 
     async def hold(self, wanted: Stretch | int) -> H:
         """The stretch in memory until it is released, for a moment, fetched where needed.
@@ -197,6 +196,3 @@ class StretchReader(Generic[H]):
         if isinstance(wanted, int):
             raise TypeError(f"episode {wanted} as a whole is no stretch of this format")
         return wanted
-
-    async def _load(self, stretch: Stretch) -> None:
-        (await self.hold(stretch)).release()

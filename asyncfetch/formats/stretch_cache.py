@@ -37,8 +37,8 @@ from asyncfetch.errors import AsyncFetchError, CacheError, ObjectChanged
 from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.formats.held import ClipDecoders, HeldStretch, StretchEntry
 from asyncfetch.observe import Figures
+from asyncfetch.observe.report import Words
 from asyncfetch.observe.waits import Cause, running_meter
-from asyncfetch.observe.words import Words
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SingleFlight

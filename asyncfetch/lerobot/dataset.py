@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
-from asyncfetch.config.checks import explains_keywords
+from asyncfetch.config.checks import check_keys, chosen_features, explains_keywords
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import (
     ClosedError,
@@ -20,7 +20,6 @@ from asyncfetch.errors import (
     NotFound,
     redact_url,
 )
-from asyncfetch.formats.choice import check_keys, chosen_features
 from asyncfetch.formats.protocol import Format
 from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.stretch import Stretch
@@ -389,6 +388,14 @@ def reader_of(dataset: LeRobotDataset) -> EpisodeReader:
     return dataset._reader
 
 
+def check_values(image_dtype: object, depth_unit: object) -> None:
+    """Raise ConfigError where the values of pictures can't be given so."""
+    if image_dtype not in {"uint8", "float32"}:
+        raise ConfigError(f"image_dtype must be 'uint8' or 'float32', not {image_dtype!r}")
+    if depth_unit not in {"m", "mm"}:
+        raise ConfigError(f"depth_unit must be 'm' or 'mm', not {depth_unit!r}")
+
+
 @explains_keywords
 def open_dataset(
     url: str | os.PathLike[str],
@@ -416,10 +423,7 @@ def open_dataset(
     Entering raises FetchError where the metadata can't be fetched, FormatError and DatasetError where it can't be
     read or contradicts itself, ConfigError for an unknown feature.
     """
-    if image_dtype not in {"uint8", "float32"}:
-        raise ConfigError(f"image_dtype must be 'uint8' or 'float32', not {image_dtype!r}")
-    if depth_unit not in {"m", "mm"}:
-        raise ConfigError(f"depth_unit must be 'm' or 'mm', not {depth_unit!r}")
+    check_values(image_dtype, depth_unit)
     return LeRobotDataset(
         PrivateUrl(url),
         features=chosen_features(features),

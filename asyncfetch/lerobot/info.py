@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Literal
 
+from asyncfetch.config.checks import check_keys, chosen_features
 from asyncfetch.decode import DepthScale
 from asyncfetch.errors import COPY_ANEW, LEAVE_OUT_FEATURE, WRITE_ANEW, DatasetError, FormatError, redact_url
-from asyncfetch.formats.choice import check_keys, chosen_features
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from asyncfetch.config.checks import check_keys
 from asyncfetch.decode import decode_image, stack_frames
 from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import LEAVE_OUT_FEATURE, ConfigError, FormatError, redact_url
-from asyncfetch.formats.choice import check_keys
 from asyncfetch.formats.samples import Field, by_reader, write_picture
 from asyncfetch.formats.stretch import reach_of
 from asyncfetch.lerobot.info import MILLIMETRES, stored_unit

@@ -2,7 +2,7 @@
 
 figures     statistics, their sums and tables; Histogram: durations in bounded memory, with quantiles within 2 %. Pure
 waits       the wait of a pass's consumer, by cause. Pure
-report      the bottleneck, the setting to change, what is the trainer's own time; words: a format's nouns in it. Pure
+report      the bottleneck, the setting to change, what is the trainer's own time, in a format's words. Pure
 trace       a timeline, as a file that Perfetto opens
 """
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import MemoryShares, usable_cpus
 from asyncfetch.observe.waits import Cause, Waits
-from asyncfetch.observe.words import Words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +57,26 @@ _ADVICE = {
     Cause.OUTAGE: "find out why it goes away; what is in memory goes on meanwhile",
 }
 """Advice for causes without a setting to propose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The words of a format for what a stream reads of it. By default they are those of episodes with cameras."""
+
+    entry: str = "episode"
+    """A name for a stream's episode."""
+    entries: str = "episodes"
+    """The plural of that."""
+    samples: str = "frames"
+    """A name for an episode's frames."""
+    ranges: str = "clips"
+    """A name for the bytes of a segment in memory."""
+    fewer_requests: str = "fewer and longer requests: longer segments (segment_seconds), fewer cameras (features=)"
+    """The thing to ask a host for that has a quota."""
+    less_decoding: str = "read fewer cameras (features=), store smaller pictures, or use more cores"
+    """Advice where decode threads are busy."""
+    smaller_segments: str = "cut it smaller by segment_seconds"
+    """Advice for an entry of which a segment is huge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from asyncfetch.order.lanes import Lanes
-from asyncfetch.order.mixing import Turns
+from asyncfetch.order.mixing import Stage, Turns, counts_before
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,12 +172,11 @@ class RankOrder:
         """Samples of each member, without padding."""
         blocks = upto // size
         each = np.diff(blocks, axis=0, prepend=0)
-        self.stages: list[tuple[int, Turns, list[int]]] = []
-        """The first block of each, its turns, and the blocks of each member before it."""
+        self.stages: list[Stage] = []
         first = 0
         for before, turns in zip(np.concatenate([np.zeros_like(blocks[:1]), blocks]), each, strict=False):
             if turns.any():
-                self.stages.append((first, Turns(turns.tolist(), deal.seed), before.tolist()))
+                self.stages.append(Stage(first, Turns(turns.tolist(), deal.seed), before.tolist()))
             first += int(turns.sum())
         self.whole = first * size
         """Numbers of whole blocks; what makes none follows."""
@@ -230,13 +229,7 @@ class RankOrder:
             for start, member, samples in self.short:
                 counts[member] += min(max(0, number - start), samples)
             return counts
-        block, inside = divmod(number, self.block_samples)
-        first, turns, before = next(stage for stage in reversed(self.stages) if stage[0] <= block)
-        done = turns.counts(block - first)
-        counts = [(given + more) * self.block_samples for given, more in zip(before, done, strict=True)]
-        if inside:
-            counts[turns.walk(done)[0][1]] += inside
-        return counts
+        return counts_before(self.stages, number, self.block_samples)
 
     def visits(self) -> Visits:
         """Return a way through it that takes some of its samples, in ascending order."""
@@ -278,7 +271,8 @@ class _Walk:
         return (member, order.blocks_of[member] * size + inside) if inside < samples else None
 
     def _enter(self) -> None:
-        self._first, self._turns, self._before = next(self._stages)
+        stage = next(self._stages)
+        self._first, self._turns, self._before = stage.first, stage.turns, stage.given
         self._block, self._until = self._first, self._first + self._turns.total
         self._turn = [0] * len(self._before)
         self._heap = self._turns.walk(self._turn)

@@ -27,7 +27,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from operator import sub
+from operator import add, sub
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -123,13 +123,24 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of an epoch under the same weights."""
+    """A stretch of an epoch, or of a rank's order, under the same weights."""
 
     first: int
-    """Its first block, counted in the epoch."""
+    """Its first block, counted in that."""
     turns: Turns
     given: list[int]
-    """Blocks of each member before it, in the epoch."""
+    """Blocks of each member before it."""
+
+
+def counts_before(stages: Sequence[Stage], number: int, block_samples: int) -> list[int]:
+    """Return how many samples of each member come before a number of what these stages give."""
+    block, inside = divmod(number, block_samples)
+    stage = next(stage for stage in reversed(stages) if stage.first <= block)
+    turns = stage.turns.counts(block - stage.first)
+    counts = [(given + more) * block_samples for given, more in zip(stage.given, turns, strict=True)]
+    if inside:
+        counts[stage.turns.walk(turns)[0][1]] += inside
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +161,7 @@ class MixedEpoch:
 
     def counts(self, position: int) -> list[int]:
         """Samples of each member in the run before this position of the epoch."""
-        block, inside = divmod(position, self.block_samples)
-        stage = next(stage for stage in reversed(self.stages) if stage.first <= block)
-        turns = stage.turns.counts(block - stage.first)
-        counts = [
-            before + (given + more) * self.block_samples
-            for before, given, more in zip(self.taken, stage.given, turns, strict=True)
-        ]
-        if inside:
-            counts[stage.turns.walk(turns)[0][1]] += inside
-        return counts
+        return list(map(add, self.taken, counts_before(self.stages, position, self.block_samples)))
 
     def cells(self) -> NDArray[np.int64]:
         """Samples of each member in each of its stages, (stages, members)."""

@@ -9,9 +9,9 @@ from asyncfetch.order.deal import Deal
 from asyncfetch.order.state import spans_left
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from asyncfetch.order.deal import Left
+    from asyncfetch.order.deal import Left, Visit
     from asyncfetch.order.line import Piece
     from asyncfetch.order.state import EpochProgress
 
@@ -25,14 +25,16 @@ class Step(NamedTuple):
     piece: Piece
     frame: int
     """Frame in the episode, from 0."""
+    number: int = 0
+    """Its number in the consumer's part of the epoch."""
+    stop: int = 1
+    """The number of the next step: behind this one there may be some that hold nothing."""
     reader: int = 0
     """The number of the piece's decoder, where several jobs in a row decode it."""
     finished: tuple[Piece, ...] = ()
     """Pieces that this consumer used and won't use after this step; each is named once, or never at the very end."""
     is_padding: bool = False
     """True if it repeats a sample only to make ranks even."""
-    empty: int = 0
-    """The consumer's numbers after this one, or before the first, that hold nothing."""
 
 
 class PassPlan:
@@ -64,6 +66,8 @@ class PassPlan:
         """True if those samples alone can be stacked that the order means for one batch."""
         self.end: int = max(self.begun, progress.share)
         """The number that has been delivered after the pass's end."""
+        self.is_over = False
+        """True once the pass came to its end."""
         self._batch_size = placement.batch_size if self.parts_batches else None
 
     def __len__(self) -> int:
@@ -121,8 +125,7 @@ class PassPlan:
     def steps(self) -> Iterator[Step]:
         """All of them, in order; it may be called again."""
         visits = self.order.visits()
-        latest: Step | None = None
-        counted = self.begun
+        latest: tuple[int, Visit] | None = None
         left: list[Piece] = []
         used: set[Piece] = set()
         for number in range(self.begun, self.end):
@@ -137,16 +140,19 @@ class PassPlan:
             elif latest is not None:
                 left += visit.left
             if latest is not None:
-                yield (
-                    latest._replace(finished=tuple(left), empty=number - counted - 1)
-                    if (left or number > counted + 1)
-                    else latest
-                )
-                counted = number
+                yield _step(*latest, number, left)
                 left.clear()
-            latest = Step(visit.piece, visit.frame, is_padding=visit.is_padding)
+            latest = number, visit
         if latest is not None:
-            yield latest._replace(empty=self.end - counted - 1)
+            yield _step(*latest, self.end, [])
+
+    def deliver(self, number: int, waiting: Iterable[int]) -> None:
+        """Note that all before this number was given, but for those that wait for a batch."""
+        self.progress.deliver(max(self.begun, number), waiting)
+
+    def finish(self) -> None:
+        """Note that the pass came to its end: with what is left out, or empty, behind the last sample."""
+        self.is_over, self.progress.delivered = True, self.end
 
     def batch_of(self, number: int) -> int:
         """Return which batch the consumer's ``number``-th sample is in; 0 for all where any samples make a batch."""
@@ -177,3 +183,7 @@ class PassPlan:
         for piece in takewhile(lambda piece: piece is not None, uses):
             assert piece is not None
             yield piece
+
+
+def _step(number: int, visit: Visit, stop: int, finished: list[Piece]) -> Step:
+    return Step(visit.piece, visit.frame, number, stop, finished=tuple(finished), is_padding=visit.is_padding)

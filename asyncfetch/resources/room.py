@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 
 class PassShare:
-    """The part that one pass holds. Made by ``ClipRoom.join``; close it."""
+    """The part that one pass holds, at first nothing. Close it.
+
+    ``on_freed`` is called at each change while it wants some.
+    """
 
     def __init__(self, room: ClipRoom, on_freed: Callable[[], object]) -> None:
         self.room = room
         self.on_freed = on_freed
+        room.shares.append(self)
         self.used_bytes = 0
         """Memory of what it holds, alone or with others."""
         self.wanted_bytes = 0
@@ -68,12 +72,6 @@ class ClipRoom:
         self.shares: list[PassShare] = []
         self._waiters: deque[_BriefWaiter] = deque()
         self._is_serving = self._is_changed = False
-
-    def join(self, on_freed: Callable[[], object]) -> PassShare:
-        """The share of a pass, which holds nothing yet; ``on_freed`` is called at each change while it wants some."""
-        share = PassShare(self, on_freed)
-        self.shares.append(share)
-        return share
 
     def fits(self, size_bytes: int) -> bool:
         """Return whether so much more can be taken now."""

@@ -7,7 +7,7 @@ epochs.py       which epoch comes next
 decode_jobs.py  what is decoded together
 prefetcher.py   pieces held and fetched ahead, within a bound
 samples.py      one pass: what was decoded, delivered in order; its figures and its report; batch.py: in batches;
-                buckets.py: of one shape each
+                buckets.py: which samples make one
 decode_ahead.py what is decoded ahead of it; job_builder.py: what its threads do
 figures.py      figures of passes in other processes, such as loader workers, added up; whose count, and for how long
 quarantine.py   bad data

@@ -282,10 +282,10 @@ class Rows:
 
     def _found(self, job: DecodeJob) -> list[BatchRow]:
         rows = []
-        for step, number in zip(job.steps, job.numbers, strict=True):
+        for step in job.steps:
+            number = step.number - self._plan.begun
             if self._plan.parts_batches:
-                ours = number + self._plan.begun
-                batch, row = self._plan.batch_of(ours), ours - self._plan.batch_start(ours)
+                batch, row = self._plan.batch_of(step.number), step.number - self._plan.batch_start(step.number)
             else:
                 batch, row = divmod(number - self._shift, self._size)
             if (room := self._open.get(batch)) is None:

@@ -1,8 +1,8 @@
-"""Batches of one shape, where the samples of a stream have several.
+"""Batches of a pass's samples: as they come, or of one shape each, where the samples of a stream have several.
 
-Samples wait in a bucket for each shape, in the order in which they come. A full bucket is a batch. Where more of them
-wait than memory is for, the bucket of the sample that has waited longest is a smaller batch; so are all that are left
-at the end.
+Samples of several shapes wait in a bucket for each, in the order in which they come. A full bucket is a batch. Where
+more of them wait than memory is for, the bucket of the sample that has waited longest is a smaller batch; so are all
+that are left at the end.
 
 A state says which samples were given, and which of those before them still wait. A pass that resumes there begins with
 the waiting ones, which so fill the same buckets: its batches are those of a pass that was never stopped.
@@ -10,6 +10,7 @@ the waiting ones, which so fill the same buckets: its batches are those of a pas
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -20,7 +21,10 @@ from asyncfetch.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from asyncfetch.order.placement import Placement
+    from asyncfetch.order.plan import PassPlan
     from asyncfetch.stream.passes import StreamIterator
+    from asyncfetch.stream.samples import DeliveredSample
 
 BucketBy = Literal["frames", "shape"]
 Key: TypeAlias = tuple[Any, ...]
@@ -69,6 +73,55 @@ class Bucketing:
     """Of samples that wait, where they are of several shapes."""
 
 
+class InOrder:
+    """Samples that become batches as they come; one batch's are those that the order means for one."""
+
+    def __init__(self, size: int, least: int) -> None:
+        self._size, self._least = size, least
+        self._open: dict[range, Any] = {}
+        self._batch = self._stop = 0  # of the samples in the open batch
+        self._whole: deque[dict[range, Any]] = deque()
+
+    def __len__(self) -> int:
+        """Return how many samples wait."""
+        return sum(map(len, self._whole)) + len(self._open)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Their numbers in the consumer's part of the epoch, and those of what was left out of their batches."""
+        return list(chain(*chain(*self._whole, self._open)))
+
+    def add(self, plan: PassPlan, given: DeliveredSample) -> None:
+        """Put a sample into its batch. ``due`` is to be asked before the next one."""
+        batch = plan.batch_of(given.number)
+        if self._open and batch != self._batch:  # the others of that batch were left out
+            self._close()
+        start = self._stop if self._open else plan.batch_start(given.number)
+        self._open[range(start, given.delivered)] = given.sample
+        self._batch, self._stop = batch, given.delivered
+        if len(self._open) == self._size or plan.batch_of(given.delivered) != batch:
+            self._close()
+
+    def due(self, *, at_end: bool = False) -> dict[range, Any] | None:
+        """Take the samples of the next batch, by their numbers; None where all others are to wait."""
+        if at_end:
+            self._close()
+        while self._whole:
+            if len(batch := self._whole.popleft()) >= self._least:
+                return batch
+        return None
+
+    def note(self, plan: PassPlan, latest: DeliveredSample) -> None:
+        """Note that all that came was given but for what waits; at the pass's end also what was left out behind it."""
+        if len(self) or not plan.is_over:
+            plan.deliver(latest.delivered, self.numbers)
+
+    def _close(self) -> None:
+        if self._open:
+            self._whole.append(self._open)
+            self._open = {}
+
+
 class Buckets:
     """Samples that wait, by what they have in common; the bucket that has waited longest is the first one."""
 
@@ -88,10 +141,11 @@ class Buckets:
         """Their numbers in the consumer's part of the epoch."""
         return list(chain(*self._bytes))
 
-    def add(self, numbers: range, sample: Any) -> None:  # noqa: ANN401
+    def add(self, _: PassPlan, given: DeliveredSample) -> None:
         """Put a sample into its bucket. ``due`` is to be asked before the next one."""
         import torch
 
+        numbers, sample = given.numbers, given.sample
         key = bucket_of(sample, self._rule.by)
         bucket = self._buckets.setdefault(key, {})
         bucket[numbers] = sample
@@ -113,6 +167,10 @@ class Buckets:
                 return bucket
         return None
 
+    def note(self, plan: PassPlan, latest: DeliveredSample) -> None:
+        """Note that all that came was given but for what waits."""
+        plan.deliver(latest.delivered, self.numbers)
+
     def _next_key(self, *, at_end: bool) -> Key | None:
         if self._full is not None:
             full, self._full = self._full, None
@@ -122,53 +180,59 @@ class Buckets:
         return next(iter(self._buckets), None) if at_end or (is_crowded and len(self._buckets) > 1) else None
 
 
-def bucketed(
+def batches_of(in_batches: Placement, bucketing: Bucketing | None) -> InOrder | Buckets:
+    """Return the rule of a pass's batches: of one shape each, or else as the samples come."""
+    if bucketing is not None:
+        return Buckets(bucketing)
+    return InOrder(in_batches.batch_size or 1, in_batches.least_samples)
+
+
+def batched(
     samples: StreamIterator,
     together: Callable[[list[Any]], Any],
-    rule: Bucketing,
+    batches: InOrder | Buckets,
     keep: Callable[[StreamIterator | None], None],
 ) -> Iterator[Any]:
-    """Give batches of samples that are alike.
+    """Give batches of samples.
 
     Args:
         samples: Of one pass.
         together: Makes a batch of samples.
-        rule: Which samples go into one.
+        batches: Says which samples go into one.
         keep: Takes the pass where it has ended, because its last samples were left out, while others wait: only it
             has the state then. Takes None when no more of them wait than make one batch.
     """
-    buckets = Buckets(rule)
     has_more = True
     while has_more:
         came = _END
         try:
             came = next(samples, _END)
             if came is _END:
-                keep(samples if len(buckets) else None)
+                keep(samples if len(batches) else None)
                 break
             has_more = samples.__length_hint__() > 0  # as long as all that came counts as given
-            buckets.add(samples.latest_numbers, came)
+            batches.add(samples.plan, samples.latest)
         except BaseException:
-            samples.give_but([*buckets.numbers, *([] if came is _END else samples.latest_numbers)])
+            samples.give_but([*batches.numbers, *([] if came is _END else samples.latest.numbers)])
             raise
-        while (bucket := buckets.due()) is not None:
-            yield _made(samples, buckets, bucket, together)
-    while (bucket := buckets.due(at_end=True)) is not None:
-        if not len(buckets):
+        while (batch := batches.due()) is not None:
+            yield _made(samples, batches, batch, together)
+    while (batch := batches.due(at_end=True)) is not None:
+        if not len(batches):
             keep(None)
-        yield _made(samples, buckets, bucket, together)
+        yield _made(samples, batches, batch, together)
     keep(None)
     next(samples, None)  # the pass ends
 
 
 def _made(
-    samples: StreamIterator, buckets: Buckets, bucket: dict[range, Any], together: Callable[[list[Any]], Any]
+    samples: StreamIterator, batches: InOrder | Buckets, batch: dict[range, Any], together: Callable[[list[Any]], Any]
 ) -> Any:  # noqa: ANN401
     try:
         with samples.figures.handing_over():
-            batch = together(list(bucket.values()))
+            made = together(list(batch.values()))
     except BaseException:  # it was never given
-        samples.give_but([*buckets.numbers, *chain(*bucket)])
+        samples.give_but([*batches.numbers, *chain(*batch)])
         raise
-    samples.give_but(buckets.numbers)
-    return batch
+    batches.note(samples.plan, samples.latest)
+    return made

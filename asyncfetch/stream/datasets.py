@@ -16,12 +16,11 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.pool import fit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.formats import DatasetStatistics, Format, OpenFormat, StretchReader
-    from asyncfetch.observe.report import Report
     from asyncfetch.order.line import Piece
     from asyncfetch.stream.job_builder import Transform
 
@@ -96,18 +95,16 @@ class OpenDatasets:
             engine = None
             if not any(one.format.is_open for one in self.members):
                 engine = await stack.enter_async_context(Engine(self.config))
-            found: dict[int, OpenFormat] = {}
             limiter = Limiter(OPENED_AT_ONCE)
 
-            async def open_one(number: int, one: Member) -> None:
+            async def opened(one: Member) -> OpenFormat:
                 async with limiter.permit():
                     opening = one.format.opened(engine, one.config)
-                    found[number] = await opening.__aenter__()
+                    dataset = await opening.__aenter__()
                 stack.push_async_exit(opening)
+                return dataset
 
-            await gather(*(partial(open_one, number, one) for number, one in enumerate(self.members)))
-            datasets = [found[number] for number in range(len(self.members))]
-            self.datasets = datasets
+            datasets = self.datasets = await gather(*(partial(opened, one) for one in self.members))
             self._reaches = [dataset.sample_maker().reach for dataset in datasets]
             chosen = [one.episodes for one in self.members]
             self.pools = await fit(list(zip(datasets, chosen, self.lines(1), self._reaches, strict=True)))
@@ -142,22 +139,14 @@ class OpenDatasets:
         return Origin(dataset, stretch, piece.member)
 
     @property
-    def _reader(self) -> StretchReader[Any]:
+    def reader(self) -> StretchReader[Any]:
+        """The reader of the first of them, which has the report of the latest pass over all."""
         return self.datasets[0].reader
 
     @property
     def engine(self) -> Engine:
         """The engine that they are read by."""
-        return self._reader.engine
-
-    @property
-    def pass_report(self) -> Callable[[], Report] | None:
-        """Gives the report of the latest pass over them."""
-        return self._reader.pass_report
-
-    @pass_report.setter
-    def pass_report(self, report: Callable[[], Report]) -> None:
-        self._reader.pass_report = report
+        return self.reader.engine
 
     def statistics(self) -> DatasetStatistics:
         """Return those of the engine; of the episode caches their sum."""

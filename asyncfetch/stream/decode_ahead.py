@@ -6,7 +6,8 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.order.plan import PassPlan, Step
     from asyncfetch.stream.batch import BatchRow, Rows
     from asyncfetch.stream.datasets import OpenDatasets
-    from asyncfetch.stream.decode_jobs import DecodeJob, MicroBatch
+    from asyncfetch.stream.decode_jobs import DecodeJob
     from asyncfetch.stream.job_builder import JobBuilder
 
 COMING_PIECES = 64
@@ -41,10 +42,10 @@ takes dozens. Of a thousand that are requested at once, the first would be as la
 class _Decoding:
     """A job under way in a thread, and then what came of it."""
 
-    __slots__ = ("number", "path", "pieces", "ready", "ready_at", "results", "rows", "steps", "waits_for")
+    __slots__ = ("path", "pieces", "ready", "ready_at", "results", "rows", "steps", "waits_for")
 
     def __init__(self, job: DecodeJob, rows: list[BatchRow] | None) -> None:
-        self.steps, self.number, self.rows = job.steps, job.numbers[0], rows
+        self.steps, self.rows = job.steps, rows
         self.pieces = dict.fromkeys(step.piece for step in job.steps)
         self.results: list[Any] | None = None
         """One for each step, once it has ended; an empty one once it was delivered."""
@@ -66,13 +67,6 @@ class _Decoding:
             self.ready.set()
 
 
-class _PendingMicroBatch(NamedTuple):
-    """A micro-batch that the consumer hasn't been given yet, and the decoding of each of its steps."""
-
-    micro_batch: MicroBatch
-    decodings: list[_Decoding]
-
-
 class DecodeAhead:
     """Starts the jobs of a plan ahead of the consumer, and gives what they made in order, a micro-batch at a time.
 
@@ -92,15 +86,16 @@ class DecodeAhead:
         self._pool, self._plan, self._group, self._builder = opened.engine.decode, plan, group, builder
         self._sizes, self._rows = sizes, rows
         self._max_coming = max(COMING_PIECES, sizes.open_pieces + opened.prefetch_segments)
-        self._queue: deque[_PendingMicroBatch] = deque()
+        self._queue: deque[list[tuple[_Decoding, int]]] = deque()
+        """Micro-batches that the consumer hasn't been given yet: of each step the decoding, and its place there."""
         self._undone: dict[_Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
-        self._taken = 0  # samples of the order that were delivered or left out, what is empty counted in
+        self._taken = plan.begun  # the number up to which samples were delivered or left out
         self._queued, self._freed = anyio.Event(), anyio.Event()
-        self._first_turn = self._pool.turn
+        self._first_turn = self._pool.turn - plan.begun  # of the sample with number 0
         self._is_waiting_for_room = self._produced_all = False
         self._left = threading.Event()  # decode threads keep what they are given: they get this, and not the pass
-        self._awaited: tuple[_PendingMicroBatch, float] | None = None  # and since when that was known
+        self._awaited: tuple[list[tuple[_Decoding, int]], float] | None = None  # and since when that was known
         self.prefetcher = Prefetcher(
             opened,
             plan.first_uses(),
@@ -121,9 +116,8 @@ class DecodeAhead:
         """Give back what is held; its tasks have ended."""
         self.prefetcher.close()
         self._queued.set()  # for tasks that still wait for a sample
-        for pending in self._queue:
-            for decoding in pending.decodings:
-                decoding.ready.set()
+        for decoding, _ in chain(*self._queue):
+            decoding.ready.set()
         self._queue.clear()
 
     @property
@@ -140,26 +134,25 @@ class DecodeAhead:
         pending = self._queue[0]
         self._awaited = pending, time.perf_counter()
         self._fail_if_stuck()
-        for step, decoding in zip(pending.micro_batch.steps, pending.decodings, strict=True):
+        for decoding, place in pending:
             if decoding.results is None:
-                self.prefetcher.raise_priority(step.piece)
-        for decoding in pending.decodings:
+                self.prefetcher.raise_priority(decoding.steps[place].piece)
+        for decoding, _ in pending:
             if decoding.results is None:
                 await decoding.ready.wait()
         return not self.is_left
 
     def take(self) -> tuple[list[tuple[Step, Any]], float]:
         """Return the micro-batch that was waited for, a result for each step, and when the last of them was decoded."""
-        micro_batch, decodings = self._queue.popleft()
-        results = []
-        for step, (_, place), decoding in zip(micro_batch.steps, micro_batch.takes, decodings, strict=True):
+        taken, results = self._queue.popleft(), []
+        for decoding, place in taken:
             assert decoding.results is not None
-            result, decoding.results[place] = decoding.results[place], {}
-            self._taken += 1 + step.empty
-            results.append((step, result))
+            results.append((decoding.steps[place], decoding.results[place]))
+            decoding.results[place] = {}
+        self._taken = results[-1][0].stop
         self._undelivered -= len(results)
         self._freed.set()
-        return results, max(decoding.ready_at for decoding in decodings)
+        return results, max(decoding.ready_at for decoding, _ in taken)
 
     def path(self, since: float, otherwise: Cause) -> tuple[WaitStep, ...]:
         """Return what a consumer waited for since then; ``otherwise`` until that is known. Any thread may call it."""
@@ -168,7 +161,7 @@ class DecodeAhead:
             return (WaitStep(now, {otherwise: 1.0}),)
         pending, known_at = awaited
         steps = [WaitStep(known_at, {otherwise: 1.0})]
-        for decoding in dict.fromkeys(pending.decodings):
+        for decoding in dict.fromkeys(decoding for decoding, _ in pending):
             if decoding.results is None:
                 piece = decoding.waits_for
                 late = [] if piece is None else self.prefetcher.steps(piece, now)
@@ -187,7 +180,7 @@ class DecodeAhead:
             for job in micro_batch.starts:
                 await self._wait_for_room(job)
                 decodings[job] = self._start(job)
-            self._queue.append(_PendingMicroBatch(micro_batch, [decodings[job] for job, _ in micro_batch.takes]))
+            self._queue.append([(decodings[job], place) for job, place in micro_batch.takes])
             for step in micro_batch.steps:
                 for piece in step.finished:
                     self.prefetcher.finish(piece)
@@ -214,7 +207,7 @@ class DecodeAhead:
         """Samples whose memory is taken if the job is started: in batches those between the first and the last one."""
         if self._rows is None or not self._rows.are_used:
             return self._undelivered + len(job.steps)
-        return max(job.numbers) + 1 - self._taken
+        return max(step.number for step in job.steps) + 1 - self._taken
 
     def _start(self, job: DecodeJob) -> _Decoding:
         decoding = _Decoding(job, None if self._rows is None else self._rows.of(job))
@@ -232,8 +225,9 @@ class DecodeAhead:
             if running() is not None:
                 build = partial(_traced, build)
             # One that stood still for long goes before the others by what it decodes ahead, and no further.
-            self._first_turn = max(self._first_turn, self._pool.turn - self._sizes.ahead_samples - decoding.number)
-            turn = self._first_turn + decoding.number
+            first = decoding.steps[0].number
+            self._first_turn = max(self._first_turn, self._pool.turn - self._sizes.ahead_samples - first)
+            turn = self._first_turn + first
             results = await self._pool.run(build, decoding.steps, pieces, is_left, decoding.rows, turn=turn)
             if self._rows is not None and decoding.rows and any(type(result) is dict for result in results):
                 self._rows.stop()
@@ -278,7 +272,7 @@ class DecodeAhead:
             if lacking is None:
                 return
             first_error = first_error or lacking
-        for decoding in self._queue[0].decodings:
+        for decoding, _ in self._queue[0]:
             if first_error is not None:
                 decoding.end([FailedSample(first_error)] * len(decoding.steps))
 

@@ -81,8 +81,6 @@ class DecodeJob:
     """Samples that are decoded by one call."""
 
     steps: list[Step] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    """The number of each step among the samples of the order, what is empty counted in."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +100,6 @@ class _Run:
 
     first: int
     steps: list[Step] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
     job: DecodeJob | None = None
     offset: int = 0
     """The place of its first step in the job."""
@@ -141,7 +138,6 @@ class _JobsAhead:
         self._length = sizes.waiting_samples + sizes.job_samples + 1
         self._entries: deque[tuple[Step, _Run, int]] = deque()
         self._read = 0
-        self._empty = 0  # of the steps read
         self._open: dict[tuple[Piece, int], _Run] = {}
         self._runs: deque[_Run] = deque()  # without a job, in the order of their first steps
         self._latest: tuple[set[Piece], int] = set(), 0  # pieces and reader of the latest job
@@ -167,7 +163,6 @@ class _JobsAhead:
             run = self._runs.popleft()
             run.job, run.offset = job, len(job.steps)
             job.steps += run.steps
-            job.numbers += run.numbers
             key = self._key(run.steps[0])
             if self._open.get(key) is run:
                 del self._open[key]
@@ -193,8 +188,6 @@ class _JobsAhead:
             self._runs.append(run)
         self._entries.append((step, run, len(run.steps)))
         run.steps.append(step)
-        run.numbers.append(self._read + self._empty)
-        self._empty += step.empty
         if step.finished:
             self._ends.append(self._read)
         self._read += 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.config.checks import whole_number
 from asyncfetch.decode.backends import choose_backend
-from asyncfetch.errors import AsyncFetchError, UsageError
+from asyncfetch.errors import AsyncFetchError, ConfigError, UsageError
 from asyncfetch.order.deal import Deal
 from asyncfetch.order.placement import Placement
 from asyncfetch.runtime.concurrently import gather
@@ -228,6 +228,18 @@ class EpochStream:
 
 def source_of(stream: EpochStream) -> SampleSource:
     """Return the source of a user's stream, for the rooms above."""
+    return stream._source
+
+
+def source_for(stream: object, taker: str) -> SampleSource:
+    """Return the source of a stream that ``taker`` has read in other processes; ConfigError where that can't be."""
+    if not isinstance(stream, EpochStream):
+        raise ConfigError(f"{taker} takes a Stream or a Mixture, not {stream!r:.80}; of a StreamDataset, its .stream")
+    if stream._source.is_open:
+        raise ConfigError(
+            f"{taker} needs a stream of a URL, as an open dataset can't follow it into another process: make the "
+            "stream of the dataset's URL"
+        )
     return stream._source
 
 

@@ -270,47 +270,26 @@ class StreamIterator(Iterator["Sample"]):
         self._state_before = state_before
         self.figures = figures
         self._plans: list[PassPlan] = []  # one, from the first sample on
-        self._latest = DeliveredSample(0, 0, {})
-        self._back: DeliveredSample | None = None
+        self.latest = DeliveredSample(0, 0, {})
+        """The sample that came last."""
         # No method of this object: it must be collected, and the pass with it, once it isn't iterated any more.
         self._deliveries = _deliver(session, opened, begin, self._plans, figures, memory)
 
     def __next__(self) -> Sample:
-        self._latest, self._back = next(self._deliveries) if self._back is None else self._back, None
-        self._plans[0].progress.delivered = self._latest.delivered
-        sample: Sample = self._latest.sample
+        self.latest = next(self._deliveries)
+        self.plan.progress.delivered = self.latest.delivered
+        sample: Sample = self.latest.sample
         return sample
 
-    def put_back(self) -> None:
-        """The sample that came last comes once more, as if it hadn't."""
-        self._back = self._latest
-        self.take_back(self._latest.number)
-
-    def take_back(self, number: int) -> None:
-        """Count the samples from this one on as not delivered, for the state; they won't come again here."""
-        plan = self._plans[0]
-        plan.progress.delivered = plan.batch_start(number)
+    @property
+    def plan(self) -> PassPlan:
+        """The plan of the pass, which has begun."""
+        return self._plans[0]
 
     def give_but(self, waiting: Iterable[int]) -> None:
         """Count all samples that came as delivered, for the state, but those with these numbers, which wait."""
         for plan in self._plans:
-            plan.progress.deliver(max(plan.begun, self._latest.delivered), waiting)
-
-    @property
-    def latest_number(self) -> int:
-        """The number of the sample that came last, in the consumer's part of the epoch."""
-        return self._latest.number
-
-    @property
-    def latest_numbers(self) -> range:
-        """The same, and those of what is empty beside it."""
-        return self._latest.numbers
-
-    @property
-    def batches(self) -> tuple[int, int]:
-        """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
-        plan = self._plans[0]
-        return plan.batch_of(self._latest.number), plan.batch_of(self._latest.delivered)
+            plan.deliver(self.latest.delivered, waiting)
 
     def __length_hint__(self) -> int:
         """Samples that are yet to come at most, padding included; 0 before the first."""

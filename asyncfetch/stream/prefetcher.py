@@ -22,6 +22,7 @@ from asyncfetch.fetch.limiter import Caller, calling
 from asyncfetch.formats import PlanChange
 from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, Meter, WaitStep, metered
+from asyncfetch.resources import PassShare
 from asyncfetch.runtime.concurrently import copied, gather, kept
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Prefetcher:
         """Pieces admitted that aren't here yet."""
         self._weighed = self._weighed_bytes = self._weighed_frames = self._largest_bytes = self._largest = 0
         self._room = opened.engine.room
-        self._share = self._room.join(self._grant)
+        self._share = PassShare(self._room, self._grant)
         self._slots: dict[Piece, _Slot] = {}
         self._ahead = 0  # of these
         self._unclaimed: deque[_Slot] = deque()

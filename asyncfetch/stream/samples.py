@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anyio
 import anyio.lowlevel
@@ -33,7 +33,6 @@ from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes, rais
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from asyncfetch.config import StreamConfig
@@ -287,7 +286,6 @@ class SampleDelivery:
         self._on_error, self._origin = opened.config.on_error, opened.origin
         self._substitutes = Substitutes()
         self._first_bad: Exception | None = None
-        self._number = begun.plan.progress.delivered  # of the consumer's part of the epoch
         self.samples = 0
         """Delivered by this pass."""
         self.failure: BaseException | None = None
@@ -297,17 +295,16 @@ class SampleDelivery:
         """Return the samples up to the first error that isn't left out, which becomes the ``failure``."""
         samples: list[DeliveredSample] = []
         for step, result in results:
-            for sample in self._given(step, result):
+            given = self._given(step, result)
+            for number, sample in enumerate(given, step.number + 1 - len(given)):
                 if isinstance(sample, FailedSample):
                     self.failure = copied(sample.error)
                     break
-                samples.append(DeliveredSample(self._number, self._number + 1, sample))
-                self._number += 1
+                samples.append(DeliveredSample(number, number + 1, sample))
             if self.failure is not None:
                 break
-            if step.empty:
-                self._number += step.empty
-                samples[-1:] = [last._replace(delivered=self._number) for last in samples[-1:]]
+            if step.stop > step.number + 1:
+                samples[-1:] = [last._replace(delivered=step.stop) for last in samples[-1:]]
         if self._on_error == "replace":
             self._substitutes.keep()
         self.samples += len(samples)
@@ -333,7 +330,6 @@ class SampleDelivery:
         # Another member's sample would not go into this one's batch.
         if replaces and (not self._plan.parts_batches or self._substitutes.has_of(origin.member)):
             return self._substitutes.bad(origin.member)
-        self._number += 1
         if self._rows is not None:
             self._rows.leave_out()
         return []
@@ -366,17 +362,16 @@ def _nothing() -> None:
     pass
 
 
-class RunningPass(AsyncIterator[Any]):
-    """A pass at work: all that a ``SamplePass`` gives, and what the makers of batches need besides.
+class MicroBatches(AsyncIterator[Any]):
+    """A pass at work: the next few samples at a time, or none where an error comes next.
+
+    Whoever iterates it counts its consumer's time, by the figures' ``ask`` and ``receive``.
 
     Args:
         opened, begun, sizes: What to read from; what and in which order; how much is decoded at a time.
         figures: Of its consumer's time.
         memory: For batches, of which samples are then rows where they can be.
     """
-
-    hands_over: ClassVar[bool] = False
-    """True if the consumer is in another thread."""
 
     def __init__(
         self,
@@ -386,14 +381,11 @@ class RunningPass(AsyncIterator[Any]):
         figures: PassFigures,
         memory: BatchMemory | None = None,
     ) -> None:
-        self._opened, self._begun, self._plan, self._sizes = opened, begun, begun.plan, sizes
+        self._opened, self._begun, self.plan, self._sizes = opened, begun, begun.plan, sizes
         self._rows = None if memory is None else Rows(begun.plan, begun.builder.layout, memory)
         self._delivery = SampleDelivery(opened, begun, self._rows)
         self._max_pieces = sizes.open_pieces + opened.prefetch_segments
-        self._turn = anyio.Lock(fast_acquire=True)
         self._ended = False
-        self._current: deque[DeliveredSample] = deque()
-        self._latest = DeliveredSample(0, 0, {})
         self._waits, self._hand_overs = Histogram(), Histogram()
         self._first_sample_seconds: float | None = None
         self.figures = figures
@@ -404,98 +396,49 @@ class RunningPass(AsyncIterator[Any]):
         self._started_at = time.perf_counter()
         self._clock = ThreadClock()
         self._worked_seconds, self._ran_seconds = self._clock.seconds(), time.thread_time()
-        if not self.hands_over:
-            self.figures.account.wait(self._started_at)
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         try:
-            if self._plan.is_far:
-                await run_sync(self._plan.find)
+            if self.plan.is_far:
+                await run_sync(self.plan.find)
             self._ahead = DecodeAhead(
-                self._opened, self._plan, self._group, builder=self._begun.builder, sizes=self._sizes, rows=self._rows
+                self._opened, self.plan, self._group, builder=self._begun.builder, sizes=self._sizes, rows=self._rows
             )
             self._group.start_soon(self.figures.publish, name="publish figures")
             if self._begun.beyond is not None:
                 self._group.start_soon(self._look_beyond, self._begun.beyond, name="prefetch the next epoch")
         except BaseException as error:
             await self._group.__aexit__(type(error), error, error.__traceback__)
-            if not self.hands_over:
-                self.figures.account.end(time.perf_counter())
             self._clock.close()
             raise
         self.figures.begin(self._opened.statistics, self.path)
-        self._opened.pass_report = self.figures.report
-        if not self.hands_over:
-            self.figures.opened()
-            self.figures.account.give(time.perf_counter(), _opening())
+        self._opened.reader.pass_report = self.figures.report
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._ahead.leave()
-        if not self.hands_over:
-            self.figures.account.end(time.perf_counter(), self.path())
-            self.figures.leave_lane()
         self.figures.end(self._opened.statistics())
         try:
             await end_tasks(self._group)
         finally:
             self._ahead.close()
-            self._current.clear()
             self._clock.close()
 
-    async def __anext__(self) -> Any:  # noqa: ANN401 - a sample; of MicroBatches a list of them
-        if not self._current:
-            async with self._turn:
-                while not self._current:
-                    self._current.extend(await self._next_micro_batch())
-        self._begun.check()
-        self._latest = self._current.popleft()
-        self._plan.progress.delivered = self._latest.delivered
-        sample: Sample = self._latest.sample
-        return sample
-
-    def put_back(self) -> None:
-        """Put the latest sample back: it comes once more."""
-        self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
-        self._current.appendleft(self._latest)
-
-    def give_but(self, waiting: Iterable[int]) -> None:
-        """Count all samples that came as delivered, for the state, but those with these numbers, which wait."""
-        self._plan.progress.deliver(max(self._plan.begun, self._latest.delivered), waiting)
-
-    @property
-    def latest_numbers(self) -> range:
-        """The number of the sample that came last, and those of what is empty beside it."""
-        return self._latest.numbers
-
-    @property
-    def batches(self) -> tuple[int, int]:
-        """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
-        return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
-
-    def state_dict(self) -> State:
-        """Return what was delivered of the epoch, this pass and those before it."""
-        return self._plan.progress.state()
-
-    async def _next_micro_batch(self) -> list[DeliveredSample]:
+    async def __anext__(self) -> Any:  # noqa: ANN401 - a list of them; of a RunningPass one
         self._check_open()
         if self._delivery.failure is not None:
             failure, self._delivery.failure, self._ended = self._delivery.failure, None, True
             self.figures.fail(failure)
-            if self.hands_over:
-                self.figures.handed_over.append((0, self._waited_for))
+            self.figures.handed_over.append((0, self._waited_for))
             try:
                 raise failure
             finally:
                 del failure  # else error -> traceback -> this frame -> error is a cycle
-        samples, waiting_since = None, time.perf_counter()
-        if not self.hands_over:
-            self.figures.ask()
-        self._asked_at = waiting_since
+        samples, self._asked_at = None, time.perf_counter()
         try:
-            samples = await self._wait_for_micro_batch(waiting_since)
+            samples = await self._wait_for_micro_batch(self._asked_at)
             return samples
         finally:
             path, self._asked_at = self.path(), None
@@ -509,11 +452,9 @@ class RunningPass(AsyncIterator[Any]):
                 self._begun.builder.transform_seconds,
             )
             self._waited_for += path
-            if samples != [] or not self.hands_over:  # else nothing goes to the other thread
+            if samples != []:  # else nothing goes to the consumer
                 self.figures.handed_over.append((len(samples or ()), self._waited_for))
                 self._waited_for = ()
-            if not self.hands_over:
-                self.figures.receive()
 
     async def _wait_for_micro_batch(self, waiting_since: float) -> list[DeliveredSample]:
         if self._ended or not await self._ahead.wait():
@@ -562,10 +503,6 @@ class RunningPass(AsyncIterator[Any]):
             return ()
         return self._ahead.path(since, Cause.HAND_OVER if self._delivery.samples else Cause.OPENING)
 
-    def handing_over(self) -> AbstractContextManager[None]:
-        """Count a block that makes a batch, or hands it over, for a consumer on this loop."""
-        return self.figures.handing_over()
-
     def statistics(self) -> PassStatistics:
         """Return a snapshot; it may be taken in any thread."""
         wait = self._waits.snapshot()
@@ -580,14 +517,44 @@ class RunningPass(AsyncIterator[Any]):
         )
 
 
-class MicroBatches(RunningPass):
-    """A pass for another thread, which counts there: the next few samples, or none where an error comes next."""
+class RunningPass(MicroBatches):
+    """A pass for a consumer on its loop: all that a ``SamplePass`` gives, and what the makers of batches need."""
 
-    hands_over = True
+    async def __aenter__(self) -> Self:
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._current: deque[DeliveredSample] = deque()
+        self.latest = DeliveredSample(0, 0, {})
+        """The sample that came last."""
+        await super().__aenter__()
+        self.figures.opened()
+        self.figures.account.give(time.perf_counter(), _opening())
+        return self
 
-    async def __anext__(self) -> list[DeliveredSample]:
-        async with self._turn:
-            return await self._next_micro_batch()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.figures.account.end(time.perf_counter(), self.path())
+        self._current.clear()
+        await super().__aexit__(kind, error, at)
+
+    async def __anext__(self) -> Any:  # noqa: ANN401 - what a transform returns
+        if not self._current:
+            async with self._turn:
+                if not self._current:
+                    self._check_open()
+                    await self._receive()
+        self._begun.check()
+        self.latest = self._current.popleft()
+        self.plan.progress.delivered = self.latest.delivered
+        return self.latest.sample
+
+    async def _receive(self) -> None:
+        self.figures.ask()
+        try:
+            while not self._current:
+                self._current.extend(await super().__anext__())
+        finally:
+            self.figures.receive()
 
 
 class SamplePass(AsyncIterator["Sample"]):
@@ -607,7 +574,7 @@ class SamplePass(AsyncIterator["Sample"]):
 
     def state_dict(self) -> State:
         """Return what was delivered of the epoch, this pass and those before it: for ``Stream.load_state_dict``."""
-        return self._running.state_dict()
+        return self._running.plan.progress.state()
 
     def report(self) -> Report:
         """Return why the consumer waits, and what to set; also after the pass. It may be called in any thread."""

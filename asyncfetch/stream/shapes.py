@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from asyncfetch.config.checks import check_keys
 from asyncfetch.errors import ConfigError
-from asyncfetch.formats import Field, check_keys
+from asyncfetch.formats import Field
 from asyncfetch.stream.batch import BatchRow
 
 if TYPE_CHECKING:

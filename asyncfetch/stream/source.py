@@ -334,7 +334,7 @@ class SampleSource:
 
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """Count a pass that came to its end."""
-        plan.progress.delivered = plan.end  # with what is left out, or empty, behind the last sample
+        plan.finish()
         if turn.is_share:  # where others have something left of theirs, all read the epoch again from where it began
             turn.finish()
         else:
@@ -430,7 +430,7 @@ class SampleSource:
             self.figures.leave_page()
             before = self.figures.handed_on()
         if self.is_open:
-            reader = self._opened or self.members[0].format.reader()
+            reader = self.members[0].format.reader() if self._opened is None else self._opened.reader
             is_open, report = True, None if reader is None else reader.pass_report
             before = Waits() if report is None else report().all_waits, ()  # whichever stream's they were
         figures = PassFigures(self.config, self.page, before=before, is_open=is_open, begun_at=begun_at)

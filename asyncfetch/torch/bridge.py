@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any, Generic, TypeVar
 
 from torch.utils.data import IterableDataset
 
 from asyncfetch.config.checks import whole_number
 from asyncfetch.errors import ConfigError
 from asyncfetch.runtime import LoopThread, iterate
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -44,36 +41,22 @@ class AsyncIterableDataset(IterableDataset[T], Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         thread = LoopThread(name="asyncfetch bridge")
-        yield from iterate(thread, lambda: _Batches(self.factory), max_batches=self.max_ahead, ends_thread=True)
+        yield from iterate(thread, lambda: _batches(self.factory), max_batches=self.max_ahead, ends_thread=True)
 
 
-class _Batches(AsyncIterator[tuple[T]]):
+@asynccontextmanager
+async def _batches(factory: Factory[T]) -> AsyncIterator[AsyncIterator[tuple[T]]]:
     """The factory's iterator in batches of one, entered and left in one task."""
-
-    def __init__(self, factory: Factory[T]) -> None:
-        self._factory = factory
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> _Batches[T]:
-        async with AsyncExitStack() as stack:
-            made: Any = self._factory()
-            if isinstance(made, AbstractAsyncContextManager):
-                made = await stack.enter_async_context(made)
-            if not isinstance(made, AsyncIterable):
-                if isinstance(made, Coroutine):
-                    made.close()  # of an async function without a yield; else Python warns that it was never awaited
-                message = f"the factory must return an async iterator, or a context manager of one, not {made!r}"
-                raise ConfigError(message)
-            self._iterator = aiter(made)
-            if isinstance(self._iterator, AsyncGenerator):
-                stack.push_async_callback(self._iterator.aclose)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, at)
-
-    async def __anext__(self) -> tuple[T]:
-        return (await anext(self._iterator),)
+    async with AsyncExitStack() as stack:
+        made: Any = factory()
+        if isinstance(made, AbstractAsyncContextManager):
+            made = await stack.enter_async_context(made)
+        if not isinstance(made, AsyncIterable):
+            if isinstance(made, Coroutine):
+                made.close()  # of an async function without a yield; else Python warns that it was never awaited
+            message = f"the factory must return an async iterator, or a context manager of one, not {made!r}"
+            raise ConfigError(message)
+        iterator = aiter(made)
+        if isinstance(iterator, AsyncGenerator):
+            stack.push_async_callback(iterator.aclose)
+        yield await stack.enter_async_context(aclosing((item,) async for item in iterator))

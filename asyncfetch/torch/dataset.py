@@ -20,11 +20,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from asyncfetch.config import PrivateUrl, config_share, stream_config
-from asyncfetch.config.checks import explains_keywords, is_whole_number
+from asyncfetch.config.checks import chosen_features, explains_keywords, is_whole_number
 from asyncfetch.decode import picture_size
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
-from asyncfetch.formats import DatasetStatistics, RangeFormat, chosen_features
+from asyncfetch.formats import DatasetStatistics, RangeFormat
 from asyncfetch.lerobot import open_dataset
+from asyncfetch.lerobot.dataset import check_values
 from asyncfetch.observe.figures import sum_of
 from asyncfetch.order.state import MAX_WORKERS, State, check_state, merge_shares
 from asyncfetch.runtime.concurrently import gather
@@ -32,8 +33,8 @@ from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.runtime.shared_memory import MemorySlots, can_hand_over
 from asyncfetch.stream import DatasetSession, Placement
 from asyncfetch.stream.batch import PinnedMemory, PooledMemory, batch_of, samples_of
-from asyncfetch.stream.buckets import Bucketing, bucketed, check_bucket_by
-from asyncfetch.stream.epoch_stream import EpochStream, source_of
+from asyncfetch.stream.buckets import Bucketing, batched, batches_of, check_bucket_by
+from asyncfetch.stream.epoch_stream import EpochStream, source_for, source_of
 from asyncfetch.stream.epochs import child_number
 from asyncfetch.stream.figures import report_of, sum_known
 from asyncfetch.stream.handing_over import HandedOver, SlotMemory, Stack, stacks
@@ -46,7 +47,6 @@ from asyncfetch.videos import Videos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
-    from types import FrameType
 
     from torch.utils.data._utils.worker import WorkerInfo
 
@@ -156,10 +156,7 @@ class StreamDataset(IterableDataset[Any]):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         bucket_by: BucketBy | None = None,
     ) -> None:
-        if not isinstance(stream, EpochStream):
-            raise ConfigError(f"StreamDataset takes a Stream or a Mixture, not {stream!r:.80}")
-        if source_of(stream).is_open:
-            raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
+        source = source_for(stream, "StreamDataset")
         self.batch_size = _batch_size(batch_size)
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn must be a function of a list of samples, or None, not {collate_fn!r}")
@@ -171,7 +168,7 @@ class StreamDataset(IterableDataset[Any]):
         self.stream = stream
         self.drop_last = drop_last
         self.pin_memory = pin_memory
-        self._memory = WorkersMemory.of(source_of(stream))
+        self._memory = WorkersMemory.of(source)
         self._token = os.urandom(16).hex()
         self._workers_stream: SampleSource | None = None
         self._batches_memory: tuple[int, BatchMemory] | None = None
@@ -214,11 +211,12 @@ class StreamDataset(IterableDataset[Any]):
         if self.batch_size is None:
             return samples
         together = self.collate_fn or partial(_together, memory=memory)
-        if self.bucket_by is None:
-            return _batches(samples, self._in_batches(Placement()), together)
-        max_bytes = (self._workers_stream or self._source).config.decoded_max_bytes
-        rule = Bucketing(self.bucket_by, self.batch_size, self.drop_last, max_bytes)
-        return bucketed(samples, together, rule, keep=partial(setattr, self, "_ended"))
+        max_bytes, bucketing = (self._workers_stream or self._source).config.decoded_max_bytes, None
+        if self.bucket_by is not None:
+            bucketing = Bucketing(self.bucket_by, self.batch_size, self.drop_last, max_bytes)
+        batches = batches_of(self._in_batches(Placement()), bucketing)
+        made = batched(samples, together, batches, keep=partial(setattr, self, "_ended"))
+        return _warning_of_second_batching(self.batch_size, made)
 
     def _readers_name(self, worker: WorkerInfo) -> str | None:
         """Return what the workers of this worker's loader find each other by; None where they can't."""
@@ -423,35 +421,17 @@ def _frame_number(index: Any) -> int:  # noqa: ANN401 - what a user gave
         raise UsageError(f"a frame's number must be a whole number, not {index!r:.80}: frames[3]") from error
 
 
-_END = object()
-"""A mark in place of a sample where there is none any more; a transform may return anything."""
-
-
-def _batches(samples: StreamIterator, in_batches: Placement, together: Callable[[list[Any]], Any]) -> Iterator[Any]:
-    size = in_batches.batch_size or 1
-    _warn_of_second_batching(size, sys._getframe(1))
-    for first in samples:
-        begun = samples.latest_number
-        try:
-            batch = _batch(samples, first, size)
-            with samples.figures.handing_over():
-                collated = together(batch) if len(batch) >= in_batches.least_samples else _END
-        except BaseException:  # what came before it was never given
-            samples.take_back(begun)
-            raise
-        if collated is not _END:
-            yield collated
-
-
-def _warn_of_second_batching(size: int, caller: FrameType) -> None:
+def _warning_of_second_batching(size: int, batches: Iterator[Any]) -> Iterator[Any]:
     """Warn where a loader that makes batches asks for the first of these, which tells its size nowhere else."""
+    caller = sys._getframe(1)
     asked = caller.f_locals.get("possibly_batched_index") if caller.f_code.co_name == "fetch" else None
     if isinstance(asked, list):
         warnings.warn(
             f"batches of batches: StreamDataset(batch_size={size}) makes batches, and so does "
             f"DataLoader(batch_size={len(asked)}): give the loader batch_size=None",
-            stacklevel=2,
+            stacklevel=1,
         )
+    yield from batches
 
 
 def _together(batch: list[Any], memory: BatchMemory | None) -> Any:  # noqa: ANN401
@@ -460,22 +440,6 @@ def _together(batch: list[Any], memory: BatchMemory | None) -> Any:  # noqa: ANN
         return memory.pinned(collated) if isinstance(memory, PinnedMemory) else collated
     whole, rows = found
     return HandedOver.of(whole, rows, memory) if isinstance(memory, SlotMemory) else whole.rows(rows)
-
-
-def _batch(samples: StreamIterator, first: Any, size: int) -> list[Any]:  # noqa: ANN401
-    """The samples that go into a batch with the first one, which came last."""
-    batch = [first]
-    number, following = samples.batches
-    # No more are asked for than there are: with its last batch a pass isn't finished, whatever the batch's size.
-    while number == following and len(batch) < size and samples.__length_hint__():
-        sample = next(samples, _END)
-        if sample is _END or samples.batches[0] != number:  # the others of this batch were left out
-            if sample is not _END:
-                samples.put_back()
-            break
-        batch.append(sample)
-        _, following = samples.batches
-    return batch
 
 
 class FrameDataset(Dataset["Sample"]):
@@ -516,7 +480,8 @@ class FrameDataset(Dataset["Sample"]):
                 f"StreamDataset(Stream({read})), which gives samples in an order, not by number"
             )
         self.source = source = PrivateUrl(source)
-        picture_size(size, fit)  # refused here, not at the first read
+        check_values(image_dtype, depth_unit)  # refused here, not at the first read; so are the following
+        picture_size(size, fit)
         self.windows = windows
         self.episodes = None if episodes is None else distinct_episodes(episodes)
         self.config = stream_config(config)

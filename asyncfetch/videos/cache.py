@@ -14,7 +14,7 @@ from asyncfetch.fetch.limiter import calling
 from asyncfetch.formats.clips import PlannedRange
 from asyncfetch.formats.held import HeldStretch
 from asyncfetch.formats.stretch_cache import EpisodeCacheStatistics, KeptPlan, PlanWith, StretchCache, kept_plan
-from asyncfetch.observe.words import Words
+from asyncfetch.observe.report import Words
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.tables.packed import packed_part
 from asyncfetch.videos.index import read_video

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from asyncfetch.config.checks import check_keys
 from asyncfetch.errors import AsyncFetchError, DatasetError, DecodeError, NotFound
 from asyncfetch.fetch.batch import for_each
-from asyncfetch.formats.choice import check_keys
 from asyncfetch.formats.protocol import Format
 from asyncfetch.formats.reader import StretchReader
 from asyncfetch.formats.stretch import Stretch

@@ -64,7 +64,7 @@ def test_workers_take_what_their_rank_takes_in_turns(whole: Left, data: st.DataO
         assert len(plan) == plan.end == len(own)
         there = [visit for visit in own if visit is not None]
         assert [sample_of(step) for step in plan.steps()] == [visit[1:] for visit in there]
-        assert sum(1 + step.empty for step in plan.steps()) == (len(own) if there else 0)
+        assert max((step.stop for step in plan.steps()), default=0) == (len(own) if there else 0)
 
 
 @given(whole=wholes(), data=st.data())
@@ -95,7 +95,7 @@ def test_a_consumer_goes_on_where_it_was_stopped(whole: Left, data: st.DataObjec
     plan = plan_of(whole, leg, data.draw(layouts(leg)))
     steps = list(plan.steps())
     stop = data.draw(st.integers(0, len(steps)))
-    plan.progress.delivered = sum(1 + step.empty for step in steps[:stop])
+    plan.progress.delivered = max((step.stop for step in steps[:stop]), default=0)
     rest = PassPlan(
         whole, EpochProgress(IDENTITY, 0, whole.total, leg, plan.progress.placement).resumed(plan.progress.state()), 0
     )
@@ -111,7 +111,7 @@ def test_a_consumer_goes_on_with_what_waited(whole: Left, data: st.DataObject) -
     plan = plan_of(whole, leg, data.draw(layouts(leg)))
     steps = list(plan.steps())
     stop = data.draw(st.integers(0, len(steps)))
-    numbers = list(itertools.accumulate((1 + step.empty for step in steps[:stop]), initial=0))
+    numbers = [0, *(step.stop for step in steps[:stop])]
     waiting = data.draw(st.sets(st.integers(0, stop - 1), max_size=4)) if stop else set()
     plan.progress.deliver(numbers[-1], itertools.chain(*(range(*numbers[place : place + 2]) for place in waiting)))
     progress = EpochProgress(IDENTITY, 0, whole.total, leg, plan.progress.placement).resumed(plan.progress.state())
@@ -119,13 +119,13 @@ def test_a_consumer_goes_on_with_what_waited(whole: Left, data: st.DataObject) -
     rest = PassPlan(whole, progress, 0)
     found = list(rest.steps())
     assert [sample_of(step) for step in found] == [sample_of(step) for step in left]
-    assert sum(1 + step.empty for step in found) == (len(rest) if found else 0)
+    assert not found or found[-1].stop == rest.end
     used: set[Piece] = set()
     for step in found:
         used.add(step.piece)
         assert used.issuperset(step.finished)
     # It may be stopped once more.
-    rest.progress.deliver(rest.begun + sum(1 + step.empty for step in found[:1]), [])
+    rest.progress.deliver(found[0].stop if found else rest.begun, [])
     again = EpochProgress(IDENTITY, 0, whole.total, leg, plan.progress.placement).resumed(rest.progress.state())
     assert [sample_of(step) for step in PassPlan(whole, again, 0).steps()] == [sample_of(step) for step in left[1:]]
 

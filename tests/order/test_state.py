@@ -102,7 +102,7 @@ def test_ranks_on_from_states_give_just_what_was_left(whole: Left, data: st.Data
             plan = plan_of(whole, leg, placement, state)
             steps = list(plan.steps())
             stop = len(steps) if leg is last else data.draw(st.integers(0, len(steps)))
-            numbers = list(itertools.accumulate((1 + step.empty for step in steps[:stop]), initial=plan.begun))
+            numbers = [plan.begun, *(step.stop for step in steps[:stop])]
             waiting: set[int] = set()
             if leg is not last and stop:
                 waiting = data.draw(st.sets(st.integers(0, stop - 1), max_size=3))

@@ -159,6 +159,8 @@ async def test_a_transforms_error_comes_as_it_is_at_its_place(truth: DatasetTrut
         ({"episodes": "ab"}, "episodes must be whole numbers"),
         ({"episodes": [True, False]}, "episodes must be whole numbers"),
         ({"transform": 3}, "transform must be"),
+        ({"image_dtype": "int8"}, "image_dtype must be 'uint8' or 'float32', not 'int8'"),
+        ({"depth_unit": "cm"}, "depth_unit must be 'm' or 'mm', not 'cm'"),
         ({"windows": 5}, "windows must be a mapping"),
         ({"windows": ["action"]}, "windows must be a mapping"),
         ({"windows": {"action": "12"}}, "'action' needs a list of seconds"),

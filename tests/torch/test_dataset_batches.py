@@ -141,10 +141,11 @@ def test_so_it_is_of_a_mixture(
     expected: list[list[Any]] = []
     number = -1
     for sample in samples:
-        if len(expected) == 0 or len(expected[-1]) == SIZE or samples.batches[0] != number:
+        batch = samples.plan.batch_of(samples.latest.number)
+        if len(expected) == 0 or len(expected[-1]) == SIZE or batch != number:
             expected.append([])
         expected[-1].append(sample)
-        number = samples.batches[0]
+        number = batch
     monkeypatch.setattr(torch_dataset, "collate", no_collate)
     given = list(af.torch.StreamDataset(mixed, SIZE))
     assert len(given) == len(expected)
@@ -279,7 +280,7 @@ async def test_rows_of_pictures_are_decoded_ahead_in_most_of_the_room(
     rows_of = Rows.of
 
     def of(rows: Rows, job: DecodeJob) -> Any:  # noqa: ANN401
-        started.extend(job.numbers)
+        started.extend(step.number for step in job.steps)
         return rows_of(rows, job)
 
     monkeypatch.setattr(Rows, "of", of)

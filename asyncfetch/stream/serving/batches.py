@@ -24,21 +24,11 @@ from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.shared_memory import SharedBytes, give_back_slots, slot_reader
 from asyncfetch.stream.batch import MIB, MemoryPlan
 from asyncfetch.stream.buckets import Bucketing, check_bucket_by
-from asyncfetch.stream.epoch_stream import EpochStream, source_of
+from asyncfetch.stream.epoch_stream import EpochStream, source_for
 from asyncfetch.stream.figures import PAGE_BYTES, FiguresPage, report_of
 from asyncfetch.stream.ranks import found_placement
 from asyncfetch.stream.samples import PassFigures
-from asyncfetch.stream.serving.messages import (
-    Begin,
-    Channel,
-    Close,
-    FailedBatch,
-    FilledBatch,
-    PassEnd,
-    Ready,
-    Receipt,
-    Stop,
-)
+from asyncfetch.stream.serving.messages import Begin, Channel, FailedBatch, FilledBatch, PassEnd, Signal
 from asyncfetch.stream.serving.worker import Plan, serve
 
 if TYPE_CHECKING:
@@ -113,7 +103,7 @@ class WorkerProcess:
         while True:
             message = self._receive()
             if isinstance(message, FilledBatch):
-                self._channel.send(Receipt())  # those of other passes, too: else they would count as ahead for ever
+                self._channel.send(Signal.RECEIPT)  # of other passes' too: else they would count as ahead for ever
             if message.number == number:
                 return message
 
@@ -128,7 +118,7 @@ class WorkerProcess:
             message = self._channel.receive()
         except (EOFError, WorkerError) as error:
             raise self._lost(self._why_it_ended(error)) from None
-        if isinstance(message, Ready):
+        if message is Signal.READY:
             self._is_ready = True
             return self._receive()
         answer: Answer = message
@@ -136,7 +126,7 @@ class WorkerProcess:
 
     def end(self) -> None:
         """Tell it to end; it does within STOP_SECONDS. Idempotent, and doesn't wait."""
-        self._channel.send(Close())
+        self._channel.send(Signal.CLOSE)
         self._channel.close()
 
     def wait(self) -> None:
@@ -238,17 +228,8 @@ def serve_samples(
         batch_size = whole_number("batch_size", batch_size, least=1)
     max_ahead = whole_number("max_ahead", max_ahead, least=1)
     max_ahead_bytes = whole_number("max_ahead_bytes", max_ahead_bytes, least=1)
-    if not isinstance(stream, EpochStream):
-        raise ConfigError(
-            f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
-        )
+    source = source_for(stream, "serve_samples")
     check_bucket_by(bucket_by, batch_size, "serve_samples")
-    source = source_of(stream)
-    if source.is_open:
-        raise ConfigError(
-            "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
-            "the stream of the dataset's URL"
-        )
     rule = None
     if bucket_by is not None:
         assert batch_size is not None
@@ -345,7 +326,7 @@ class ServedBatches:
                 yield given.pop()
         except GeneratorExit:
             if number == self._pass and not self._guard.in_child:
-                worker.send(Stop())
+                worker.send(Signal.STOP)
             raise
         if isinstance(message, FailedBatch):
             message.raise_it()

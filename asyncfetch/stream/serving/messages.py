@@ -7,6 +7,7 @@ import pickle
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,12 +20,23 @@ if TYPE_CHECKING:
     from asyncfetch.order.state import State
     from asyncfetch.stream.quarantine import Quarantined
 
-# To the worker.
+
+class Signal(Enum):
+    """A message without further content."""
+
+    STOP = auto()
+    """To the worker: the consumer wants no more of the latest pass."""
+    RECEIPT = auto()
+    """To the worker: the consumer has one batch more."""
+    CLOSE = auto()
+    """To the worker: end."""
+    READY = auto()
+    """The first thing that the worker says: it has got the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Start a pass, in place of the one before."""
+    """To the worker: start a pass, in place of the one before."""
 
     number: int
     """Number of the pass, for what is said about it."""
@@ -32,29 +44,6 @@ class Begin:
     """The state to go on from: an epoch, and how far into it."""
     known_identity: Mapping[str, Any]
     """The identity that the consumer's source knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The consumer wants no more of the latest pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The consumer has one batch more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """End."""
-
-
-# From the worker.
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The first thing it says: it has got the stream."""
 
 
 @dataclass(frozen=True, slots=True)

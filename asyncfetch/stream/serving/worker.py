@@ -23,22 +23,12 @@ from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.shared_memory import MemorySlots, can_hand_over
 from asyncfetch.runtime.threads import call_on, run_sync
 from asyncfetch.stream.batch import batch_of, samples_of
-from asyncfetch.stream.buckets import Buckets
+from asyncfetch.stream.buckets import batches_of
 from asyncfetch.stream.datasets import OpenDatasets
 from asyncfetch.stream.figures import FiguresPage
 from asyncfetch.stream.handing_over import HandedOver, PackedBatch, SlotMemory, stacks
 from asyncfetch.stream.samples import running_pass
-from asyncfetch.stream.serving.messages import (
-    Begin,
-    Channel,
-    Close,
-    FilledBatch,
-    PassEnd,
-    Ready,
-    Receipt,
-    Stop,
-    failure,
-)
+from asyncfetch.stream.serving.messages import Begin, Channel, FilledBatch, PassEnd, Signal, failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,11 +36,10 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncfetch.formats import Sample
     from asyncfetch.order.placement import Placement
     from asyncfetch.order.state import State
     from asyncfetch.runtime.shared_memory import SharedBytes
-    from asyncfetch.stream.buckets import Bucketing
+    from asyncfetch.stream.buckets import Bucketing, Buckets, InOrder
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.samples import PassFigures, RunningPass
     from asyncfetch.stream.source import SampleSource
@@ -135,7 +124,7 @@ class _ServingWorker:
         with self._everything:
             async with anyio.create_task_group() as self._tasks, AsyncExitStack() as stack:
                 self._tasks.start_soon(self._heed_all)
-                await self._say(Ready())
+                await self._say(Signal.READY)
                 await self._open(stack, self._plan.begun_at)
                 while True:
                     while self._wanted is None:
@@ -165,11 +154,10 @@ class _ServingWorker:
         try:
             async with self._samples(begin) as given:
                 samples = running_pass(given)
-                rule = self._plan.bucketing
-                take = self._take if rule is None else partial(_take_alike, Buckets(rule))
-                while taken := await take(samples):
+                batches = batches_of(self._plan.placement, self._plan.bucketing)
+                while taken := await _next_batch(batches, samples):
                     await self._hand_over(begin.number, taken, samples)
-                identity = identity_of(samples.state_dict())
+                identity = identity_of(given.state_dict())
             await self._say(PassEnd(begin.number, identity, self._stream.quarantine.take_news()))
         except BaseException as error:
             if was_cancelled():
@@ -191,28 +179,9 @@ class _ServingWorker:
         figures, self._figures = self._figures, None
         return stream.samples_of(self._plan.placement, memory=memory, figures=figures)
 
-    async def _take(self, samples: RunningPass) -> list[Sample]:
-        """The samples of the next batch; none at the end."""
-        size, least = self._plan.placement.batch_size or 1, self._plan.placement.least_samples
-        taken: list[Sample] = []
-        number = 0
-        async for sample in samples:
-            batch, following = samples.batches
-            if taken and batch != number:  # the others of this batch were left out
-                samples.put_back()
-            else:
-                taken.append(sample)
-                number = batch
-                if batch == following and len(taken) < size:
-                    continue
-            if len(taken) >= least:
-                return taken
-            taken = []
-        return taken if len(taken) >= least else []
-
     async def _hand_over(self, number: int, taken: list[Any], samples: RunningPass) -> None:
-        state = samples.state_dict()
-        with samples.handing_over():
+        state = samples.plan.progress.state()
+        with samples.figures.handing_over():
             batch, nbytes = await self._in_thread(partial(self._batch, taken))
         taken.clear()
         plan, ahead = self._plan, self._ahead
@@ -221,7 +190,7 @@ class _ServingWorker:
             await self._changed.wait()
         self._ahead.append(nbytes)
         try:
-            with samples.handing_over():
+            with samples.figures.handing_over():
                 await self._in_thread(partial(self._send, number, batch, state))
         except BaseException:
             self._ahead.pop()  # cancelled before it began, or failed: the consumer will never take it
@@ -252,11 +221,11 @@ class _ServingWorker:
     def _listen(self) -> None:
         """Receive messages, in a thread of its own."""
         message: object = None
-        while not isinstance(message, Close):
+        while message is not Signal.CLOSE:
             try:
                 message = self._channel.receive()
             except EOFError:  # the parent is gone
-                message = Close()
+                message = Signal.CLOSE
             call_on(self._loop, self._messages.put_nowait, message)
         threading.Event().wait(STOP_SECONDS)
         os._exit(0)  # something doesn't let go: a transform that computes, or a decoder
@@ -264,25 +233,25 @@ class _ServingWorker:
     async def _heed_all(self) -> None:
         while True:
             match message := await self._messages.get():
-                case Begin() | Stop():
+                case Begin() | Signal.STOP:
                     self._wanted = message if isinstance(message, Begin) else None
                     self._pass.cancel()
-                case Receipt():
+                case Signal.RECEIPT:
                     self._ahead.popleft()
-                case Close():
+                case Signal.CLOSE:
                     self._everything.cancel()
             self._changed.set()
             self._changed = anyio.Event()
 
 
-async def _take_alike(buckets: Buckets, samples: RunningPass) -> list[Any]:
+async def _next_batch(batches: InOrder | Buckets, samples: RunningPass) -> list[Any]:
     """The samples of the next batch; none at the end. Those that wait come again where its state is resumed."""
-    while (bucket := buckets.due()) is None:
+    has_ended = False
+    while (batch := batches.due(at_end=has_ended)) is None and not has_ended:
         try:
-            sample = await anext(samples)
+            await anext(samples)
+            batches.add(samples.plan, samples.latest)
         except StopAsyncIteration:
-            bucket = buckets.due(at_end=True)
-            break
-        buckets.add(samples.latest_numbers, sample)
-    samples.give_but(buckets.numbers)
-    return [] if bucket is None else list(bucket.values())
+            has_ended = True
+    batches.note(samples.plan, samples.latest)
+    return [] if batch is None else list(batch.values())
