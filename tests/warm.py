@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 PRELOADED: Final = (
-    *("attr", "yarl", "rich.progress", "rich.table", "typer"),
+    *("aiohttp", "rich.progress", "rich.table", "typer"),
     *("numpy", "pyarrow.parquet", "torch.utils.data", "torchcodec.decoders"),
     *("pandas", "pyarrow.compute"),  # which pyarrow imports at its first array
 )
@@ -200,8 +200,12 @@ def _next_program() -> dict[str, Any]:
 
 def _run(program: dict[str, Any]) -> None:
     os.chdir(program["cwd"])
+    trusted = os.environ.get("SSL_CERT_FILE")
     os.environ.clear()
     os.environ.update(program["env"])
+    if os.environ.get("SSL_CERT_FILE") != trusted:  # which aiohttp reads when it is imported
+        connector: Any = sys.modules["aiohttp.connector"]
+        connector._SSL_CONTEXT_VERIFIED = connector._make_ssl_context(True)
     tempfile.tempdir = None  # which the environment says
     words, options = program["words"], os.environ.get("PYTHONWARNINGS", "").split(",")
     while words[0] in OPTIONS or words[0].startswith("-W"):
@@ -247,7 +251,7 @@ if __name__ == "__main__":
         warnings.simplefilter("error")  # of what asyncfetch brings along, too
         for name in PRELOADED:
             importlib.import_module(name)
-    assert not {"asyncfetch", "aiohttp", "anyio"} & set(sys.modules)  # which ask where they run when they are imported
+    assert not {"asyncfetch", "anyio"} & set(sys.modules)  # which ask where they run when they are imported
     preloaded.update(sys.modules)
     for name in ("__main__", "builtins", "sys"):
         del preloaded[name]

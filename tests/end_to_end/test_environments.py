@@ -18,9 +18,11 @@ from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.tensors import TensorClient, TensorServer
+from asyncfetch.testing import write_dataset
+from tests.end_to_end.conftest import serve_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.end_to_end.conftest import Served
 
@@ -50,7 +52,7 @@ def quick_start(source: Source) -> int:
 
 
 def loader(source: Source, num_workers: int = 0) -> int:
-    dataset = af.torch.StreamDataset(source.stream(), batch_size=8)
+    dataset = af.torch.StreamDataset(source.stream(), batch_size=3)
     batches: Any = DataLoader(dataset, batch_size=None, num_workers=num_workers)
     indices = [batch["index"] for batch in batches]
     assert len(indices) == len(dataset)
@@ -64,7 +66,7 @@ def loader_with_workers(source: Source) -> int:
 def resume(source: Source) -> int:
     stream = source.stream()
     samples = iter(stream)
-    before = {int(next(samples)["index"]) for _ in range(20)}
+    before = {int(next(samples)["index"]) for _ in range(10)}
     state = stream.state_dict()
     samples.close()
     stream = source.stream()
@@ -220,14 +222,21 @@ def main(place: str, url: str, ca_file: str) -> None:
     globals()[place](Source(url, config))
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """21 frames, all of which each use decodes."""
+    with serve_dataset(write_dataset(tmp_path_factory.mktemp("few") / "data", episodes=(9, 1, 0, 11))) as served:
+        yield served
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [place.__name__ for place in PLACES])
-def test_every_use_works(place: str, served: Served) -> None:
+def test_every_use_works(place: str, few: Served) -> None:
     lacks = "sys.modules['sniffio'] = None; " if place == "without_sniffio" else ""
     program = f"import sys; {lacks}from {__name__} import main; main(*sys.argv[1:])"
-    command = [sys.executable, "-W", "error", "-c", program, place, served.url, str(served.server.ca_file)]
+    command = [sys.executable, "-W", "error", "-c", program, place, few.url, str(few.server.ca_file)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.stderr == ""
     assert ended.returncode == 0
-    every_frame = len(served.keys)
+    every_frame = len(few.keys)
     assert ended.stdout == "".join(f"{use.__name__} {every_frame}\n" for use in [*PLAIN, *COROUTINES])

@@ -97,6 +97,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RangeServer]:
         yield server
 
 
+@pytest.mark.usefixtures("programs_are_warm")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_memory_and_files_stay_flat_within_the_bounds(server: RangeServer, workers: int) -> None:

@@ -39,7 +39,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         distinct_videos=4,
         episodes_per_video_file=50,
     )
-    with serve_dataset(truth, max_log=100_000) as served:
+    with serve_dataset(truth, tls=False, max_log=100_000) as served:
         yield served
 
 
