@@ -213,17 +213,6 @@ def split(start: int, stop: int) -> list[BlockSpan]:
     return [BlockSpan(low, high) for low, high in pairwise(cuts) if low < high]
 
 
-def join(pieces: Iterable[BlockSpan]) -> list[tuple[int, int]]:
-    """The fewest half-open ranges that ascending pieces make up."""
-    spans: list[tuple[int, int]] = []
-    for piece in pieces:
-        if spans and spans[-1][1] == piece.start:
-            spans[-1] = spans[-1][0], piece.stop
-        else:
-            spans.append((piece.start, piece.stop))
-    return spans
-
-
 def cost_bytes(file_bytes: int) -> int:
     """The bytes that a file of this length takes on disk."""
     return -(-file_bytes // PAGE_BYTES) * PAGE_BYTES

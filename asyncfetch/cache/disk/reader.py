@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import anyio
 
-from asyncfetch.cache.disk.layout import VersionFile, join, object_id
+from asyncfetch.cache.disk.layout import VersionFile, object_id
 from asyncfetch.cache.disk.store import DiskStore
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.fetch.batch import RangeByRange
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.reader import EndpointReader, VersionedReader, byte_count, closed_range
 from asyncfetch.observe.waits import Cause, running_meter
+from asyncfetch.ranges import join_spans
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import LoopGuard
@@ -213,7 +214,8 @@ class DiskReader(RangeByRange):
             await self._keep(store, info, low, place)
 
         if missing:
-            await gather(*(partial(fetch, low, high) for low, high in join(missing)))
+            spans = join_spans(((piece.start, piece.stop) for piece in missing), max_gap_bytes=0)
+            await gather(*(partial(fetch, low, high) for low, high in spans))
 
     async def _version_to_look_for(
         self, store: DiskStore, url: str, start: int, stop: int, version: ObjectInfo | None = None

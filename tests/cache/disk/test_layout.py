@@ -17,23 +17,26 @@ from asyncfetch.cache.disk.layout import (
     file_path,
     find_parts,
     is_file_name,
-    join,
     object_id,
     parse_file_name,
     split,
     subdirectories,
 )
-from asyncfetch.ranges import ObjectInfo
+from asyncfetch.ranges import ObjectInfo, join_spans
 
 VERSION = VersionFile.of(ObjectInfo("https://data.example.org/a", 100, '"tag"'))
 OFFSETS = st.integers(0, 5 * BLOCK_BYTES)
+
+
+def joined(pieces: list[BlockSpan]) -> list[tuple[int, int]]:
+    return join_spans(((piece.start, piece.stop) for piece in pieces), max_gap_bytes=0)
 
 
 @given(OFFSETS, OFFSETS)
 def test_a_range_is_cut_where_blocks_meet_and_joins_again(one: int, other: int) -> None:
     start, stop = sorted((one, other))
     pieces = split(start, stop)
-    assert join(pieces) == ([(start, stop)] if start < stop else [])
+    assert joined(pieces) == ([(start, stop)] if start < stop else [])
     assert all(piece.start // BLOCK_BYTES == (piece.stop - 1) // BLOCK_BYTES for piece in pieces)
     assert len(pieces) <= (stop - start) // BLOCK_BYTES + 2
 
@@ -41,7 +44,7 @@ def test_a_range_is_cut_where_blocks_meet_and_joins_again(one: int, other: int) 
 @given(st.lists(st.booleans(), max_size=6))
 def test_missing_bytes_are_asked_for_in_few_ranges(missing: list[bool]) -> None:
     pieces = [piece for piece, is_missing in zip(split(0, 6 * BLOCK_BYTES), missing, strict=False) if is_missing]
-    spans = join(pieces)
+    spans = joined(pieces)
     assert sum(stop - start for start, stop in spans) == len(pieces) * BLOCK_BYTES
     assert all(one[1] < other[0] for one, other in pairwise(spans))
 
